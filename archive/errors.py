@@ -17,6 +17,7 @@
         │   ├── MissingPack    7   the pack that holds it is missing: run repair, then ask again
         │   └── MissingKeys    7   the key file of its tenant or base is missing: bring it back, then ask again
         ├── ForeignPack        3   a pack of another archive is in this one: nothing of it is read
+        ├── MisplacedPack      3   the file of a pack has the bytes of another one: nothing of it is read
         └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
 
@@ -89,6 +90,10 @@ class MissingKeys(LostError):
 
 class ForeignPack(CorruptError):
     """A pack of another archive is in this one."""
+
+
+class MisplacedPack(CorruptError):
+    """The file of a pack has the bytes of another pack of this archive, or not as many as it should have."""
 
 
 class UnreadableError(CorruptError):

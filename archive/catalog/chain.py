@@ -203,12 +203,6 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
             yield version
 
 
-def unreadable(catalog: Catalog, segments: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the segments of which the tower cannot be read, as its records tell; nothing is decoded."""
-    known = _known()
-    return (segment for segment in segments if not _is_whole(catalog, segment, (), known))
-
-
 def deepest(records: Mapping[bytes, Collection[tuple[bytes, bytes]]]) -> set[bytes]:
     """Return the segments that some of their records put into a circle, or too deep to be read.
 

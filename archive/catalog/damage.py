@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import groupby
 
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, key_of
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, Lookup, key_of
 from pltz.plt_codec.errors import FormatError
 
 
@@ -78,13 +79,14 @@ class DamageReport:
     def uncatalogued(self, domain: bytes | None = None, since: int = 0) -> set[bytes]:
         """Return the packs of `hiding` that may have any session: nothing lists what they hide.
 
-        An index lists it, a complete loss entry, or the heads of blocks where only bitstrings are damaged. ``domain``:
-        leave out the packs that are there and whose table names no such domain. ``since``: as in `hides`.
+        An index or the manifest lists it, a complete loss entry, or the heads of blocks where only bitstrings are
+        damaged. ``domain``: leave out the packs that are there and whose table names no such domain. ``since``: as in
+        `hides`.
         """
         listing = self._listing
         blind = self.damaged() & self._problems.blind | self.missing()
         if blind:
-            blind = blind.difference(*(index.packs for index in listing.indexes.values()))
+            blind = blind.difference(listing.rows, *(index.packs for index in listing.indexes.values()))
             blind -= listing.tail.packs.keys() - self._problems.blind
         for loss in self.losses():
             unlisted = not loss.entry.complete and loss.entry.time >= since
@@ -102,7 +104,7 @@ class DamageReport:
     def hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
         """Return the sessions of which an index names a record that cannot be read: key, 36 bits, and a pack.
 
-        Heads of blocks decide, in missing packs and in ``packs``. Raises StoreError.
+        The manifest counts as an index. Heads of blocks decide, in missing packs and in ``packs``. Raises StoreError.
         """
         return self._listing.stable(lambda: self._hidden_sessions(packs))
 
@@ -110,28 +112,26 @@ class DamageReport:
         found: dict[int, bytes] = {}
         missing = self.missing()
         doubted = missing | (packs & self._listing.packs.keys())  # others were deleted by a collector meanwhile
-        blocks: dict[Location, bool] = {}
-        for index in list(self._listing.indexes.values()) if doubted else []:
+        indexes: list[Lookup] = [*self._listing.indexes.values(), self._listing.tail]
+        for index in indexes if doubted else []:
             try:
-                named = [(key, at) for key, at in index.entries(SESSIONS) if at.pack in doubted]
+                named = sorted((at, key) for key, at in index.entries(SESSIONS) if at.pack in doubted)
             except FormatError:  # verify reports it
                 continue
-            for key, at in named:
-                if at not in blocks:
-                    blocks[at] = at.pack not in missing and self._reads(at)
-                if not blocks[at]:
-                    found.setdefault(key, at.pack)
+            for at, rows in groupby(named, key=lambda row: row[0]):
+                there = set[int]() if at.pack in missing else self._keys_at(at)
+                found |= {key: at.pack for _, key in rows if there is not None and key not in there | found.keys()}
         return found
 
-    def _reads(self, block: Location) -> bool:
-        """Return whether the head of a block can be read. Where its pack was deleted, the listing is stale."""
+    def _keys_at(self, block: Location) -> set[int] | None:
+        """Return the keys of sessions whose heads can be read; None where the pack was deleted since it was listed."""
         try:
-            self._lookup.block(block)
+            return self._lookup.keys_at(block, SESSIONS)
         except FormatError:
-            return False
+            return set()
         except FileNotFoundError:
             self._listing.note_stale()
-        return True
+            return None
 
     def hides(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
         """Return the state of the pack that keeps a record of this identity from being read.
@@ -139,7 +139,8 @@ class DamageReport:
         - MISSING: an index names the record in a missing pack.
         - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it. A version that
           was put after a loss has a number above its time (`history`), so ``since`` is the highest number.
-        - DAMAGED: an index names it at a damaged place. Of a session the bitstrings of its records do not count.
+        - DAMAGED: an index names it at a damaged place, or one that has no record of its key. Of a session the
+          bitstrings of its records do not count.
         - None: no such pack is known.
 
         Raises ArchiveError, StoreError.
@@ -163,6 +164,7 @@ class DamageReport:
                 pack, block = self._lookup.block(location)
                 for row in block.rows_of(identity) if section == SEGMENTS else ():
                     pack.of_block(block, row)
+                self._lookup.want_key(location, section, key)
             except FormatError:
                 return PackState.DAMAGED
             except FileNotFoundError:

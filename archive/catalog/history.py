@@ -73,14 +73,14 @@ class History:
         return any(v.hides_older for v in self.versions)
 
     def want_newest(self) -> None:
-        """Check that nothing names a hidden version that may be newer, and that none is hidden where none was found.
+        """Check that no version newer than those found can be hidden, and that none is hidden where none was found.
 
         Raises MissingPack where it is in a missing pack, LostError where damage took it, ArchiveError where it is not
         known what was in a pack, RolledBack where the archive may be older than it was.
         """
         if self.newer is not None:
             raise self._hidden(MissingPack if self.newer is PackState.MISSING else LostError)
-        if not self.versions:
+        if self.blind or not self.versions:
             self._want_sight()
 
     def want_named(self) -> None:

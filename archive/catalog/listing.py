@@ -48,7 +48,7 @@ from pltz.archive.format.manifest import (
     Manifest,
     NamedPack,
 )
-from pltz.archive.format.pack import AHEAD, FRONT, Damage, Pack
+from pltz.archive.format.pack import AHEAD, FOOTER, FRONT, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.ranged import RangedFile
@@ -77,18 +77,22 @@ class PackFront:
 
     So a small pack is one request, and a block is asked for once, although several look-ups want it.
 
-    ``data``: the first bytes.
+    ``size``: of the pack, in bytes. ``data``: the first bytes.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, size: int) -> None:
         self._store, self._name = store, name
         self.data = b""
         self._begin, self._last = 0, b""
+        self._end, self._foot = max(0, size - FOOTER.size), b""
+        self._whole = False  # whether the first bytes are all there are
 
     def read(self, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``. Raises the errors of `Store.read`."""
         if offset == 0 < size and not self.data:
-            self.data = self._store.read(self._name, 0, max(size, SMALL))
+            self.ask(0)
+        if self._whole or (offset == self._end and self._foot):
+            return self.data[offset : offset + size] if self._whole else self._foot[:size]
         for begin, held in (0, self.data), (self._begin, self._last):
             if begin <= offset and offset + size <= begin + len(held):
                 return held[offset - begin : offset - begin + size]
@@ -98,15 +102,22 @@ class PackFront:
         return self._last[:size]
 
     def ask(self, offset: int) -> None:
-        """Ask for the header and for a block at ``offset``, side by side or in one. Raises the errors of `read`."""
-        if not self.data:
-            ranges = (0, FRONT), (offset, AHEAD)
-            self._begin = offset
-            self.data, self._last = self._store.read_ranges(self._name, ranges)
+        """Ask for header, footer and a block at ``offset``, side by side or in one. Raises the errors of `read`."""
+        if self._end + FOOTER.size <= SMALL:
+            self.data = self._store.read(self._name, 0, SMALL)
+            self._whole = len(self.data) < SMALL
+            return
+        ahead = offset > FRONT
+        # one byte more than the footer has tells that the pack is longer
+        ranges = (0, FRONT if ahead else SMALL), (self._end, FOOTER.size + 1), (offset, AHEAD)
+        self.data, self._foot, *block = self._store.read_ranges(self._name, ranges if ahead else ranges[:2])
+        if block:
+            self._begin, [self._last] = offset, block
 
     def forget(self) -> None:
         """Drop the bytes in memory."""
         self.data = self._last = b""
+        self._whole = False
 
 
 class Listing:
@@ -445,7 +456,7 @@ class Listing:
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
         for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
-        for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
+        for pack, row in self.rows.items():  # so that what is gone is named
             if pack not in self.packs and pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
 
@@ -533,7 +544,7 @@ class Listing:
         with suppress(FormatError, FileNotFoundError):
             return {*packs_of(bytes(self.store.view(object_names.table_copy(name))))}
         with suppress(FormatError, FileNotFoundError):
-            return {*FileIndex(self.store.open(object_names.index(name))).packs}
+            return {*FileIndex(self.store.open(object_names.index(name)), name).packs}
         return None
 
     def _strangers(self, packs: dict[bytes, int], named: set[bytes]) -> frozenset[bytes]:
@@ -591,6 +602,12 @@ class Listing:
     def ended(self) -> int:
         """Return the epoch up to which plans are over, and may be gone."""
         return self.last.ended if self.last else 0
+
+    @property
+    def rows(self) -> Mapping[bytes, NamedPack]:
+        """Return the packs of which the manifest has the entries, which count as those of an index do."""
+        manifest = self._followed or self._listed_by
+        return manifest.packs if manifest else {}
 
     def _read_plan(self, epoch: int) -> None:
         """Read a plan. Raises ArchiveError where it is damaged, StoreError."""
@@ -753,11 +770,15 @@ class Listing:
             name = object_names.pack(pack)
             if (size := self.packs.get(pack)) is None:  # deleted since the caller was told of it
                 raise FileNotFoundError(errno.ENOENT, "no longer listed", name)
-            reader = PackFront(self.store, name) if self.store.remote else None
-            if reader and SMALL < size and FRONT < block < size:
-                reader.ask(block)
+            reader = PackFront(self.store, name, size) if self.store.remote else None
+            if reader:
+                reader.ask(block if block < size else 0)
             read = reader.read if reader else partial(self.store.read, name)
-            self._opened[pack] = Pack(read, size, archive=self.ledger.archive, both=False)
+            opened = Pack(read, size, archive=self.ledger.archive, name=pack, both=False)
+            if opened.nameless:  # opened again each time: it may be replaced
+                self._problems.note("pack", pack.hex(), opened.nameless, pack=pack)
+                return opened
+            self._opened[pack] = opened
             if reader:
                 self._fronts[pack] = reader
             if len(self._opened) > OPEN_PACKS:
@@ -775,9 +796,11 @@ class Listing:
         it then, behind the damage. Raises FormatError, FileNotFoundError, StoreError.
         """
         file = self.store.open(object_names.pack(pack))
-        opened = Pack(file.read, file.size, archive=self.ledger.archive)
+        opened = Pack(file.read, file.size, archive=self.ledger.archive, name=pack)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used", ())
+        if opened.nameless:  # nothing tells what else the pack of this name has
+            yield Damage(file.size - FOOTER.size, FOOTER.size, opened.nameless)
         for item in opened.blocks(bodies=bodies):
             if isinstance(item, Damage):
                 yield item
@@ -827,7 +850,7 @@ class Listing:
             try:
                 path = object_names.index(name)
                 file = self.store.open_ranges(path, heads.get(name)) if ranges else self.store.open(path)
-                self.indexes[name] = FileIndex(file)
+                self.indexes[name] = FileIndex(file, "" if name in heads else name)  # the manifest has the head
                 self._ranged |= {name} if isinstance(file, RangedFile) else set()
             except FormatError as exc:
                 self._problems.note("index", name, str(exc))
@@ -843,10 +866,12 @@ class Listing:
         if any(index.packs.get(pack) == size for index in self.indexes.values()):
             return
         rows: list[tuple[int, bytes, int]] = []
-        parts = [by_section(rows)]
+        parts: list[Mapping[int, Entries]] = [by_section(rows)]
+        whole = True
         try:
             for item in self.scan(pack):
                 if isinstance(item, Damage):
+                    whole = False
                     what = f"{item.size} bytes at {item.offset}: {item.why}"
                     self._problems.note("pack", pack.hex(), what, pack=pack, blind=item.rows is None)
                     contexts = self.opened(pack).head.contexts if item.rows else []
@@ -860,8 +885,11 @@ class Listing:
                     parts.append(by_section(rows))
                     rows = []
         except FormatError as exc:
+            whole = False
             self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
         except FileNotFoundError:
             self.note_stale()
             self.packs.pop(pack, None)
+        if not whole and pack in self.rows:
+            parts.append(self.rows[pack].sections)
         self.tail.add_pack(pack, size, joined([*parts, by_section(rows)]))

@@ -32,6 +32,7 @@ from pltz.archive.format.index_file import (
     UNIT,
     Location,
     Lookup,
+    key_of,
     key_of_session,
     keys_in,
     keys_of,
@@ -260,6 +261,23 @@ class RecordLookup:
         finally:
             self._blocks = outer
 
+    def want_key(self, place: Location, section: int, key: int) -> None:
+        """Check that the block at a place has a record of a key, 36 bits, by which an index or a manifest names it.
+
+        Where no record has the identity that was looked for, another one has its key by chance, or the place has not
+        what was written there. Raises CorruptError then, and the errors of `block`.
+        """
+        if key not in self.keys_at(place, section):
+            raise CorruptError(f"the block at byte {place.offset} has not the record that is named there: damaged")
+
+    def keys_at(self, place: Location, section: int) -> set[int]:
+        """Return the keys, 36 bits, of the records of the block at a place. Raises the errors of `block`."""
+        pack, block = self.block(place)
+        if pack.nameless:
+            raise CorruptError(pack.nameless)
+        named = (one for r in block.heads() for one in keys_of(r, pack.head.contexts[r.context]))
+        return {key_of(identity) for its, identity in named if its == section}
+
     def is_sound(self, location: Location) -> bool:
         """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""
         try:
@@ -452,7 +470,10 @@ class RecordLookup:
         """Return the records of a session in a block, without bitstrings. ``stored``: its name as stored."""
         pack, block = self.block(place)
         found = [self._of_block(pack, block, place._replace(row=row)) for row in block.rows_named(stored)]
-        return [item for item in found if key_of_session(item.record, item.context) == key]
+        items = [item for item in found if key_of_session(item.record, item.context) == key]
+        if not items:
+            self.want_key(place, SESSIONS, key_of(key))
+        return items
 
     def _all_versions(self, domain: bytes | None) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
@@ -576,7 +597,9 @@ class RecordLookup:
         else:
             heads = enumerate(block.heads())
             rows = [row for row, r in heads if (section, identity) in keys_of(r, contexts[r.context])]
-        found = []
+        found: list[Found] = []
+        if not rows:
+            self._maybe(partial(self.want_key, place, section, key_of(identity)), place.pack)
         for row in rows:
             record = self._maybe(partial(pack.of_block, block, row), place.pack)
             if record is not None:

@@ -172,12 +172,9 @@ class KeyFolder:
         Raises FormatError where all existing copies are damaged, StoreError.
         """
         failure: FormatError | None = None
-        for name in key_copies(domain, generation):
+        for copy in (0, 1):
             try:
-                file = KeyFile.decode(self.store.read(name, 0, MAX_SIZE))
-                if (file.domain, file.generation) == (domain, generation):
-                    return file
-                failure = CorruptError("a key file says it is another")
+                return self.read_copy(KeyFileName(domain, generation, copy))
             except FileNotFoundError:
                 continue
             except FormatError as exc:
@@ -185,6 +182,16 @@ class KeyFolder:
         if failure:
             raise failure
         return None
+
+    def read_copy(self, name: KeyFileName) -> KeyFile:
+        """Return the content of one key file.
+
+        Raises FileNotFoundError, FormatError where it is damaged or that of another, StoreError.
+        """
+        file = KeyFile.decode(self.store.read(name.name, 0, MAX_SIZE))
+        if (file.domain, file.generation) != (name.domain, name.generation):
+            raise CorruptError("a key file says it is another")
+        return file
 
     def put(self, file: KeyFile) -> bool:
         """Put both copies, durably. Return False if another process put this generation first.
@@ -306,7 +313,7 @@ class KeyFolder:
     def _sound(self, file: KeyFileName) -> KeyFile | None:
         """Return the content of a key file; None where it is damaged or gone."""
         try:
-            return KeyFile.decode(self.store.read(file.name, 0, MAX_SIZE))
+            return self.read_copy(file)
         except (FormatError, FileNotFoundError):
             return None
 

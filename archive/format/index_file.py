@@ -326,14 +326,18 @@ class FileIndex:
     Each page is read and checked before its part of the map is touched. If the disk fails or the file was
     cut off, the read raises an error, whereas the map alone would end the process.
 
-    Raises VersionError for a newer version, CorruptError where header and sizes do not fit. The rest is
+    ``name``: by which its last bytes are checked; empty allows any.
+
+    Raises VersionError for a newer version, CorruptError where header, sizes or name do not fit. The rest is
     checked when touched.
     """
 
-    def __init__(self, file: File):
+    def __init__(self, file: File, name: str = ""):
         self._file, self._size = file, file.size
         if file.size < HEADER.size + SIZE:
             raise CorruptError(f"an index of {file.size} bytes was cut off")
+        if name and (own := bytes(exactly(file.read, file.size - SIZE, SIZE)).hex()) != name:
+            raise CorruptError(f"these are the bytes of index {own}, or damaged: pltz archive repair makes it anew")
         head = exactly(file.read, 0, HEADER.size)
         magic, version, self._width, reserved, packs, self._blocks, *counts, check = HEADER.unpack(head)
         if magic != MAGIC:

@@ -20,7 +20,7 @@ from io import BytesIO
 from itertools import chain
 from typing import NamedTuple
 
-from pltz.archive.errors import ForeignPack
+from pltz.archive.errors import ForeignPack, MisplacedPack
 from pltz.archive.format.block import Block, PackFields, encode, outside, split
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
@@ -74,6 +74,13 @@ class PackHead:
     def fields(self) -> PackFields:
         """Return the fields that its blocks depend on."""
         return PackFields(self.salt, self.time, len(self.contexts), self.parents, self.sealed)
+
+
+class PackFooter(NamedTuple):
+    """The footer of a pack: the number of its records, and its name, which is the digest of its bytes."""
+
+    records: int
+    name: bytes
 
 
 class RecordPlace(NamedTuple):
@@ -217,16 +224,26 @@ class Pack:
         size: bytes of the file.
         at_once: bytes per read of data that is only hashed.
         archive: id of the archive that the pack must belong to; None allows any.
+        name: of the pack, by which its footer is checked; None allows any. Where the footer is damaged, ``nameless``
+            says why: these may be the bytes of another pack.
         both: read the second copy of the header too, where the first is sound: it costs a read.
 
     Raises:
         VersionError: the pack is newer.
         CorruptError: both copies of the header are damaged.
+        MisplacedPack: these are the bytes of another pack of this archive, or not as many as it has.
         ForeignPack: the pack belongs to another archive.
     """
 
     def __init__(
-        self, read: Reader, size: int, at_once: int = PIECE, archive: bytes | None = None, *, both: bool = True
+        self,
+        read: Reader,
+        size: int,
+        at_once: int = PIECE,
+        archive: bytes | None = None,
+        name: bytes | None = None,
+        *,
+        both: bool = True,
     ):
         self.read, self.size, self._at_once = read, size, at_once
         self.damaged_copies: list[str] = []
@@ -241,6 +258,7 @@ class Pack:
         self.fields = self.head.fields
         if self.end < self.begin:
             raise CorruptError(f"a pack of {size} bytes has no room for its two tables: it was cut off")
+        self.nameless = self._check_name(name) if name is not None else ""
 
     @classmethod
     def of(cls, data: bytes | memoryview, archive: bytes | None = None) -> Pack:
@@ -363,13 +381,30 @@ class Pack:
 
     def count(self) -> int:
         """Return the number of records in the footer. Raises CorruptError."""
-        data = self.read(self.size - FOOTER.size, FOOTER.size)
-        if len(data) < FOOTER.size:
-            raise CorruptError("the pack was cut off")
-        count, _, _, check, end = FOOTER.unpack(data)
-        if check != zlib.crc32(data[:-8]) or end != END:
+        return self.footer().records
+
+    def _check_name(self, name: bytes) -> str:
+        """Return why nothing tells whether this is the pack of a name, empty where it is. Raises MisplacedPack."""
+        try:
+            found = len(self.read(self.size - FOOTER.size, FOOTER.size + 1)) - FOOTER.size
+            if not found and (own := self.footer().name) != name:
+                raise MisplacedPack(f"these are the bytes of pack {own.hex()}: run pltz archive repair")
+        except MisplacedPack:
+            raise
+        except CorruptError as exc:
+            return str(exc)
+        if found:
+            more = "more" if found > 0 else "fewer"
+            raise MisplacedPack(f"expected a pack of {self.size} bytes, found {more}: run pltz archive repair")
+        return ""
+
+    def footer(self) -> PackFooter:
+        """Return what the footer says. Raises CorruptError."""
+        data = exactly(self.read, self.size - FOOTER.size, FOOTER.size)
+        records, size, name, check, end = FOOTER.unpack(data)
+        if check != zlib.crc32(data[:-8]) or end != END or size != self.end - self.begin:
             raise CorruptError("the footer of the pack is damaged")
-        return int(count)
+        return PackFooter(records, bytes(name))
 
     def verify(self) -> bytes:
         """Check the pack as `seal` does and that every record is there; return its name.
@@ -390,16 +425,12 @@ class Pack:
         """
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
-        at = self.size - FOOTER.size
-        footer = exactly(self.read, at, FOOTER.size)
-        count, size, wanted, check, end = FOOTER.unpack(footer)
-        if check != zlib.crc32(footer[:-8]) or end != END or size != self.end - self.begin:
-            raise CorruptError("the footer of the pack is damaged")
-        if digest_of(PERSON, pieces(self.read, 0, at + 12, self._at_once)) != wanted:
+        at, (count, wanted) = self.size - FOOTER.size, self.footer()
+        if digest_of(PERSON, pieces(self.read, 0, at + COUNTS.size, self._at_once)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
         if exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")
-        return bytes(wanted), count
+        return wanted, count
 
     def _open(self, both: bool) -> PackHead:
         """Read header and table from the front, or from the back where the front is damaged."""

@@ -635,7 +635,7 @@ class Eraser:
             try:
                 if size > AHEAD:
                     with suppress(FormatError):  # the whole file may be read where its front cannot
-                        pack = Pack(PackFront(store, path).read, size, archive=archive)
+                        pack = Pack(PackFront(store, path, size).read, size, archive=archive, name=name)
                         domains = {context.domain for context in pack.head.contexts}
                         if domain not in domains and not pack.damaged_copies:
                             continue

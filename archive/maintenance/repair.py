@@ -43,6 +43,7 @@ from pltz.archive.format.index_file import (
     SESSIONS,
     FileIndex,
     Location,
+    Lookup,
     key_of,
     key_of_session,
     keys_of,
@@ -135,6 +136,7 @@ class Repairer:
     ):
         self.store, self.dry_run = store, dry_run
         self.report = Repaired()
+        self._places: dict[bytes, str] | None = None  # of packs in other places than their own, by pack
         self._keys = keys
         self._known: Settings | None = None
 
@@ -322,8 +324,8 @@ class Repairer:
             self.report.checked += 1
             path = object_names.index(name)
             try:
-                if FileIndex(self.store.open(path)).verify().hex() == name:
-                    continue
+                FileIndex(self.store.open(path), name).verify()
+                continue
             except FormatError:
                 pass
             except FileNotFoundError:
@@ -346,7 +348,7 @@ class Repairer:
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
             try:
                 own = data is not None and _is(pack, data) and not self._foreign(settings.archive, data)
-                sound = own and (not settings.parity[0] or self._is_protected(pack, cast(SalvageReader, data)))
+                sound = own and self._is_protected(pack, cast(SalvageReader, data), settings.parity)
             except VersionError:
                 sound = False
             if not sound:
@@ -357,8 +359,12 @@ class Repairer:
         data = SalvageReader.of(self.store, name, MAX_PACK)
         if data is None and self._gone(catalog, pack):
             return
-        if data is not None and self._foreign(catalog.ledger.archive, data):
-            return self._move_out(catalog, pack)
+        own, archive = _named(data) if data is not None else None, catalog.ledger.archive
+        if data is not None and self._foreign(archive, data):
+            if own == pack:
+                return self._move_out(catalog, pack)
+        elif own and not is_there(self.store, object_names.pack(own)):
+            self._pack(catalog, own, shares)  # the file was moved here, and nothing else may name its pack
         try:
             if data is not None and _is(pack, data):
                 if pack not in catalog.ledger.deleted:  # else a collector is deleting the pack, parity first
@@ -366,21 +372,34 @@ class Repairer:
                 return
         except VersionError:
             return  # left to the newer pltz that wrote it
-        parity = self._parity(pack)
-        sources = [d for d in (data, *self._aside(name)) if d is not None]
-        best: ByteSource = sources[0] if sources else b""
-        if parity:
-            restored = parity.restore(sources)[0]
-            if self._foreign(catalog.ledger.archive, restored):
-                return self._move_out(catalog, pack)
-            if _is(pack, restored):
-                self._replace(name, None if data is None else data.whole(), restored)
-                self._protect(catalog, pack, restored, shares)
-                return
-            best = restored
-        if self._foreign(catalog.ledger.archive, best):
+        found = (data, *self._aside(name), self._misplaced(catalog, pack))
+        sources = [d for d in found if d is not None and _named(d) in (None, pack) and not self._foreign(archive, d)]
+        whole = (d for d in sources if _named(d) == pack and _is(pack, d))
+        best: ByteSource = next(whole, sources[0] if sources else b"")
+        if (parity := self._parity(pack)) and not _is(pack, best):
+            best = parity.restore(sources)[0]
+        if (its := _named(best)) == pack and self._foreign(archive, best):
             return self._move_out(catalog, pack)
-        self._salvage(catalog, pack, best, shares)
+        if _is(pack, best):
+            restored = bytes(best[:])
+            self._replace(name, None if data is None else data.whole(), restored)
+            self._protect(catalog, pack, restored, shares)
+            return
+        remains = its in (None, pack) and not self._foreign(archive, best)
+        self._salvage(catalog, pack, best if remains else b"", shares)
+
+    def _misplaced(self, catalog: Catalog, pack: bytes) -> SalvageReader | None:
+        """Return the bytes of a pack from the place of another, or from what was moved aside from there."""
+        if self._places is None:
+            sizes = {f"{object_names.DAMAGED}/{name}": n for name, n in self.store.list(object_names.DAMAGED).items()}
+            self._places = {}
+            for name, size in (sizes | {object_names.pack(p): n for p, n in catalog.listing.packs.items()}).items():
+                with suppress(FormatError, FileNotFoundError):
+                    own = Pack(partial(self.store.read, name), size, both=False).footer().name
+                    if name != object_names.pack(own):
+                        self._places[own] = name
+        place = self._places.get(pack)
+        return SalvageReader.of(self.store, place, MAX_PACK) if place else None
 
     def _foreign(self, archive: bytes, data: ByteSource) -> bool:
         """Return whether these are the bytes of a pack of another archive than ``archive``, damaged or not."""
@@ -435,11 +454,16 @@ class Repairer:
 
     def _protect(self, catalog: Catalog, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> None:
         """Give a sound pack sound parity unless it has it."""
-        if not shares[0] or self._is_protected(pack, data):
+        if self._is_protected(pack, data, shares):
             return
         name = object_names.parity(pack)
         self.report.remade.append(name)
         if self.dry_run:
+            return
+        if not shares[0]:
+            self.store.delete(name)
+            if catalog.listing.takes_marks:
+                self.store.put(name, b"")
             return
         opened = _opened(data)
         # bitstrings are dropped: only the parents matter
@@ -452,8 +476,10 @@ class Repairer:
         if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
             self._gone(catalog, pack)
 
-    def _is_protected(self, pack: bytes, data: ByteSource) -> bool:
-        """Return whether a sound pack has sound parity."""
+    def _is_protected(self, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> bool:
+        """Return whether a sound pack has sound parity; in an archive without parity, none or a marker."""
+        if not shares[0] and not self._maybe(object_names.parity(pack), 1):
+            return True
         try:
             parity = self._parity(pack)
             if parity and parity.covers(data):
@@ -489,7 +515,7 @@ class Repairer:
         if rows:
             contexts = _opened(best).head.contexts
             ArchiveWriter(catalog, CodecRegistry(), shares).copy([(contexts[r.context], r) for _, r in rows])
-        if missing == 0 and not sessions:
+        if missing == 0 and not sessions and not segments:
             catalog.ledger.put_deleted([pack])
         else:
             catalog.ledger.put_lost(pack, missing, covered, sessions, segments)
@@ -534,7 +560,7 @@ class Repairer:
         # what indexes say of the pack, less what was read of it
         sessions, segments, covered = set[int](), set[int](), False
         known: dict[int, tuple[str, str]] = {}
-        for session, called in _named(catalog):
+        for session, called in _sessions(catalog):
             known.setdefault(key_of(session), called)
         contexts = _opened(best).head.contexts if read else []
         there = {
@@ -549,8 +575,10 @@ class Repairer:
                 for _, r in damage.rows or ()
                 for section, identity in keys_of(r, contexts[r.context])
             }
-        for index in catalog.listing.indexes.values():
-            covered |= pack in index.packs
+        indexes: list[Lookup] = [*catalog.listing.indexes.values(), catalog.listing.tail]
+        covered |= pack in catalog.listing.rows
+        for index in indexes:
+            covered |= index is not catalog.listing.tail and pack in index.packs
             named = ((key, at) for key, at in index.entries(SEGMENTS) if at.pack == pack)
             segments |= {key for key, at in named if (SEGMENTS, key, at.offset) not in there}
             for key, at in index.entries(SESSIONS):
@@ -590,6 +618,8 @@ class Repairer:
             raise StoreError(
                 f"{copy} holds other bytes than those of {name}, which stays: move it away, and repair again"
             )
+        if self._places and not dry_run:
+            self._places = {pack: copy if place == name else place for pack, place in self._places.items()}
         self.report.aside.append(copy)
 
     def _aside(self, name: str) -> Iterator[SalvageReader | None]:
@@ -638,7 +668,15 @@ def _scan(data: ByteSource) -> Iterator[tuple[RecordPlace, Record]]:
         return
 
 
-def _named(catalog: Catalog) -> Iterable[tuple[bytes, tuple[str, str]]]:
+def _named(data: ByteSource) -> bytes | None:
+    """Return the name that the footer of a pack gives it; None where that or more is damaged."""
+    try:
+        return _opened(data).footer().name
+    except FormatError:
+        return None
+
+
+def _sessions(catalog: Catalog) -> Iterable[tuple[bytes, tuple[str, str]]]:
     """Yield session key, tenant and name of the versions that can be read."""
     for v in catalog.lookup.all_versions():
         with suppress(FileNotFoundError, CorruptError):  # collected meanwhile, or in a pack that waits for its repair

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice
+from itertools import chain, compress
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import (
@@ -24,7 +24,6 @@ from pltz.archive.catalog.chain import (
     decode_records,
     deepest,
     lost_versions,
-    unreadable,
 )
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text
@@ -32,9 +31,8 @@ from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
 from pltz.archive.concurrency import run_alongside
-from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
-from pltz.archive.encryption.key_files import KeyFile, KeyFolder
-from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
+from pltz.archive.encryption.key_files import KeyFolder
+from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import WITHIN
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
@@ -53,7 +51,6 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
-MOST_ASTRAY = 1000  # crafted segments that are reported
 DECODE_RECORDS = 256  # records decoded between two looks at the clock
 
 
@@ -186,13 +183,18 @@ class Verifier:
             elsewhere: has the packs checked by `check` on other machines, and returns what each found, in order. Then
                 there is no limit in seconds.
 
-        Raises StoreError where files cannot be read at all. Damage is in the report, not raised.
+        Raises StoreError where the store fails or files cannot be read at all, ArchiveError where collectors interfere.
+        Damage is in the report, not raised.
         """
         try:
             self.catalog.refresh()
-        except ArchiveError as exc:
-            for problem in self.catalog.damage.problems or [Problem("plan", object_names.PLANS, str(exc))]:
+        except StoreError:
+            raise
+        except ArchiveError:
+            for problem in self.catalog.damage.problems:
                 self._problems.add(problem)
+            if self.report.sound:  # no plan is damaged: collectors are busy
+                raise
             return self.report
         # known before anything is read: lost packs, a roll back
         for pack in sorted(self.catalog.damage.missing()):
@@ -283,7 +285,7 @@ class Verifier:
     def _astray(self, swept: Sequence[BulkVerified]) -> set[bytes]:
         """Return the segments of circles, and those below too many others or after too many neighbours in a row.
 
-        Those of which no other record is read are reported. Nothing is decoded.
+        Dead records count, so no reader may need these: versions that do are lost. Nothing is decoded.
         """
         records: dict[bytes, set[tuple[bytes, bytes]]] = {}
         for place in inner_blocks(swept):
@@ -299,10 +301,7 @@ class Verifier:
             for record in block.heads():
                 if record.id is not None:
                     records.setdefault(record.id, set()).add((record.parent, record.neighbour))
-        astray = deepest(records)
-        for segment in islice(unreadable(self.catalog, sorted(astray)), MOST_ASTRAY):
-            self._wrong("segment", segment.hex(), "is in a circle, or too deep: crafted, and refused by every reader")
-        return astray
+        return deepest(records)
 
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
@@ -543,10 +542,15 @@ class Verifier:
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
     def _check_parity(self, pack: bytes) -> None:
-        """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
+        """Check the parity of a pack, if any. Missing parity is no damage and is counted later.
+
+        That of a deleted pack counts for nothing: the next collect takes both away.
+        """
+        if pack in self.catalog.ledger.deleted:
+            return
         try:
             data = self.catalog.store.view(object_names.parity(pack))
-            if not data and self.catalog.listing.takes_marks:
+            if not data and not self.settings.parity[0]:  # a marker
                 return
             parity = Parity.decode(data)
             parity.verify()
@@ -604,11 +608,11 @@ class Verifier:
     def _check_keys(self) -> None:
         """Check key files, except older ones that an unfinished erase left, and that they are those for the packs."""
         folder = KeyFolder(self.catalog.store)
-        for name in sorted(self.catalog.store.list(object_names.KEYS)):
+        for file in object_names.key_files_among(sorted(self.catalog.store.list(object_names.KEYS))):
             try:
-                KeyFile.decode(self.catalog.store.read(f"{object_names.KEYS}/{name}", 0, MAX_KEYS))
+                folder.read_copy(file)
             except FormatError as exc:
-                if not folder.outdated(name):
+                if not folder.outdated(name := object_names.last_part(file.name)):
                     self._wrong("keys", name, str(exc))
             except FileNotFoundError:
                 continue

@@ -90,13 +90,6 @@ def get(
         kept = not more and first.writing
         form = "exact" if kept else "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in whole if number is None))
-    if blind:
-        click.echo(
-            f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "
-            "run pltz archive repair, then get again",
-            err=True,
-        )
     if number is None and catalog.listing.behind:
         click.echo(f"warning: a newer version may be missing: {catalog.listing.behind}", err=True)
     if as_json:

@@ -320,11 +320,9 @@ def test_a_deep_tower_that_can_be_read_is_sound(archive: TowerArchive) -> None:
     assert archive.verify().sound and len(archive.get("deep").segments) == 39
 
 
-def test_circles_that_no_session_has_are_found(archive: TowerArchive) -> None:
-    crafted(archive, CIRCLES["parents"], NONE)
-    report = archive.verify()
-    assert not report.sound and not report.lost
-    assert [p.name for p in report.problems if p.kind == "segment"] == [named(n).hex() for n in (1, 2, 3)]
+def test_circles_that_no_session_has_are_no_damage(archive: TowerArchive) -> None:
+    """After an erase of a joined session its dead records made one, and plain verify called the archive damaged."""
+    assert crafted(archive, CIRCLES["parents"], NONE).verify().sound
 
 
 @pytest.mark.parametrize("readable", [True, False])

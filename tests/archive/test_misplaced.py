@@ -1,0 +1,269 @@
+"""Files in the place of others: every version is exact or its error is named, verify tells, and repair hides nothing.
+
+A walk takes two files of one archive, or one of its own and one of another archive or of an older state, and swaps
+them, moves one to the other or copies it there; or it damages one. Then it reads, verifies and repairs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import LostError, StoreError
+from pltz.archive.format.byte_source import Held
+from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.object_names import folder_of
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.errors import CorruptError, PltzError
+from tests.archive.conftest import ZlibCodec
+from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
+
+CODEC = ZlibCodec(1, b"zlib with tower.")
+SEEDS = range(2000) if os.environ.get("PLTZ_ALL_FAULTS") else range(24)
+WAYS = {  # key, parity, whether there is a manifest
+    "manifest": (None, (16, 4), True),
+    "sealed": (RAW, (16, 4), True),
+    "manifest, no parity": (None, (0, 0), True),
+    "listed": (None, (16, 4), False),
+    "listed, no parity": (None, (0, 0), False),
+}
+
+Files = dict[str, bytes]
+Versions = Mapping[tuple[str, str, int], list[int]]
+
+
+def opened(disk: SimDisk, way: str) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk, reserve=False), [CODEC], key=WAYS[way][0])
+
+
+def disk_of(files: Files) -> SimDisk:
+    disk = SimDisk(seed=11)
+    disk.clock += 1000
+    for path, data in files.items():
+        disk.make_directory(folder_of(path))
+        disk.write_new(path, data)
+    return disk
+
+
+@cache
+def made(way: str, seed: int) -> tuple[list[Files], Versions]:
+    """Return the files of an archive at several times, the last one last, and all that was acknowledged."""
+    key, parity, manifest = WAYS[way]
+    disk, states, known = SimDisk(seed=seed), list[Files](), dict[tuple[str, str, int], list[int]]()
+    store = DirectoryStore(disk, reserve=False)
+    archive = TowerArchive.create(store, [CODEC], key=key, parity=parity, manifest=manifest)
+
+    def put(name: str, tenant: str, *turns: int) -> None:
+        segments = [np.arange(30), *(np.array([seed, turn, 5]) for turn in turns)]
+        [done] = archive.put([NewSession(name, segments, tenant, shared=1, tags={"turn": str(turns)})])
+        known[tenant, name, done.version] = np.concatenate(segments).tolist()
+
+    for turns in range(1, 4):
+        put("s", "acme", *range(turns))
+        put(f"t{turns}", "bell", turns)
+        states.append(disk.seen.files())
+    archive.write_index()
+    put("s", "acme", *range(4))
+    states.append(disk.seen.files())
+    for _ in range(2):
+        disk.clock += 100
+        archive.collect(grace=0)
+    states.append(disk.seen.files())
+    for turns in range(5, 8):
+        put("s", "acme", *range(turns))
+        disk.clock += 1
+    put("eve", "bell", 99)
+    states.append(disk.seen.files())
+    return [{p: data for p, data in files.items() if p not in RESERVES} for files in states], known
+
+
+def wrong(files: Files, way: str, dice: random.Random) -> tuple[Files, str]:
+    """Return the files of an archive of which one or two have wrong bytes, and what was done."""
+    paths = sorted(p for p in files if not p.startswith("manifest/"))
+    first = dice.choice(paths)
+    alike = [p for p in paths if folder_of(p) == folder_of(first) and p != first]
+    second = dice.choice(alike if alike and dice.random() < 0.7 else [p for p in paths if p != first])
+    how = dice.choice(("swap", "move", "copy", "copy", "other", "older", "cut", "grow", "vanish"))
+    if how in ("move", "vanish") and way == "listed, no parity":  # before an index names a pack nothing else does
+        how = "swap"
+    out, damaged = dict(files), {"cut": files[first][:-9], "grow": files[first] + b"garbage"}
+    if how in damaged:
+        return {**files, first: damaged[how]}, f"{how}: {first}"
+    if how == "vanish":
+        del out[first]
+        return out, f"{how}: {first}"
+    if how in ("other", "older"):
+        others = made(way, 2)[0][-1] if how == "other" else dice.choice(made(way, 1)[0])
+        second = dice.choice(sorted(p for p in others if folder_of(p) == folder_of(first)) or sorted(others))
+        out[first] = others[second]
+    elif how == "swap":
+        out[first], out[second] = files[second], files[first]
+    else:
+        out[first] = files[second]
+        if how == "move":
+            del out[second]
+    return out, f"{how}: {second} at {first}"
+
+
+def whole(disk: SimDisk, way: str, known: Versions) -> bool:
+    """Return whether all can be read. What cannot has an error that says so, and is not called absent."""
+    good = True
+    newest: dict[tuple[str, str], int] = {}
+    for tenant, name, number in known:
+        newest[tenant, name] = max(number, newest.get((tenant, name), 0))
+    for (tenant, name, number), wanted in known.items():
+        for version in (number, None) if newest[tenant, name] == number else (number,):
+            try:
+                found = opened(disk, way).get(name, tenant, version).tokens.tolist()
+            except PltzError as exc:
+                assert exc.exit_code in (3, 7), f"{name} version {version}: {type(exc).__name__} {exc}"
+                good = False
+            else:
+                assert found == wanted, f"{name} version {version} is another"
+    return good
+
+
+def is_sound(disk: SimDisk, way: str) -> bool:
+    try:
+        return opened(disk, way).verify().sound
+    except PltzError as exc:
+        assert exc.exit_code in (3, 7), exc
+        return False
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_walks(way: str) -> None:
+    states, known = made(way, 1)
+    for seed in SEEDS:
+        files, what = wrong(states[-1], way, random.Random(f"{way} {seed}"))
+        disk = disk_of(files)
+        try:
+            before = whole(disk, way, known)
+            assert before or not is_sound(disk, way), "verify is sound, and something is hidden"
+            try:
+                repaired = Repairer(DirectoryStore(disk, reserve=False)).run().whole
+            except PltzError as exc:
+                assert exc.exit_code in (3, 7), exc
+                repaired = False
+            after, sound = whole(disk, way, known), is_sound(disk, way)
+            assert sound or not repaired, "repair is whole, and verify is not sound"
+            assert after or not sound, "verify is sound after a repair, and something is gone"
+        except AssertionError as exc:
+            raise AssertionError(f"seed {seed}: {what}: {exc}") from exc
+
+
+def packs_of(disk: SimDisk) -> list[str]:
+    return sorted(path for path in disk.seen.files() if path.startswith("packs/"))
+
+
+def place(disk: SimDisk, path: str, data: bytes) -> None:
+    disk.unlink(path)
+    disk.write_new(path, data)
+
+
+def test_a_process_that_met_a_misplaced_pack_reads_what_repair_brought_back() -> None:
+    """What it opened in the place of a pack of the same size stayed open: good sessions were lost to this process."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk, reserve=False), [CODEC])
+    for name in ("a", "b"):
+        archive.put([NewSession(name, [np.array([7, ord(name)])])])
+    archive.write_index()
+    first, second = packs_of(disk)
+    files = disk.seen.files()
+    assert len(files[first]) == len(files[second])
+    place(disk, second, files[first])
+    place(disk, first, files[second])
+    reader = TowerArchive.open(DirectoryStore(disk, reserve=False), [CODEC])
+    for name in ("a", "b"):
+        with pytest.raises(LostError):
+            reader.get(name)
+    assert Repairer(DirectoryStore(disk, reserve=False)).run().whole
+    assert [reader.get(name).tokens.tolist() for name in ("a", "b")] == [[7, ord("a")], [7, ord("b")]]
+
+
+def test_what_a_row_of_the_manifest_names_is_lost_and_not_gone() -> None:
+    """Repair took the records of the other pack for its remains, and said that nothing was lost."""
+    disk = SimDisk()
+    store = DirectoryStore(disk, reserve=False)
+    archive = TowerArchive.create(store, [CODEC], manifest=True, parity=(0, 0))
+    archive.put([NewSession("adam", [np.arange(9)])])
+    [first] = packs_of(disk)
+    archive.put([NewSession("eve", [np.arange(8)])])
+    [second] = {*packs_of(disk)} - {first}
+    place(disk, second, disk.seen.files()[first])
+    report = Repairer(store).run()
+    assert not report.whole and len(report.unnamed) == 1
+    archive = opened(disk, "manifest, no parity")
+    assert not archive.verify().sound and archive.get("adam").tokens.tolist() == [*range(9)]
+    with pytest.raises(LostError):
+        archive.get("eve")
+
+
+def test_a_pack_that_was_moved_comes_back_without_parity() -> None:
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk, reserve=False), [CODEC], parity=(0, 0))
+    for name in "abc":
+        archive.put([NewSession(name, [np.array([7, ord(name)])])])
+    before = disk.seen.files()
+    first, second, third = packs_of(disk)
+    place(disk, first, before[second])
+    place(disk, second, before[third])
+    place(disk, third, before[first])
+    assert Repairer(DirectoryStore(disk, reserve=False)).run().whole
+    assert {path: disk.seen.files()[path] for path in packs_of(disk)} == {p: before[p] for p in (first, second, third)}
+
+
+@pytest.mark.parametrize("number", range(1, 14))
+def test_a_store_that_fails_is_no_damage(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three listings failed as a damaged plan does: a busy bucket had the badge of damage."""
+    verifier = opened(disk_of(made("manifest", 1)[0][-1]), "manifest")
+    listed, calls = DirectoryStore.list, list[str]()
+
+    def failing(store: DirectoryStore, folder: str) -> dict[str, int]:
+        calls.append(folder)
+        if len(calls) == number:
+            raise StoreError("the store answered 500")
+        return listed(store, folder)
+
+    monkeypatch.setattr(DirectoryStore, "list", failing)
+    with pytest.raises(StoreError):
+        verifier.verify()
+
+
+def test_repair_looks_at_markers_and_at_parity_of_deleted_packs() -> None:
+    """Verify looked at both, and stayed unsound after a repair that was whole."""
+    for way in ("manifest", "manifest, no parity", "listed"):
+        files = dict(made(way, 1)[0][-1])
+        for path, data in made(way, 1)[0][-3].items():  # what collectors deleted came back, with parity that was cut
+            if path not in files and folder_of(path) in ("packs", "parity"):
+                files[path] = data if folder_of(path) == "packs" else data[:30]
+        for path in [path for path in files if not files[path]]:
+            files[path] = b"garbage"
+        disk = disk_of(files)
+        assert Repairer(DirectoryStore(disk, reserve=False)).run().whole and is_sound(disk, way), way
+
+
+def test_a_key_file_in_the_place_of_another_is_told() -> None:
+    """The other copy served readers, and verify called both sound."""
+    files = dict(made("sealed", 1)[0][-1])
+    first, _, second, _ = sorted(path for path in files if path.startswith("keys/"))[-4:]
+    files[first] = files[second]
+    disk = disk_of(files)
+    assert not is_sound(disk, "sealed") and whole(disk, "sealed", made("sealed", 1)[1])
+    assert Repairer(DirectoryStore(disk, reserve=False)).run().whole and is_sound(disk, "sealed")
+
+
+def test_an_index_with_the_bytes_of_another_is_refused() -> None:
+    data = next(data for path, data in made("listed", 1)[0][-1].items() if path.startswith("index/"))
+    assert FileIndex(Held(data), data[-16:].hex())
+    with pytest.raises(CorruptError, match="bytes of index"):
+        FileIndex(Held(data), bytes(16).hex())
