@@ -25,7 +25,7 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.encryption.keys import Encryption
-from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
+from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import BASE, LEAF, Tokens
@@ -118,6 +118,8 @@ def _decode(
             for (_, bits), w in zip(runs, wanted, strict=True)
         ]
         found = codec.decode(coded)
+    except StoreError:  # of a key file: the store failed, and nothing is damaged
+        raise
     except PltzError as exc:
         return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard)[0] for w in wanted]
     rows = zip(wanted, runs, found, strict=True)

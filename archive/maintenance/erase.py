@@ -50,7 +50,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.holes import punctured, without
 from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of, root_id
 from pltz.archive.encryption.keyring import MASTER, Keyring
-from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound
+from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
@@ -648,6 +648,7 @@ class Eraser:
                     r, c = item[1], pack.head.contexts[item[1].context]
                     if c.domain == domain and not r.mark:
                         yield _Named(name.hex(), c.root, tuple(map(unit_of, identities(r, c))))
+                damaged |= pack.footer().name != name
             except FileNotFoundError:
                 continue  # collected
             except FormatError:
@@ -728,10 +729,15 @@ def unfinished(catalog: Catalog) -> Iterator[Problem]:
     if not isinstance(keys, Keyring):
         return
     for base in begun_bases(catalog, keys):
-        with suppress(ArchiveError):  # packs are damaged, which is reported elsewhere
-            if not Eraser(catalog).users(base.domain, base.older):
-                what = f"the erase of base {base.name!r} is unfinished, or goes on now; the next erase finishes it"
-                yield Problem("erase", base.domain.hex(), what)
+        try:
+            users = Eraser(catalog).users(base.domain, base.older)
+        except StoreError:
+            raise
+        except ArchiveError:  # packs are damaged, which is reported elsewhere
+            continue
+        if not users:
+            what = f"the erase of base {base.name!r} is unfinished, or goes on now; the next erase finishes it"
+            yield Problem("erase", base.domain.hex(), what)
     for domain in sorted(folder.generations()):
         with suppress(CorruptError):
             known = None if domain == MASTER else keys.of(domain)

@@ -36,7 +36,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, StoreError, WriterFailed
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -168,8 +168,7 @@ class Repairer:
         if listing.register and (not listing.register.manifest or listing.left_out() or listing.is_rolled_back):
             self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
-            with suppress(ArchiveError):  # before packs get parity: what has none is late
-                catalog.listing.publish()
+            self._publish(catalog)  # before packs get parity: what has none is late
         packs = sorted(self._pack_names(catalog))
         self.report.checked += len(packs)
         for pack in (elsewhere or self.unsound)(packs, settings):
@@ -178,6 +177,15 @@ class Repairer:
         self._keys_of_packs(catalog)
         self._towers(keys)
         return self.report
+
+    def _publish(self, catalog: Catalog) -> None:
+        """Make the manifest name what is there, unless collectors interfere: then everybody lists. Raises StoreError."""
+        try:
+            catalog.listing.publish()
+        except (StoreError, WriterFailed):
+            raise
+        except ArchiveError:
+            return
 
     def _manifest(self, keys: Encryption | None) -> None:
         """Make the manifest name what is there now."""
@@ -520,8 +528,7 @@ class Repairer:
         else:
             catalog.ledger.put_lost(pack, missing, covered, sessions, segments)
         self._condemn(catalog, pack)
-        with suppress(ArchiveError):  # without a manifest everybody lists
-            catalog.listing.publish()
+        self._publish(catalog)
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is not None:
                 self._put_aside(name, left)

@@ -267,3 +267,14 @@ def test_an_index_with_the_bytes_of_another_is_refused() -> None:
     assert FileIndex(Held(data), data[-16:].hex())
     with pytest.raises(CorruptError, match="bytes of index"):
         FileIndex(Held(data), bytes(16).hex())
+
+
+def test_a_key_that_the_store_cannot_give_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = opened(disk_of(made("sealed", 1)[0][-1]), "sealed")
+
+    def failing(*_: object) -> bytes:
+        raise StoreError("the store answered 500")
+
+    monkeypatch.setattr(type(archive.keys), "bits", failing)
+    with pytest.raises(StoreError):
+        archive.get("s", "acme")
