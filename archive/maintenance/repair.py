@@ -179,7 +179,7 @@ class Repairer:
         return self.report
 
     def _publish(self, catalog: Catalog) -> None:
-        """Make the manifest name what is there, unless collectors interfere: then everybody lists. Raises StoreError."""
+        """Publish where collectors do not interfere; else everybody lists. Raises StoreError, WriterFailed."""
         try:
             catalog.listing.publish()
         except (StoreError, WriterFailed):

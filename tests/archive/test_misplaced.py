@@ -16,7 +16,8 @@ import pytest
 
 from pltz.archive.errors import LostError, StoreError
 from pltz.archive.format.byte_source import Held
-from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.index_file import SESSIONS, FileIndex, MemoryIndex, build, by_section
 from pltz.archive.format.object_names import folder_of
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -278,3 +279,33 @@ def test_a_key_that_the_store_cannot_give_is_no_damage(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(archive.keys), "bits", failing)
     with pytest.raises(StoreError):
         archive.get("s", "acme")
+
+
+def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
+    """It counted as a chance of 36 bits, and the session was called absent."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk, reserve=False), [CODEC])
+    archive.put([NewSession("a", [np.arange(9)])])
+    pack, offset, _ = archive.version("a").location
+    ghost = archive.keys.session_key(archive.keys.domain(TENANT, "default"), "ghost")
+    known = MemoryIndex()
+    size = archive.catalog.listing.packs[pack]
+    known.add_pack(pack, size, by_section([(SESSIONS, ghost, offset)]))
+    data = build([known], {pack: size})
+    disk.write_new(f"index/{data[-16:].hex()}", data)
+    with pytest.raises(LostError):
+        opened(disk, "listed").get("ghost")
+    assert not is_sound(disk, "listed")
+
+
+def test_a_pack_of_another_archive_in_the_place_of_ours_is_a_loss() -> None:
+    """Repair moved it aside and recorded ours as deleted: nothing was lost, and verify was sound."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk, reserve=False), [CODEC], parity=(0, 0), manifest=True)
+    for name in "ab":
+        archive.put([NewSession(name, [np.arange(9)])])
+    path = f"packs/{archive.version('b').location.pack.hex()}"
+    place(disk, path, next(data for name, data in made("listed", 2)[0][-1].items() if name.startswith("packs/")))
+    assert not Repairer(DirectoryStore(disk, reserve=False)).run().whole
+    with pytest.raises(LostError):
+        opened(disk, "listed").get("b")
