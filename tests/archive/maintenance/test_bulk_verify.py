@@ -107,7 +107,7 @@ def test_an_index_that_is_wrong_is_named(
     filled.store.delete(f"index/{name}")
     filled.store.put(f"index/{data[-SIZE:].hex()}", data)
     found = TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
-    assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record"}
+    assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record", "session"}
 
 
 def test_indexes_may_say_the_same(filled: TowerArchive) -> None:
