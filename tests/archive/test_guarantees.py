@@ -677,7 +677,6 @@ class ManifestMachine(GuardedMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = TemporaryDirectory()
-        self.backup = dict[str, bytes]()  # files of an earlier manifest
 
     def teardown(self) -> None:
         self.cache.cleanup()
@@ -695,40 +694,31 @@ class ManifestMachine(GuardedMachine):
         """Return the files of the manifest."""
         return {p: d for p, d in self.disk.seen.files().items() if p.startswith("manifest/")}
 
-    @precondition(lambda self: not self.hurt)
-    @rule()
-    def back_up(self) -> None:
+    @precondition(lambda self: self.turns and not self.hurt)
+    @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), elsewhere=st.booleans(), data=st.data())
+    def bring_back(self, handle: int, turns: list[list[int]], elsewhere: bool, data: st.DataObject) -> None:
+        """Put, bring the manifest of before back, put here or on a machine that saw nothing, and repair."""
         self.settle()
-        self.backup = self.present
-
-    @precondition(lambda self: self.backup and self.turns and not self.hurt)
-    @rule(handle=HANDLE, turn=TURN, elsewhere=st.booleans(), data=st.data())
-    def bring_back(self, handle: int, turn: list[int], elsewhere: bool, data: st.DataObject) -> None:
-        """Bring an old manifest back, put here or on a machine that saw nothing, and repair."""
-        self.settle()
-        if self.present == self.backup:
-            return
+        key, kept = data.draw(st.sampled_from(sorted(self.turns))), self.present
+        self.handles[handle].catalog.look(0)
+        for turn in turns:
+            self.put_session(1 - handle, key, [*self.turns[key], turn], None)
         for path in self.present:
             self.disk.vanish(path)
-        for path, old in self.backup.items():
+        for path, old in kept.items():
             self.overwrite(path, old)
-        key = data.draw(st.sampled_from(sorted(self.turns)))
         if elsewhere:
             self.era += 1
-            session = self.session(*key, [*self.turns[key], turn, [self.era]])
-            unknowing = DirectoryStore(self.disk)
-            if receipts := self.act(None, lambda: self.opened(unknowing).put([session]), (3, 7)):
-                self.learn(session, receipts[0], elsewhere=True)
-            else:
-                self.doubts.setdefault(key, set()).add(tokens_of(session))
+            self.disk.clock += 1
+            session, unknowing = self.session(*key, [*self.turns[key], [self.era]]), DirectoryStore(self.disk)
+            receipts = self.act(None, lambda: self.opened(unknowing).put([session]))
+            assert receipts
+            self.learn(session, receipts[0], elsewhere=True)
         else:  # an object that was open before notices, and so do all others of this machine
-            for known, versions in self.known.items():
-                self.look_at(self.handles[handle], known, versions)
-            self.put_session(handle, key, [*self.turns[key], turn], None)
-            for known, versions in self.known.items():
-                self.look_at(self.open(), known, versions)
+            self.look_at(self.handles[handle], key, self.known[key])
+            self.put_session(handle, key, [*self.turns[key], [len(turns)]], None)
+            self.look_at(self.open(), key, self.known[key])
         assert Repairer(self.store()).run().rolled_back
-        self.backup = {}
         self.handles = [self.open() for _ in range(HANDLES)]
 
 
