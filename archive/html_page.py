@@ -1,6 +1,6 @@
 """The frame of pltz's pages: one self-contained HTML file, in light and dark, with plots as inline SVG.
 
-`nightly/html_report.py` and `archive_report.py` fill it. A body is a template of jinja2, which escapes all text, as
+`archive_report.py` fills it. A body is a template of jinja2, which escapes all text, as
 names and reasons come from strangers. A page has no script and loads nothing. Plots are drawn by matplotlib (extra
 ``plots``); where it is missing the page says so.
 """

@@ -1,8 +1,6 @@
 """``pltz nightly``: take new sessions from their sources into the archive. `pltz.serving.nightly` does the work."""
 
-import dataclasses
 import json
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +10,6 @@ from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import printable, write_text
-from pltz.cli.ui.process import stdout_for_reports
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
@@ -29,37 +26,17 @@ SHOWN = 20  # refused sessions printed
     examples=[
         "pltz nightly --example > nightly.toml",
         "pltz nightly --config nightly.toml --dry-run",
-        "pltz nightly --config nightly.toml --workers 4 --json",
-        "pltz nightly --config nightly.toml --engine ray --address auto --workers 32",
+        "pltz nightly --config nightly.toml --json",
     ],
 )
 @click.option("--config", "path", metavar="FILE", help="The configuration, a TOML file.")
 @click.option("--example", is_flag=True, help="Print a configuration with comments.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    help="Processes.  [default: as configured, else 1]",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where the work runs: in processes of this machine, or on a Ray cluster.",
-)
-@click.option(
-    "--address", metavar="ADDRESS", help="Address of the Ray cluster.  [default: RAY_ADDRESS, else this machine]"
-)
 @shared.DRY_RUN
 @options.PROGRESS
 @options.JSON
 def nightly(
     path: str | None,
     example: bool,
-    workers: int | None,
-    engine: str,
-    address: str | None,
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
@@ -67,7 +44,7 @@ def nightly(
     """Put new sessions from JSONL files, databases, slot files and the hook's journal into an archive.
 
     Known sessions are not coded again. Then the job forgets the versions that the retention rules do not keep,
-    collects, verifies a sample, and writes a report (JSON and HTML) into the state folder. A run that was killed is
+    collects, verifies a sample, and writes a report into the state folder. A run that was killed is
     simply run again. A second run at the same time does nothing and exits with 7.
 
     The job exits with 5 where sessions were refused; all others are stored. It exits with 3 where the sample was
@@ -80,11 +57,7 @@ def nightly(
         return
     if path is None:
         raise UsageError("expected --config FILE; --example prints one to begin with")
-    if address is not None and engine != "ray":
-        raise UsageError("--address needs --engine ray")
     loaded = config.load(path)
-    if workers is not None:
-        loaded = dataclasses.replace(loaded, workers=workers)
     with Progress("freeze", unit="sessions", shown=wanted(progress)) as bar:
 
         def seen(tally: "RunStats") -> None:
@@ -93,8 +66,7 @@ def nightly(
         def begin(step: str) -> None:
             bar.begin(step, unit="sessions" if step == "freeze" else "steps")
 
-        with stdout_for_reports() if engine == "ray" else nullcontext():  # Ray prints there when an actor dies
-            report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen, begin=begin)
+        report = job.run(loaded, dry_run=dry_run, seen=seen, begin=begin)
     write_text(json.dumps(report) if as_json else as_text(report))
     click.get_current_context().exit(report["exit_code"])
 
@@ -137,8 +109,8 @@ def as_text(report: dict[str, Any]) -> str:
                 f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
             )
         )
-    if "page" in report:
-        lines.append(("report", report["page"]))
+    if "report" in report:
+        lines.append(("report", report["report"]))
     # Then the sessions that were refused and the steps that failed, a line each.
     text = [pairs(lines, "")]
     text += [f"refused: {r['where']} ({r['source']}): {r['reason']}" for r in report["refused"][:SHOWN]]

@@ -57,52 +57,43 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     examples=[
         "python -m pltz.benchmarks nightly",
         "python -m pltz.benchmarks nightly --full --where /data",
-        "python -m pltz.benchmarks nightly --workers 4 --json",
+        "python -m pltz.benchmarks nightly --full --json",
     ],
 )
 @click.option("--full", is_flag=True, help="Measure up to 100,000 sessions instead of 2,000. Takes minutes.")
 @shared.WHERE
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes per night.",
-)
 @shared.JSON
-def nightly(full: bool, where: str | None, workers: int, as_json: bool) -> None:
+def nightly(full: bool, where: str | None, as_json: bool) -> None:
     """Measure the nightly job on small sessions made from the sample sessions, no two alike.
 
     A tiny untrained bundle codes them, so that the job is measured and not the model. A last row has the bundle that
     ships. The same run also measures putting the same sessions without the job, and reading and hashing the same files.
     """
     shared.check_where(where)
-    result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
+    result = measured(FULL if full else QUICK, SHIPPED[full], where)
     if not as_json:
         write_text(as_text(result) + "\n")
     write_text(json.dumps(result))
 
 
-def measured(sizes: Sequence[int], shipped: int, where: str | None, workers: int) -> dict[str, Any]:
+def measured(sizes: Sequence[int], shipped: int, where: str | None) -> dict[str, Any]:
     """Measure and return all figures."""
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         folder, load = Path(name), os.getloadavg()[0]
         tiny = folder / "tiny"
         write_tiny(tiny)
-        nights = list(_nights(folder / "tiny-job", str(tiny), sizes, workers))
+        nights = list(_nights(folder / "tiny-job", str(tiny), sizes))
         first = folder / "tiny-job/chats/00000.jsonl"
         part = folder / "part.jsonl"
         part.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[: sizes[0]]))
         alone = _child(ALONE, str(folder / "alone"), str(tiny), str(part))
-        real = list(_nights(folder / "real-job", "mini", [shipped], workers))
+        real = list(_nights(folder / "real-job", "mini", [shipped]))
         read = _read_rate(folder / "tiny-job/chats")
     flat = {
         key: round(nights[-2][key] / nights[0][key], 3) for key in ("freeze_peak_memory_mb", "peak_memory_mb")
     }
     return {
         "benchmark": "nightly",
-        "workers": workers,
         "nights": nights,
         "with_the_bundle_that_ships": real,
         "put_without_the_job": alone,
@@ -141,7 +132,7 @@ def sessions(begin: int, end: int) -> Iterator[bytes]:
         yield json.dumps({"id": f"session-{n}", "messages": messages}, ensure_ascii=False).encode() + b"\n"
 
 
-def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
+def _nights(root: Path, bundle: str, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Run two nights for each size, one with new sessions and one with nothing new, and yield their figures."""
     from pltz.archive import opener
 
@@ -149,7 +140,7 @@ def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iter
     opener.create(root / "cold")
     file = root / "nightly.toml"
     file.write_text(
-        f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nworkers = {workers}\n'
+        f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\n'
         '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
         '[[retention]]\nkeep_last = 3\n[collect]\ngrace = "7d"\n[verify]\n'
     )

@@ -64,20 +64,6 @@ class _OfOneThread:
         return getattr(self._own if threading.get_ident() == self._thread else sys.stderr, name)
 
 
-@contextmanager
-def stdout_for_reports() -> Iterator[None]:
-    """Send to stderr what libraries and their threads print on stdout in this context, also from C."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-        sys.stdout.flush()
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _closed(descriptor: int, mode: str, access: int) -> TextIO:
     """Open the null device under the descriptor of the closed stream.
 

@@ -48,8 +48,7 @@ archive = "/data/cold"            # or "s3://bucket/prefix"; make it first: pltz
 state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the lock
 # key_file = "/etc/pltz/key"      # of a sealed archive; or key_command = "my-vault print pltz"
 # bundles = ["mini"]              # the first one codes; default: the one that ships with pltz
-# workers = 4                     # processes; with --engine ray: shards at once
-# threads = 1                     # of each process
+# threads = 1                     # cores that it uses; default: all
 # layout = "fast"                 # long sessions and turns thaw sooner on a GPU and take a few per cent more bytes
 # zstd_above = 1048576            # larger sessions (bytes) go to zstd, not to the model; default: 4194304
 # merge_turns = false             # do not join turns as a session grows: freezing takes less time, reading more
@@ -64,7 +63,6 @@ name_key = "id"                   # without it a session is called FILE/LINE
 # tags = { from = "chats" }
 # base = "support"                # share system prompts under this name with all tenants
 # new_version = true              # a line that does not continue the stored one of its name, as with agent-logs
-# ordered = true                  # with workers: versions of one name lie in several files
 
 # [[source]]                      # logs of coding agents, a session per file: Claude Code, Codex, Gemini CLI, pi, ...
 # kind = "agent-logs"
@@ -143,7 +141,6 @@ class Config:
     bundles: tuple[str, ...] = ()
     key_file: str | None = None
     key_command: str | None = None
-    workers: int = 1
     threads: int | None = None
     device: str = "cpu"
     layout: LayoutName = "default"
@@ -204,7 +201,6 @@ def parse(text: str, folder: Path) -> Config:
         tuple(top.strings("bundles")),
         key_file,
         top.get("key_command", str, None),
-        top.number("workers", 1, 1, 1024),
         top.number("threads", None, 1, 1024),
         top.get("device", str, "cpu"),
         _layout(top),

@@ -75,7 +75,7 @@ class KeyedEntry:
 
 
 class Freezer:
-    """A freezer of shards, one after the other; one per process.
+    """A freezer of shards, one after the other.
 
     It loads the bundle once and opens the archive anew for each shard, so that memory does not grow with the
     number of shards. Sessions put last are remembered from shard to shard, within the budget of `RecentTowers`.
@@ -97,9 +97,9 @@ class Freezer:
         self._remembered: tuple[RecentTowers, VerifiedSegments] | None = None
 
     def _workers(self) -> Workers:
-        """Return processes beside the model of what is put: those of the cores that no other worker has."""
-        config, first = self.config, self.bundles[0]
-        return Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(config.threads, config.workers))
+        """Return processes beside the model of what is put."""
+        first = self.bundles[0]
+        return Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self.config.threads))
 
     def open(self, *, neighbours: bool = False) -> Archive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""

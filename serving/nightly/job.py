@@ -21,7 +21,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pltz.archive import opener
@@ -30,7 +30,6 @@ from pltz.archive.catalog.stat import disk_bytes, stat_of
 from pltz.archive.humanize import counted
 from pltz.archive.retention import expired
 from pltz.plt_codec.errors import PltzError
-from pltz.serving.nightly import process_pool
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.receipt import ReceiptLedger
@@ -43,14 +42,11 @@ LEAST_PACKS = 8  # packs in a sample, at least
 FORGET = 4096  # versions per commit
 
 Seen = Callable[[RunStats], None]
-Freeze = Callable[[int, Iterable[SourceShard]], Iterator[RunStats]]  # (run, shards) -> one tally each
 
 
 def run(
     config: Config,
     *,
-    how: str = "local",
-    address: str | None = None,
     dry_run: bool = False,
     seen: Seen | None = None,
     begin: Callable[[str], None] | None = None,
@@ -58,7 +54,6 @@ def run(
     """Do one run and return its report, which is also in the state folder.
 
     Args:
-        how: "local" or "ray"; ``address``: of the Ray cluster.
         dry_run: report the work, and change nothing.
         seen: called with each tally as it comes.
         begin: called with the name of each step before it begins.
@@ -68,29 +63,17 @@ def run(
             Nothing was done.
         Busy: another run has the state folder.
     """
-    work = _pool(config, how, address)
     job = _NightlyRun(config, dry_run, seen, begin)
     if dry_run:
-        return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
+        return job.run(0)
     job.state.make()
     with job.state.lock():
         job.state.tidy()
         reports = Reports(job.state, config.keep_reports)
         number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
-        report = job.run(number, work or (lambda _, shards: map(job.freezer.freeze, shards)))
+        report = job.run(number)
         reports.write(report)
     return report
-
-
-def _pool(config: Config, how: str, address: str | None) -> Freeze | None:
-    """Return the pool that freezes, None for this process. Raises UsageError where Ray is not installed."""
-    if how == "ray":
-        from pltz.archive.maintenance import bulk_ray
-        from pltz.serving.nightly import ray_pool
-
-        bulk_ray.load()
-        return lambda run, shards: ray_pool.frozen(config, run, shards, address)
-    return None if config.workers == 1 else lambda run, shards: process_pool.processes(config, run, shards)
 
 
 class _NightlyRun:
@@ -106,11 +89,11 @@ class _NightlyRun:
         self.state = self.freezer.state
         self._open()  # an archive that cannot be opened is reported before anything is done
 
-    def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
+    def run(self, number: int) -> dict[str, Any]:
         """Do all steps and return the report. A step that fails is named in it, and the others are done."""
         start, clock = time.time(), time.monotonic()
         self.freezer.run = number
-        tallies = self._timed("freeze", lambda: self._freeze(freeze))
+        tallies = self._timed("freeze", self._freeze)
         total = RunStats()
         for tally in tallies:
             total.add(tally)
@@ -158,10 +141,10 @@ class _NightlyRun:
             return DAMAGED
         return REFUSED if total.refused else 0
 
-    def _freeze(self, freeze: Freeze) -> list[RunStats]:
-        """Return a tally for each source. Their seconds are those of all workers together."""
+    def _freeze(self) -> list[RunStats]:
+        """Return a tally for each source."""
         tallies = [RunStats(number) for number in range(len(self.config.sources))]
-        for part in freeze(self.freezer.run, self._shards(tallies)):
+        for part in map(self.freezer.freeze, self._shards(tallies)):
             tallies[part.source].add(part)
             if self.seen:
                 self.seen(part)

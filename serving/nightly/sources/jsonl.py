@@ -67,16 +67,14 @@ class FilePiece(NamedTuple):
 class JsonlSource:
     """A JSONL file or a folder of them (see the top of this file).
 
-    ``max_bytes``: of a line. ``ordered``: one process reads everything. Versions of a name that are spread
-    over files then keep their order with any number of workers. ``new_version``: let a line of FILE/LINE that does not
-    continue the stored one be its next version; it may be of another file of that name.
+    ``max_bytes``: of a line. ``new_version``: let a line of FILE/LINE that does not continue the stored one be its next
+    version; it may be of another file of that name.
     """
 
     name: str
     path: str = path_setting()
     naming: Naming = field(default_factory=Naming)
     max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
-    ordered: bool = False
     new_version: bool = False
     kind = "jsonl"
     naming_keys = NAMING_KEYS
@@ -102,10 +100,6 @@ class JsonlSource:
             stem = path if _stem(path) in called else _stem(path)
             called.add(stem)
             pieces += _pieces(root, path, stem, size)
-        if self.ordered:
-            if pieces:
-                yield SourceShard(number, self.path, tuple(p for p, _ in pieces))
-            return
         row: list[FilePiece] = []
         total = 0
         for piece, size in pieces:

@@ -99,13 +99,6 @@ def trained_nightly(tmp_path: Path) -> Nightly:
     return Nightly(tmp_path, "nano")
 
 
-@pytest.fixture(autouse=True)
-def few_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw plots in the tests of the page alone: a night draws several, and takes most of its time for them."""
-    if "html_report" not in request.path.name:
-        monkeypatch.setattr("pltz.serving.nightly.html_report.can_plot", lambda: False)
-
-
 @pytest.fixture
 def make_chat() -> Callable[..., dict[str, Any]]:
     return chat

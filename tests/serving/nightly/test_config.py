@@ -43,7 +43,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert kinds == [JsonlSource, AgentLogSource, SqliteSource, PostgresSource, SlotSource, JournalSource]
     slots = found.sources[4]
     assert isinstance(slots, SlotSource) and slots.tokenizer == "/jobs/tokenizer.json"
-    assert found.retention[0].policy.drop_last and found.workers == 4 and found.keep_opaque
+    assert found.retention[0].policy.drop_last and found.keep_opaque
     assert found.layout == "fast"
     assert set(tomllib.loads("\n".join(lines))) >= {
         "archive",
@@ -68,8 +68,8 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (SOURCE, "the top level: expected archive = a string, found none"),
         (HEAD, r"at least one \[\[source\]\]"),
         (HEAD + "worker = 3\n" + SOURCE, "nothing is called 'worker' here; there is archive"),
-        (HEAD + "workers = 0\n" + SOURCE, "expected workers of 1 to 1024, found 0"),
-        (HEAD + "workers = true\n" + SOURCE, "expected a whole number as workers, found True"),
+        (HEAD + "threads = 0\n" + SOURCE, "expected threads of 1 to 1024, found 0"),
+        (HEAD + "threads = true\n" + SOURCE, "expected a whole number as threads, found True"),
         (HEAD + 'layout = "wide"\n' + SOURCE, "expected layout = default or fast, found 'wide'"),
         (HEAD + "bundles = [1]\n" + SOURCE, "expected a list of strings as bundles"),
         (HEAD + 'key_file = "a"\nkey_command = "b"\n' + SOURCE, "exclude each other"),

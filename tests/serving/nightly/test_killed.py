@@ -6,13 +6,11 @@ Two runs at once are tested too.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +120,11 @@ def test_killed_at_many_calls_of_the_system(logs: Nightly) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
-    """Kill real processes with SIGKILL at random times. A killed parent takes its workers along."""
+def test_killed_at_any_time(logs: Nightly) -> None:
+    """Kill real processes with SIGKILL at random times."""
     whole = copy(logs, "whole")
     whole.run()
     dice = random.Random(6)
-    logs.head += "workers = 2\n"
-    logs.sources = logs.sources.replace('name_key = "id"', 'name_key = "id"\nordered = true')
     file, kills, limit = str(logs.file), 0, 0.1
     for _ in range(40):
         process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
@@ -179,37 +175,6 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
     content = logs.content()
     assert {("default", f"b/{n}") for n in range(1, 41)} <= set(content) and len(content) == 40 + 15
     assert SessionArchive.open(logs.root / "cold", logs.bundles).archive.verify(decode=True).sound
-
-
-def test_a_worker_that_dies_costs_its_shard_one_more_try(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    """Kill a worker while it works: its shard is done again."""
-    nightly.head += "workers = 2\n"
-    nightly.sources = "".join(f'[[source]]\nkind = "jsonl"\nname = "{n}"\npath = "s{n}"\n' for n in range(2))
-    for n in range(2):
-        nightly.write(f"s{n}/s{n}.jsonl", make_lines(map(make_chat, range(10 * n, 10 * n + 10))))
-    file = str(nightly.file)
-    process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
-    killed = False
-    end = time.monotonic() + 60
-    while process.poll() is None and not killed and time.monotonic() < end:
-        for child in children(process.pid):
-            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
-                os.kill(child, signal.SIGKILL)
-                killed = True
-                break
-        time.sleep(0.005)
-    out, _ = process.communicate(timeout=120)
-    assert killed and out.strip() == "0"
-    assert len(nightly.content()) == 20
-
-
-def children(parent: int) -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(
