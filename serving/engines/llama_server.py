@@ -97,8 +97,15 @@ class SlotState:
     adapter: str | None
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows none: the next server would get the key and the tokens."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request, so that the answer is an error."""
+
+
 class LlamaServer:
-    """A running llama-server, as an `Engine`.
+    """A running llama-server. It is asked directly, whatever proxies the environment names, and follows no redirect.
 
     Any thread may use it.
 
@@ -125,6 +132,7 @@ class LlamaServer:
         self.timeout = timeout
         self._model = model
         self._seen: tuple[str, str, int, int] | None = None
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects())
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -178,7 +186,7 @@ class LlamaServer:
 
         Raises ModelError.
         """
-        return self._adapters({})
+        return _adapter(self._call("/lora-adapters"), None)
 
     # ---- text to ids
 
@@ -237,7 +245,7 @@ class LlamaServer:
             _slot_of(reply, slot),
             _integer(reply.get("timings"), "cache_n"),
             bool(reply.get("truncated")),
-            self._adapters(reply.get("generation_settings")),
+            _adapter(self._call("/lora-adapters"), reply.get("generation_settings")),
         )
 
     def evicted(self, finished: Completion, session: str, *, tenant: str = "default") -> EvictionRequest:
@@ -313,14 +321,14 @@ class LlamaServer:
         rows = self._call("/slots")
         if not isinstance(rows, list):
             raise ModelError("expected a list from /slots: is this llama-server?")
-        found = []
+        adapters, found = self._call("/lora-adapters"), []
         for row in rows:
             busy = row.get("is_processing") if isinstance(row, dict) else None
             if not isinstance(busy, bool):
                 raise ModelError("expected slots that say if they are processing from /slots: is this llama-server?")
             task = _integer(row, "id_task") if "id_task" in row else -1
             tokens = _integer(row, "n_prompt_tokens") if "n_prompt_tokens" in row else 0
-            adapter = self._adapters(row.get("params"))
+            adapter = _adapter(adapters, row.get("params"))
             found.append(SlotState(_integer(row, "id"), task, tokens, _integer(row, "n_ctx"), busy, adapter))
         return found
 
@@ -401,23 +409,6 @@ class LlamaServer:
         if not 0 <= slot < slots:
             raise UsageError(f"expected a slot from 0 to {slots - 1}, found {slot}")
 
-    def _adapters(self, settings: object) -> str | None:
-        """Return names and scales of the adapters in use, by ``settings`` where these have them.
-
-        Raises ModelError.
-        """
-        listed = self._call("/lora-adapters")
-        rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-        own = settings.get("lora") if isinstance(settings, dict) else None
-        try:
-            scales = {row.get("id"): float(row.get("scale") or 0) for row in own or rows}
-            used = [(Path(str(row.get("path"))).name, scales.get(row.get("id"), 0.0)) for row in rows]
-        except (AttributeError, TypeError, ValueError, OverflowError) as exc:
-            raise ModelError(
-                "expected adapters with numbers from /lora-adapters: is this llama-server?"
-            ) from exc
-        return ",".join(f"{name}:{scale:g}" for name, scale in used if scale) or None
-
     def _ids(self, value: object, where: str) -> Tokens:
         """Return checked ids, (T,) int64. Raises ContentError."""
         try:
@@ -446,7 +437,7 @@ class LlamaServer:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as reply:
+            with self._opener.open(request, timeout=self.timeout) as reply:
                 return _parse(reply.read(MAX_REPLY + 1), path)
         except urllib.error.HTTPError as exc:
             said = _message(exc)
@@ -477,6 +468,21 @@ def fingerprint_gguf(path: str | Path) -> bytes:
         except OSError as exc:
             raise UsageError(f"cannot read {part}: {exc.strerror or exc}") from exc
     return state.digest()
+
+
+def _adapter(listed: object, settings: object) -> str | None:
+    """Return names and scales of the adapters in use, by ``settings`` where these have them.
+
+    ``listed``: the reply to ``GET /lora-adapters``. Raises ModelError.
+    """
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    own = settings.get("lora") if isinstance(settings, dict) else None
+    try:
+        scales = {row.get("id"): float(row.get("scale") or 0) for row in own or rows}
+        used = [(Path(str(row.get("path"))).name, scales.get(row.get("id"), 0.0)) for row in rows]
+    except (AttributeError, TypeError, ValueError, OverflowError) as exc:
+        raise ModelError("expected adapters with numbers from /lora-adapters: is this llama-server?") from exc
+    return ",".join(f"{name}:{scale:g}" for name, scale in used if scale) or None
 
 
 def _parse(data: bytes, path: str) -> object:

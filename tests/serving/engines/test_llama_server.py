@@ -247,6 +247,58 @@ def test_adapters_that_are_none_are_a_named_error(row: dict[str, Any]) -> None:
         _ = LlamaServer(url).adapter
 
 
+def test_a_look_at_all_slots_asks_for_adapters_once() -> None:
+    asked: list[str] = []
+
+    class Slots(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            same = {"n_ctx": 8, "is_processing": False}
+            rows = [{"id": n, "params": {"lora": [{"id": 0, "scale": n}]}} | same for n in range(3)]
+            data = json.dumps(rows if self.path == "/slots" else [{"id": 0, "path": "a.gguf", "scale": 9}]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            """Be quiet."""
+
+    with serving(Slots) as url:
+        states = LlamaServer(url).slot_states()
+    assert [state.adapter for state in states] == [None, "a.gguf:1", "a.gguf:2"]
+    assert asked == ["/slots", "/lora-adapters"]
+
+
+def test_the_key_goes_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to where the server sends a client, nor to a proxy of the environment."""
+    seen: list[str | None] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            """Be quiet."""
+
+    with serving(Other) as other:
+
+        class Sends(Other):
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Location", other)
+                self.end_headers()
+
+        with serving(Sends) as url:
+            monkeypatch.setenv("http_proxy", other)
+            monkeypatch.delenv("no_proxy", raising=False)
+            with pytest.raises(ModelError, match="answers 302"):
+                LlamaServer(url, api_key="secret").slot_states()
+    assert not seen
+
+
 def test_no_server_is_a_named_error() -> None:
     with serving(Replay) as url:
         pass
@@ -299,7 +351,7 @@ class TestLive:
             half = server.complete(prompt, slot=0, n_predict=40, **GREEDY)
             assert half.ids.tolist() == whole.ids[: len(half.ids)].tolist()
             tokenizer = Target.load("mini-llama").tokenizer_json
-            with EvictionHook.open(tmp_path / "journal", worker="none", tokenizer=tokenizer) as hook:
+            with EvictionHook.open(tmp_path / "journal", tokenizer=tokenizer) as hook:
                 assert hook.on_evict(EvictionRequest(
                     "story", half.ids, tenant="acme", target=server.target, adapter=half.adapter
                 ))
@@ -333,7 +385,7 @@ class TestLive:
     def test_an_adapter_is_part_of_what_was_frozen(self, models: dict[str, Path], tmp_path: Path) -> None:
         with (
             started(models, tmp_path) as server,
-            EvictionHook.open(tmp_path / "journal", worker="none") as hook,
+            EvictionHook.open(tmp_path / "journal") as hook,
         ):
             server._call("/lora-adapters", [{"id": 0, "scale": 1.0}])
             plain = server.complete(PROMPT, slot=0, n_predict=8, lora=[{"id": 0, "scale": 0.0}], **GREEDY)
