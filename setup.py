@@ -55,13 +55,6 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.serving.eviction._ids",
-            sources=["serving/eviction/ids.c"],
-            extra_compile_args=[*FLAGS, *EXTRA],
-            extra_link_args=EXTRA,
-            optional=True,
-        ),
-        Extension(
             "pltz.plt_codec.container._block_columns",
             sources=["plt_codec/container/block_columns.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
@@ -106,7 +99,6 @@ setup(
         "pltz.plt_codec.container": ["*.c"],
         "pltz.coding": ["*.c"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
-        "pltz.serving.eviction": ["ids.c"],
         "pltz.kv": ["*.md"],
         "pltz.kv.engines": ["ans.c"],
         "pltz.kv.pool": ["attend.c", "attend_body.h"],

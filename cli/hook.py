@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.humanize import counted, moment, size
+from pltz.archive.humanize import counted, size
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, OrderedGroup
 from pltz.cli.ui.key_options import key_options, secret
-from pltz.cli.ui.output import printable, write_text
+from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
@@ -19,10 +19,8 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.plt_codec.lanes import LayoutName
     from pltz.serving.eviction.journal.reader import Status
-    from pltz.serving.eviction.refusals import Refusal
     from pltz.serving.eviction.worker import Drained
 
-SHOWN = 20  # refusals printed
 
 
 @click.group(cls=OrderedGroup, short_help="Inspect or drain the journal of an eviction hook.")
@@ -45,9 +43,7 @@ def hook() -> None:
 def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     """Show the contents of the journal in DIR: bytes not archived yet, processes that write to it, quarantined entries.
 
-    Evictions that the hook refused are counted by reason ("not taken"), and the last of them are listed with session
-    and tenant. A name is cut after 80 characters. Refused evictions are in no archive and in no journal. All processes
-    that wrote to DIR are counted, until their .refusals files are removed.
+    Evictions that the hook refused are in no archive and no journal: the log and the metrics of its process have them.
 
     The exit code is 3 where files of the journal disappeared and no worker deleted them: "lost" names them. What was in
     them and not archived is gone. Remove DIR's .lost files once you know of them.
@@ -55,17 +51,11 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     from pltz.archive.storage.disk import OsDisk
     from pltz.serving.eviction.journal.lock import FileLocks
     from pltz.serving.eviction.journal.reader import JournalReader
-    from pltz.serving.eviction.refusals import read_refusals
 
     want_journal(journal)
     disk = OsDisk(journal)
     found = JournalReader(disk, FileLocks(journal)).status()
-    counts, last = read_refusals(disk)
-    if as_json:
-        record = {"not_taken": counts, "refusals": [asdict(row) for row in last]}
-        write_text(json.dumps(asdict(found) | record))
-    else:
-        write_text(_status_text(found, counts, last))
+    write_text(json.dumps(asdict(found)) if as_json else _status_text(found))
     if found.lost:
         ctx.exit(3)
 
@@ -170,7 +160,7 @@ def drain(
         ctx.exit(5)
 
 
-def _status_text(found: "Status", counts: dict[str, int], last: "list[Refusal]") -> str:
+def _status_text(found: "Status") -> str:
     lines = [
         ("not archived", size(found.waiting)),
         ("files", f"{found.segments}, {size(found.bytes)}"),
@@ -179,10 +169,7 @@ def _status_text(found: "Status", counts: dict[str, int], last: "list[Refusal]")
     lines += [("refused", name) for name in found.refused]
     lines += [("damaged", name) for name in found.damaged]
     lines += [("lost", name) for name in found.lost]
-    lines += [("not taken", f"{count:,}: {printable(reason)}") for reason, count in sorted(counts.items())]
-    return "\n".join(
-        [pairs(lines, ""), *(f"{moment(row.time)}  {printable(str(row))}" for row in last[-SHOWN:])]
-    )
+    return pairs(lines, "")
 
 
 def _drained_text(done: "Drained") -> str:

@@ -282,7 +282,7 @@ def watch(
     into.open()
     settings = HookSettings() if into.threads is None else HookSettings(threads=into.threads)
     opened = {"tokenizer": into.tokenizer, "bundle": into.bundle, "key": secret(), "settings": settings}
-    with EvictionHook.open(journal, into.place, worker="thread", **opened) as hook:  # type: ignore[arg-type]
+    with EvictionHook.open(journal, into.place, **opened) as hook:  # type: ignore[arg-type]
         archiver = SlotArchiver(server, hook, slots, idle=idle, keep=keep or 0, tenant=into.tenant, variant=variant)
         if not once:
             ended = threading.Event()

@@ -37,7 +37,7 @@ def main(url: str, tokenizer: Path, slots: Path | None, tokens: int, folder: Pat
     half = server.complete(ids, slot=0, n_predict=32, **GREEDY)
 
     # The session goes cold: its ids to the hook, from there to the archive, and the slot is free for others.
-    with pltz.EvictionHook.open(folder / "journal", worker="none", tokenizer=tokenizer) as hook:
+    with pltz.EvictionHook.open(folder / "journal", tokenizer=tokenizer) as hook:
         hook.on_evict(server.evicted(half, "chat-7", tenant="acme"))
     cold = pltz.Archive.open(folder / "archive", create=True, tokenizers=[tokenizer])
     frozen = pltz.drain(folder / "journal", cold)

@@ -22,7 +22,7 @@ from pltz.serving.eviction.eviction import EvictionRequest
 
 if TYPE_CHECKING:
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.serving.eviction.hook import EvictionHook, WorkerKind
+    from pltz.serving.eviction.hook import EvictionHook
 
 # tokens per eviction, and the form in which they are given
 ROWS = (
@@ -31,7 +31,7 @@ ROWS = (
     (32768, "torch"),
     (32768, "bytes"),
 )
-KINDS: "tuple[WorkerKind, ...]" = ("none", "thread", "process")
+KINDS = ("none", "process")
 STEP = 0.002  # seconds of work between evictions, about a decode step
 BUSY = 1 << 16  # tokens queued for the worker before anything is measured
 BATCH = 1 << 14  # tokens per commit; many commits, so that every part of the worker's cycle is measured
@@ -79,7 +79,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
     write_text(json.dumps(result))
 
 
-def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
+def measured(kind: str, calls: int, where: str | None) -> list[dict[str, Any]]:
     """Return the rows of one kind of worker."""
     from pltz.archive.archive import Archive
     from pltz.serving.eviction.hook import EvictionHook, HookSettings
@@ -89,7 +89,7 @@ def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str
         if cold:
             Archive.open(cold, create=True)
         settings = HookSettings(batch_tokens=BATCH)
-        made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)
+        made = EvictionHook.open(Path(name) / "journal", cold, settings=settings)
         try:
             if cold:
                 keep_busy(made)

@@ -821,7 +821,7 @@ class Evict(Operation):
 
     def work(self, world: World, voice: Voice) -> None:
         settings = HookSettings(flush_seconds=0.01, segment_bytes=2048)
-        with EvictionHook.open(world.journal, worker="none", settings=settings) as hook:
+        with EvictionHook.open(world.journal, settings=settings) as hook:
             voice.begin()
             for rows in self.rounds:
                 tickets = [

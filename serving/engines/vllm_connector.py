@@ -237,7 +237,6 @@ def open_hook(settings: VllmSettings, model: Any) -> EvictionHook:
         tokenizer=_tokenizer(settings.tokenizer, model),
         target=_target(settings.target, model),
         key=settings.secret(),
-        worker=settings.worker or ("process" if settings.archive else "none"),
         settings=settings.hook,
     )
 

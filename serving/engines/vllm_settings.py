@@ -10,7 +10,6 @@ This module does not import vLLM.
     key_file        file with the key of a sealed archive; or
     key_command     shell command that prints that key; or
     passphrase_env  name of the environment variable that holds its passphrase
-    worker          "process", "thread" or "none"; default "process" where an archive is named
     tokenizer       tokenizer.json of the model; default: the one of the model, a folder or a hub name
     target          fingerprint of the weights, 32 hex digits; default: of the model; "" for none
     tenant          of requests that name none ("default")
@@ -21,6 +20,7 @@ All fields of `settings.HookSettings` (``journal_bytes``, ``flush_seconds``, ``n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from pltz.archive.format.ids import SALTED
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import UsageError
-from pltz.serving.eviction.settings import WORKERS, HookSettings, WorkerKind, check_fingerprint, check_type
+from pltz.serving.eviction.checked import Word, check, checked
+from pltz.serving.eviction.settings import HookSettings
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
@@ -44,35 +45,23 @@ class VllmSettings:
     Raises UsageError for a value out of range or of another type.
     """
 
-    journal: str
-    archive: str | None = None
-    key_file: str | None = None
-    key_command: str | None = None
-    passphrase_env: str | None = None
-    worker: WorkerKind | None = None
-    tokenizer: str | None = None
+    journal: Word
+    archive: Word | None = None
+    key_file: Word | None = None
+    key_command: Word | None = None
+    passphrase_env: Word | None = None
+    tokenizer: Word | None = None
     target: str | None = None
-    tenant: str = "default"
+    tenant: Word = "default"
     unnamed: bool = False
     hook: HookSettings = field(default_factory=HookSettings)
 
     def __post_init__(self) -> None:
-        check_type("unnamed", self.unnamed, bool)
-        for name in ("journal", "tenant", "archive", "tokenizer", "worker", "target", *KEYS):
-            value = getattr(self, name)
-            if value is None and name not in ("journal", "tenant"):
-                continue
-            check_type(name, value, str)
-            if not value and name != "target":
-                raise UsageError(
-                    f"expected {name} as a word, found an empty one: leave it out, or fill it in"
-                )
+        check(self)
         if SALTED in self.tenant or len(self.tenant.encode("utf-8", "surrogatepass")) > MAX_NAME:
             raise UsageError(f"expected a tenant of at most {MAX_NAME} bytes without {SALTED}")
-        if self.worker not in (None, *WORKERS):
-            raise UsageError(f"expected worker as {', '.join(WORKERS)}, found {self.worker!r}")
-        if self.target:
-            check_fingerprint("target", self.target)
+        if self.target and not re.fullmatch("[0-9a-fA-F]{32}", self.target):
+            raise UsageError(f"expected 32 hex digits as target, found {self.target!r}")
         given = [name for name in KEYS if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(f"expected one of {', '.join(KEYS)}, found {' and '.join(given)}")
@@ -82,17 +71,11 @@ class VllmSettings:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> VllmSettings:
         """Read the settings. Raises UsageError that names an unknown key, a wrong type or a bad value."""
-        own = {one.name for one in fields(cls)} - {"hook"}
-        hook = {one.name for one in fields(HookSettings)}
-        try:
-            if unknown := sorted(map(str, given.keys() - own - hook)):
-                raise UsageError(f"expected {', '.join(sorted(own | hook))}, found {unknown[0]!r}")
-            if "journal" not in given:
-                raise UsageError('name a directory for the journal: {"journal": ...}')
-            chosen = HookSettings(**{name: given[name] for name in hook & given.keys()})
-            return cls(**{name: given[name] for name in own & given.keys()}, hook=chosen)
-        except UsageError as exc:
-            raise UsageError(f"{WHERE}: {exc}") from exc
+        of_hook = {one.name for one in fields(HookSettings)}
+        if "hook" in given:
+            raise UsageError(f"{WHERE}: the hook's settings stand beside the others, not below 'hook'")
+        hook = checked(HookSettings, {name: given[name] for name in given.keys() & of_hook}, WHERE)
+        return checked(cls, {name: given[name] for name in given.keys() - of_hook} | {"hook": hook}, WHERE)
 
     def secret(self) -> Secret | None:
         """Return the secret that opens the archive, or None where no setting gives a key.

@@ -1,14 +1,10 @@
-"""Background: the hook's worker beside the serving loop, in a process of its own or in a thread.
+"""Process: the hook's worker beside the serving loop, in a process of its own.
 
 The process is `main`, run by the same Python, which imports nothing from the current directory
 (`child_python`). Its configuration arrives on stdin as one line of JSON. It reports on stdout, one line per
 commit. It ends after its commit when stdin closes, because the hook was closed or died. A process that dies
-is restarted, at growing intervals. Process and thread run at low priority.
-
-A thread shares the GIL, so its Python may delay the serving loop, up to 5 ms at a time
-(`sys.setswitchinterval`). A process cannot. `python -m pltz.benchmarks hook` measures both. In
-benchmarks/results/hook.json, evictions are durable after 34 to 391 ms beside a process, and after 676 to 1022 ms
-beside a thread.
+is restarted, at growing intervals. It runs at low priority. A thread would share the GIL, and delay the serving loop up
+to 5 ms at a time: evictions were durable after 676 to 1022 ms beside one, and after 34 to 391 ms beside a process.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pltz.archive import opener
 from pltz.archive.archive import Archive
@@ -53,26 +49,14 @@ TOLD = 20  # refusals per line
 Aside = Callable[[str, str, str], None]
 
 
-class Background(Protocol):
-    """A running worker."""
-
-    @property
-    def done(self) -> Mapping[str, Any]:
-        """Return its results so far: `Drained.as_fields`, ``alive``, and the ``pid`` of the process that it runs in."""
-
-    def close(self, timeout: float) -> None:
-        """End it after its commit. It is killed after ``timeout`` seconds, which the journal tolerates."""
-
-
 def start(
-    kind: str,
     journal: Path,
     archive: str | os.PathLike[str],
     bundle: Bundle | str | os.PathLike[str] | None,
     key: Secret | None,
     settings: HookSettings,
     aside: Aside,
-) -> Background:
+) -> Process:
     """Start a worker for a journal.
 
     The archive and its bundle are opened here once, so that their errors are raised at once: UsageError,
@@ -96,7 +80,7 @@ def start(
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
     }
-    return Process(config, Teller(aside)) if kind == "process" else Thread(config, Teller(aside))
+    return Process(config, Teller(aside))
 
 
 class Teller:
@@ -109,7 +93,7 @@ class Teller:
         self._aside, self._rejected, self._failure = aside, 0, ""
 
     def see(self, fields: Mapping[str, Any]) -> None:
-        """Log the news since the last call. ``fields``: `Background.done`."""
+        """Log the news since the last call. ``fields``: `Process.done`."""
         rejected = fields.get("rejected", 0)
         new = rejected - self._rejected if rejected >= self._rejected else rejected  # of a new process
         self._rejected = rejected
@@ -127,32 +111,6 @@ class Teller:
         log.warning("the worker's process ended with exit code %d: started again in %g s", code, pause)
 
 
-class Thread:
-    """A worker in a thread."""
-
-    def __init__(self, config: Mapping[str, Any], teller: Teller) -> None:
-        self._config = config
-        self._stop = threading.Event()
-        self._worker = _worker(config, lambda done: teller.see(_fields(done)))
-        self._thread = threading.Thread(target=self._run, name="pltz-hook-worker", daemon=True)
-        self._thread.start()
-
-    @property
-    def done(self) -> Mapping[str, Any]:
-        """Return its results so far, as `Background.done`."""
-        return _fields(self._worker.done) | {"alive": self._thread.is_alive(), "pid": os.getpid()}
-
-    def close(self, timeout: float) -> None:
-        """End it after its commit, or stop waiting for it after ``timeout`` seconds."""
-        self._stop.set()
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # Linux only: the priority of one thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._config["nice"])
-        self._worker.run(self._stop.wait)
-
-
 class Process:
     """A worker in a process of its own, and the thread that listens to it."""
 
@@ -168,7 +126,7 @@ class Process:
 
     @property
     def done(self) -> Mapping[str, Any]:
-        """Return its results so far, as `Background.done`, and the number of ``restarts``."""
+        """Return its results so far (`Drained.as_fields`), ``alive``, its ``pid`` and the number of ``restarts``."""
         alive = self._child.poll() is None
         return self._last | {"alive": alive, "pid": self._child.pid, "restarts": self._restarts}
 
@@ -178,7 +136,7 @@ class Process:
         return self._child.pid
 
     def close(self, timeout: float) -> None:
-        """End it after its commit. It is killed after ``timeout`` seconds."""
+        """End it after its commit. It is killed after ``timeout`` seconds, which the journal tolerates."""
         self._closing.set()
         self._end(timeout)
         self._listener.join(timeout)

@@ -1,20 +1,41 @@
-"""EvictionRequest: the argument of `on_evict`. Eviction: one in memory, and the journal's entry made of it.
+"""EvictionRequest: the argument of `on_evict`, and the journal's entry that the flusher makes of it.
 
-Nothing is checked before the flusher makes that entry.
+In the serving loop ids are copied, and nothing else: `held`. A list is kept as a tuple of the same objects, and checked
+in the flusher (`entry_of`). Bytes and tuples are immutable and kept as they are. A copy must not release the GIL, since
+taking it back may wait 5 ms: `ndarray.copy` does, `tobytes` does not.
 """
 
 from __future__ import annotations
 
 import operator
+import time
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pltz.archive.format.ids import SALTED, target_of, tenant_of
+import numpy as np
+
+from pltz.archive.format.ids import SALTED, Tokens, target_of, tenant_of
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.limits import MAX_IDS
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES, JournalEntry
-from pltz.serving.eviction.token_buffer import EvictionRefused, HeldTokens, ids_of
+
+TUPLE_ITEM = 36  # bytes per id of a Python list that is kept
+PIECE = 4096  # ids converted to an array at a time, 20 us; the serving loop may run between pieces
+PAUSE = 5e-5  # seconds
+
+
+class EvictionRefused(Exception):
+    """An eviction that is not accepted.
+
+    ``reason``: one of a few words to count by. ``why``: a longer explanation.
+    """
+
+    def __init__(self, reason: str, why: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.why = reason, why
 
 
 class EvictionRequest(NamedTuple):
@@ -54,58 +75,88 @@ class EvictionRequest(NamedTuple):
     time: int | None = None
 
 
-class Eviction(NamedTuple):
-    """An eviction in memory.
+def held(ids: Any) -> tuple[tuple[Any, ...] | Tokens, int]:
+    """Return the ids as they are now, unaffected by later changes of the caller's, and the bytes that they take.
 
-    ``at``: monotonic seconds. ``size``: bytes it takes in memory. ``ids``: as `token_buffer.TokenBuffers` holds
-    them.
+    Raises EvictionRefused for what is no sequence of ids.
     """
-
-    ticket: int
-    at: float
-    size: int
-    session: str
-    ids: tuple[Any, ...] | HeldTokens
-    tenant: str
-    salt: str | bytes | None
-    tags: dict[str, str]
-    prefixes: tuple[int, ...]
-    base: str
-    parent: str
-    target: bytes
-    adapter: str | bytes | None
-    time: int
-
-    def encode(self, tokenizer: bytes) -> bytes:
-        """Return the body of the journal's entry.
-
-        Raises EvictionRefused, ContentError and UsageError for a session that cannot be kept, and any Python error
-        for arguments of a wrong type.
-        """
-        if self.salt and isinstance(self.tenant, str) and SALTED in self.tenant:
-            raise EvictionRefused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
-        tenant, target = tenant_of(self.tenant, self.salt), target_of(self.target, self.adapter)
-        texts = self.session, tenant, self.base, self.parent
-        if not self.session or not self.tenant or not all(isinstance(text, str) for text in texts):
-            raise UsageError("expected the name of a session, and of its tenant, base and parent")
-        if (longest := max(len(text.encode("utf-8", "replace")) for text in texts)) > MAX_NAME:
-            raise EvictionRefused("name too long", f"expected names of at most {MAX_NAME} bytes, found {longest}")
-        entry = JournalEntry(
-            self.session,
-            ids_of(self.ids),
-            int(self.time),
-            tenant,
-            tokenizer,
-            target,
-            self.tags,
-            _ends(self.prefixes, len(self.ids)),
-            self.base,
-            self.parent,
-        )
-        return entry.encode(known=isinstance(self.ids, HeldTokens) and self.ids.known)
+    if isinstance(ids, (list, tuple)):
+        _check_length(len(ids))
+        return tuple(ids), TUPLE_ITEM * len(ids)
+    if isinstance(ids, (bytes, bytearray)):
+        if len(ids) % 4:
+            raise EvictionRefused("not token ids")
+        found = np.frombuffer(bytes(ids), "<u4")
+    else:
+        given = ids if isinstance(ids, np.ndarray) else _of_torch(ids)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise EvictionRefused("not token ids")
+        found = np.frombuffer(given.tobytes(), given.dtype)
+    _check_length(len(found))
+    return found, found.nbytes
 
 
-def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:
+def entry_of(request: EvictionRequest, tokenizer: bytes) -> JournalEntry:
+    """Return the journal's entry of a request whose ids are `held`.
+
+    Raises EvictionRefused and UsageError for a session that cannot be kept, and any Python error for arguments of a
+    wrong type.
+    """
+    if request.salt and isinstance(request.tenant, str) and SALTED in request.tenant:
+        raise EvictionRefused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
+    tenant = tenant_of(request.tenant, request.salt)
+    texts = request.session, tenant, request.base or "", request.parent or ""
+    if not request.session or not request.tenant or not all(isinstance(text, str) for text in texts):
+        raise UsageError("expected the name of a session, and of its tenant, base and parent")
+    if (longest := max(len(text.encode("utf-8", "replace")) for text in texts)) > MAX_NAME:
+        raise EvictionRefused("name too long", f"expected names of at most {MAX_NAME} bytes, found {longest}")
+    assert request.target is not None and request.time is not None and not isinstance(request.adapter, bool)
+    return JournalEntry(
+        request.session,
+        _array_of(request.token_ids),
+        int(request.time),
+        tenant,
+        tokenizer,
+        target_of(request.target, request.adapter),
+        request.tags or {},
+        _ends(request.prefixes, len(request.token_ids)),
+        texts[2],
+        texts[3],
+    )
+
+
+def _array_of(ids: tuple[Any, ...] | Tokens) -> Tokens:
+    """Return held ids as an array, (T,). Raises UsageError."""
+    if not isinstance(ids, tuple):
+        return ids
+    found = array("I")
+    try:
+        for at in range(0, len(ids), PIECE):
+            if at:
+                time.sleep(PAUSE)
+            found.extend(array("I", ids[at : at + PIECE]))
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise UsageError("expected token ids") from exc
+    return np.frombuffer(found, np.uintc)
+
+
+def _of_torch(ids: Any) -> Any:
+    """Return the array over a tensor's memory. Raises EvictionRefused."""
+    if not hasattr(ids, "requires_grad") or ids.requires_grad:  # integers never require gradients
+        raise EvictionRefused("not token ids")
+    if not ids.is_cpu:
+        raise EvictionRefused("tokens on a device")  # copying them would wait for the device
+    if ids.shape.numel() and not ids.data_ptr():
+        raise EvictionRefused("not token ids")  # its memory was released; numpy would invent ids
+    return ids.numpy()
+
+
+def _check_length(length: int) -> None:
+    if not 0 < length <= MAX_IDS:
+        raise EvictionRefused("too long" if length else "no tokens")
+
+
+def _ends(prefixes: Sequence[Any], length: int) -> tuple[int, ...]:
     """Return the prefixes that fit, ascending. They are hints, so others are left out."""
     ends: list[int] = []
     for end in prefixes:

@@ -2,7 +2,7 @@
 
 It keeps their tickets, the memory they take, and counts of refused and dropped ones.
 
-    ticket, full = waiting.add(size, what)               # the serving loop; EvictionRefused where memory is full
+    ticket, full = waiting.add(request, size)            # the serving loop; EvictionRefused where memory is full
     group = waiting.take()                               # the flusher: the oldest, still counted as memory
     waiting.kept(group[-1].ticket, size)                 # they are durable
     waiting.durable(ticket)
@@ -16,18 +16,25 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from pltz.serving.eviction.eviction import Eviction
+from pltz.serving.eviction.eviction import EvictionRefused, EvictionRequest
 from pltz.serving.eviction.settings import HookSettings
-from pltz.serving.eviction.token_buffer import EvictionRefused
 
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions per write, taken while the lock is held
-SIZE = Eviction._fields.index("size")
 OVERHEAD = 512  # bytes per eviction in memory, without its ids
 LOST_RANGES = 1024  # ranges of lost tickets that are kept apart
 # seconds: upper ends of the buckets of `Counts.latency`
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class QueuedEviction(NamedTuple):
+    """An eviction in memory. ``at``: monotonic seconds. ``size``: bytes it takes."""
+
+    ticket: int
+    at: float
+    size: int
+    request: EvictionRequest
 
 
 @dataclass
@@ -59,8 +66,7 @@ class EvictionQueue:
         self.counts = Counts()
         self.closed = False
         self.last = self.until = 0
-        # each becomes an Eviction when it is taken: making one costs time
-        self._queue: deque[tuple[Any, ...]] = deque()
+        self._queue: deque[QueuedEviction] = deque()
         self._memory = 0  # bytes
         self._lost: list[list[int]] = []
         # Held for a few statements at a time. Reentrant, since an eviction may come from a finalizer.
@@ -75,12 +81,10 @@ class EvictionQueue:
         with self._lock:
             return len(self._queue), self._memory
 
-    def add(self, size: int, what: tuple[Any, ...]) -> tuple[int, bool]:
+    def add(self, request: EvictionRequest, size: int) -> tuple[int, bool]:
         """Queue an eviction and return its ticket, and whether enough waits to be written at once.
 
-        Raises EvictionRefused.
-
-        ``size``: bytes it takes. ``what``: the fields of `Eviction` after its size.
+        ``size``: bytes its ids take. Raises EvictionRefused.
         """
         now = time.monotonic()
         size += OVERHEAD
@@ -92,7 +96,7 @@ class EvictionQueue:
                     raise EvictionRefused("memory full")
                 self._drop()
             self.last = ticket = self.last + 1
-            self._queue.append((ticket, now, size, *what))
+            self._queue.append(QueuedEviction(ticket, now, size, request))
             self._memory = memory = self._memory + size
             self.counts.accepted += 1
         return ticket, memory > self.settings.flush_bytes
@@ -108,15 +112,15 @@ class EvictionQueue:
             count = self.counts.refused[reason] = self.counts.refused.get(reason, 0) + 1
         return count
 
-    def take(self) -> list[Eviction]:
+    def take(self) -> list[QueuedEviction]:
         """Return the evictions of the next write. They stay counted as memory."""
-        group: list[tuple[Any, ...]] = []
+        group: list[QueuedEviction] = []
         size = 0
         with self._lock:
             while self._queue and size < GROUP and len(group) < MOST:
                 group.append(self._queue.popleft())
-                size += group[-1][SIZE]
-        return [Eviction._make(one) for one in group]
+                size += group[-1].size
+        return group
 
     def kept(self, ticket: int, size: int) -> None:
         """Record that all tickets up to this one are durable or lost, and free ``size`` bytes of memory."""
@@ -147,7 +151,7 @@ class EvictionQueue:
 
     def _drop(self) -> None:
         """Drop the oldest eviction that is not being written. Lock held."""
-        oldest = Eviction._make(self._queue.popleft())
+        oldest = self._queue.popleft()
         self._memory -= oldest.size
         self.counts.dropped += 1
         self.lose(oldest.ticket)

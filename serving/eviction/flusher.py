@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from pltz.plt_codec.errors import PltzError
-from pltz.serving.eviction.eviction import Eviction
-from pltz.serving.eviction.eviction_queue import LATENCIES, EvictionQueue
+from pltz.serving.eviction.eviction import EvictionRefused, entry_of
+from pltz.serving.eviction.eviction_queue import LATENCIES, EvictionQueue, QueuedEviction
 from pltz.serving.eviction.journal.writer import Journal
-from pltz.serving.eviction.refusals import RefusalFile, Refusals
-from pltz.serving.eviction.token_buffer import EvictionRefused
+from pltz.serving.eviction.refusals import Refusals
 
 log = logging.getLogger("pltz.hook")
 
@@ -52,7 +51,6 @@ class Flusher:
     def __init__(self, waiting: EvictionQueue, journal: Journal, tokenizer: bytes) -> None:
         self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
         self.refusals = Refusals()
-        self._file = RefusalFile(journal.disk, journal.owner)
         self.failure = self.error = ""
         self._signals: SimpleQueue[None] = SimpleQueue()
         self.asleep = self._urgent = self._ended = False
@@ -144,9 +142,9 @@ class Flusher:
                 batch.at.append(one.at)
         return batch
 
-    def _encoded(self, one: Eviction) -> bytes | None:
+    def _encoded(self, one: QueuedEviction) -> bytes | None:
         try:
-            return one.encode(self.tokenizer)
+            return entry_of(one.request, self.tokenizer).encode()
         except EvictionRefused as exc:
             reason, why = exc.reason, exc.why
         except PltzError as exc:
@@ -154,7 +152,7 @@ class Flusher:
         except Exception as exc:  # noqa: BLE001  # a caller's arguments may raise anything when they are read
             self.error = why = f"{type(exc).__name__}: {exc}"
             reason = "error"
-        self.refusals.note(reason, self.waiting.refuse(reason), one.session, one.tenant, why)
+        self.refusals.note(reason, self.waiting.refuse(reason), one.request.session, one.request.tenant, why)
         self.waiting.lose(one.ticket)
         return None
 
@@ -190,11 +188,8 @@ class Flusher:
 
     def _log(self, *, ended: bool = False) -> None:
         """Log new refusals by name, and the reason why nothing can be written."""
-        if rows := self.refusals.rows(ended=ended):
-            for row in rows:
-                log.warning("%s", row)
-            with suppress(OSError):  # it is only a report, and the log has it
-                self._file.add(rows)
+        for row in self.refusals.rows(ended=ended):
+            log.warning("%s", row)
         line = f"evictions cannot be written, and wait in memory: {self.failure}"
         if self.failure and line not in self._told:
             self._told.add(line)

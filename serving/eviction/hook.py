@@ -7,14 +7,13 @@
     on_evict --copy, queue--> flusher thread --write, sync--> journal --worker, nice--> archive
     microseconds              durable within flush_seconds + a sync     encoded, decoded back, compared
 
-`on_evict` copies the ids (`token_buffer.py`), appends to a queue (`eviction_queue.py`) and returns. It does
-no I/O, does not wait and raises nothing. EvictionRefused evictions are counted by reason, logged with session and
-tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). Once an eviction is in the
-journal (`flusher.py`, FORMAT.md), a kill does not lose it.
+`on_evict` copies the ids (`eviction.py`), appends to a queue (`eviction_queue.py`) and returns. It does no I/O, does
+not wait and raises nothing. Refused evictions are counted by reason, logged with session and tenant, and shown by
+`status` and `metrics` (`refusals.py`). Once an eviction is in the journal (`flusher.py`, FORMAT.md), a kill does not
+lose it.
 
-The worker runs in a process of its own at low priority ("process", the default), in a thread ("thread"), or not
-at all ("none"). In a process it leaves the GIL to the serving loop. With "none", drain the journal by
-`worker.drain`, `pltz hook drain` or the nightly job.
+The worker runs in a process of its own at low priority, which leaves the GIL to the serving loop. A hook without an
+archive has none: drain its journal by `worker.drain`, `pltz hook drain` or the nightly job.
 
 Back-pressure: the journal takes evictions as long as the disk or ``journal_bytes`` allows. Where it cannot be
 written, evictions wait in memory up to ``memory_bytes``. After that, new ones are refused, or the oldest ones
@@ -42,7 +41,7 @@ from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
-from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.eviction.eviction import EvictionRefused, EvictionRequest, held
 from pltz.serving.eviction.eviction_queue import Counts, EvictionQueue
 from pltz.serving.eviction.flusher import Flusher
 from pltz.serving.eviction.journal.lock import FileLocks, Locks
@@ -50,17 +49,16 @@ from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.journal.segment import Name
 from pltz.serving.eviction.journal.writer import Journal
 from pltz.serving.eviction.refusals import brief
-from pltz.serving.eviction.settings import WORKERS, HookSettings, WorkerKind
-from pltz.serving.eviction.token_buffer import EvictionRefused, TokenBuffers
+from pltz.serving.eviction.settings import HookSettings
 from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
-    from pltz.serving.eviction.background import Background
+    from pltz.serving.eviction.background import Process
     from pltz.serving.eviction.metrics import HookCollector
 
-__all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
+__all__ = ["EvictionHook", "HookSettings"]
 
 log = logging.getLogger("pltz.hook")
 
@@ -92,7 +90,7 @@ class EvictionHook:
     ) -> None:
         self.settings = settings or HookSettings()
         self.disk, self.target = disk, target or NONE
-        self.background: Background | None = None
+        self.background: Process | None = None
         self.backlog = JournalReader(disk, locks)
         self._journal = Journal(
             disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes
@@ -101,7 +99,6 @@ class EvictionHook:
         self._worker_ended = threading.Event()
         self._aside = 0  # sessions that the worker laid aside
         self._opened = disk.now()
-        self._snapshots = TokenBuffers()
         self._waiting = EvictionQueue(self.settings)
         self._flusher = Flusher(self._waiting, self._journal, tokenizer)
         atexit.register(self.close)
@@ -116,7 +113,6 @@ class EvictionHook:
         target: bytes | None = None,
         bundle: Bundle | str | os.PathLike[str] | None = None,
         key: Secret | None = None,
-        worker: WorkerKind = "process",
         settings: HookSettings | None = None,
     ) -> EvictionHook:
         """Open a hook over a journal directory, made if missing.
@@ -124,7 +120,7 @@ class EvictionHook:
         The remains of dead processes are archived, too.
 
         Args:
-            archive: where the worker puts sessions; it must exist. None with worker "none".
+            archive: where the worker puts sessions; it must exist. None for no worker.
             tokenizer: the served model's tokenizer.json, as bytes or a path; None if its ids are the bundle's
                 own.
             target: fingerprint of the served weights (`Target.fingerprint`), 16 bytes.
@@ -135,10 +131,6 @@ class EvictionHook:
         """
         from pltz.serving.eviction.background import start
 
-        if worker not in WORKERS:
-            raise UsageError(f"expected worker as {', '.join(WORKERS)}, got {worker!r}")
-        if (archive is None) != (worker == "none"):
-            raise UsageError("a worker needs an archive, and worker='none' takes none")
         if archive is None and key is not None:
             raise UsageError("a key opens an archive, and none is named: give it to who drains the journal")
         if target is not None and len(target) != SIZE:
@@ -152,7 +144,7 @@ class EvictionHook:
         hook = cls(disk, locks, tokenizer=named, target=target or NONE, settings=chosen)
         if archive is not None:
             try:
-                hook.background = start(worker, root, archive, bundle, key, chosen, hook._laid_aside)
+                hook.background = start(root, archive, bundle, key, chosen, hook._laid_aside)
             except BaseException:
                 hook.close()
                 raise
@@ -166,21 +158,23 @@ class EvictionHook:
         Returns:
             int: a ticket for `durable`, ascending from 1; 0 where the eviction was refused.
         """
-        session: Any = None
-        tenant: Any = "default"
+        session, tenant = getattr(request, "session", None), getattr(request, "tenant", "default")
         try:
-            session, token_ids, tenant, salt, tags, prefixes, base, parent, target, adapter, *rest = request
-            multimodal, has_embeds, time = rest
             if os.getpid() != self._pid:
                 return self._refuse_forked(session, tenant)
-            if multimodal or has_embeds:
-                raise EvictionRefused("multimodal" if multimodal else "prompt embeddings")
-            if adapter is not None and (adapter is True or adapter is False or not adapter):
+            if request.multimodal or request.has_embeds:
+                raise EvictionRefused("multimodal" if request.multimodal else "prompt embeddings")
+            if request.adapter is not None and (isinstance(request.adapter, bool) or not request.adapter):
                 raise EvictionRefused("adapter not named")
-            ids, size = self._snapshots.take(token_ids)
-            named = session, ids, tenant, salt, dict(tags) if tags else {}, tuple(prefixes)
-            served = target or self.target, adapter, self.disk.now() if time is None else time
-            ticket, full = self._waiting.add(size, (*named, base or "", parent or "", *served))
+            ids, size = held(request.token_ids)
+            kept = request._replace(
+                token_ids=ids,
+                tags=dict(request.tags) if request.tags else {},
+                prefixes=tuple(request.prefixes),
+                target=request.target or self.target,
+                time=self.disk.now() if request.time is None else request.time,
+            )
+            ticket, full = self._waiting.add(kept, size)
             if full or self._flusher.asleep:
                 self._flusher.wake(full)
             return ticket

@@ -62,7 +62,7 @@ def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pyte
 
 
 def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+    with EvictionHook.open(tmp_path / "journal") as hook:
         assert hook.on_evict(EvictionRequest("most", np.zeros(MAX_IDS, np.int32)))
         assert not hook.on_evict(EvictionRequest("more", np.zeros(MAX_IDS + 1, np.int32)))
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
@@ -124,7 +124,7 @@ def test_the_hook_joins_turns(
     monkeypatch.setattr(tail_merge, "FEW", 0)
     cold = SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     for end in range(4, 21, 4):
-        with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+        with EvictionHook.open(tmp_path / "journal") as hook:
             hook.on_evict(EvictionRequest("a", [*range(end)]))
             assert hook.flush(20)
         drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, merge_turns=merge_turns)
@@ -134,7 +134,7 @@ def test_the_hook_joins_turns(
 
 def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
     SessionArchive.open(tmp_path / "cold", [bundle], create=True)
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+    with EvictionHook.open(tmp_path / "journal") as hook:
         hook.on_evict(EvictionRequest("small", [*range(60)]))
         hook.on_evict(EvictionRequest("large", [*range(260)]))
         assert hook.flush(20)

@@ -18,7 +18,6 @@ MODULES = {  # the module, its source, its tests
         "tests/plt_codec/container/test_block_columns.py",
     ),
     "pltz.coding._sketch": ("coding/sketch.c", "tests/coding/test_sketch.py"),
-    "pltz.serving.eviction._ids": ("serving/eviction/ids.c", "tests/serving/eviction/test_token_buffer.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
 }
 FLAGS = [

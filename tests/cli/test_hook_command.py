@@ -20,7 +20,7 @@ Run = Callable[..., Result]
 def journal(tiny: Path, tmp_path: Path) -> Path:
     """Write three evictions of a process that ended, one of them with ids that no tokenizer has."""
     folder = tmp_path / "journal"
-    with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
+    with EvictionHook.open(folder, settings=HookSettings(flush_seconds=0.005)) as hook:
         for name, ids in (("a", [1, 2, 3]), ("a", [1, 2, 3, 4]), ("bad", [99999])):
             assert hook.on_evict(EvictionRequest(name, ids, tenant="acme"))
         assert hook.flush(10)
@@ -59,21 +59,6 @@ def test_a_file_of_the_journal_that_disappeared(run: Run, journal: Path, tmp_pat
     assert run("hook", "drain", journal, "--archive", tmp_path / "cold").exit_code == 0
     told = run("hook", "status", journal, "--json")
     assert told.exit_code == 3 and json.loads(told.output)["lost"] == [f"{file.stem}.lost"]
-
-
-def test_status_names_what_was_not_taken(run: Run, tiny: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    for _ in range(2):  # processes
-        with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
-            hook.on_evict(EvictionRequest("n" * 3000, [1], tenant="ac\tme"))
-            hook.on_evict(EvictionRequest("seen", [1], multimodal=True))
-    done = run("hook", "status", folder, "--json")
-    found = json.loads(done.output)
-    assert found["not_taken"] == {"name too long": 2, "multimodal": 2}
-    assert [row["session"] for row in found["refusals"]].count("seen") == 2
-    text = run("hook", "status", folder).output
-    assert "2: name too long" in text and "nnn... of 3000 characters" in text and "'seen'" in text
-    assert max(map(len, text.splitlines())) < 500 and "\t" not in text
 
 
 def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:

@@ -41,10 +41,8 @@ class JournalEntry:
     base: str = ""
     parent: str = ""
 
-    def encode(self, *, known: bool = False) -> bytes:
-        """Return its body. ``known``: the ids were checked and are in range.
-
-        Raises ContentError where it does not fit the format.
+    def encode(self) -> bytes:
+        """Return its body. Raises ContentError where it does not fit the format.
 
         >>> JournalEntry.decode(JournalEntry("chat-7", np.arange(3), 9, prefixes=(1, 3)).encode()).ids.tolist()
         [0, 1, 2]
@@ -55,7 +53,7 @@ class JournalEntry:
         parts += [_sized(_utf8(text)) for text in (self.tenant, self.name, self.base, self.parent)]
         parts.append(_sized(pack_tags(self.tags)))
         parts += [write_varint(len(self.prefixes)), *map(write_varint, self._steps())]
-        ids = self.ids.astype("<u4", copy=False) if known else _checked(self.ids)
+        ids = _checked(self.ids)
         parts += [write_varint(len(ids)), ids.tobytes()]
         if sum(map(len, parts)) > MAX_BODY:
             raise ContentError(f"a session of {len(ids)} tokens is too long for the journal")

@@ -21,7 +21,7 @@ def test_bench_hook_on_a_small_run(
     assert done.exit_code == 0, done.output
     result = json.loads(done.output.strip().splitlines()[-1])
     assert [(row["worker"], row["form"]) for row in result["rows"]] == [
-        (worker, form) for worker in ("none", "thread", "process") for form in FORMS
+        (worker, form) for worker in ("none", "process") for form in FORMS
     ]
     for row in result["rows"]:
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] and row["refused"] == 0

@@ -130,7 +130,7 @@ def here(tmp_path: Path) -> Iterator[tuple[Any, LlamaServer]]:
 
 @pytest.fixture
 def hook(tmp_path: Path) -> Iterator[EvictionHook]:
-    with EvictionHook.open(tmp_path / "journal", worker="none") as made:
+    with EvictionHook.open(tmp_path / "journal") as made:
         yield made
 
 
@@ -520,7 +520,7 @@ def test_a_real_server_is_archived_and_goes_on_as_if_it_had_never_left(tmp_path:
     slots = tmp_path / "slots"
     slots.mkdir()
     options = {"n_predict": 24, "temperature": 0, "ignore_eos": True}
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+    with EvictionHook.open(tmp_path / "journal") as hook:
         with running(BINARY, model, slots) as url:
             client = LlamaServer(url)  # of a user
             whole = client.complete("Tell me about the sea, please. " * 12, slot=0, **{**options, "n_predict": 48})

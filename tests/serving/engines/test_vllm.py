@@ -87,7 +87,7 @@ def test_what_was_not_served_is_no_session() -> None:
 def test_what_ids_do_not_bring_back_is_refused_and_counted(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    with EvictionHook.open(tmp_path, worker="none") as hook:
+    with EvictionHook.open(tmp_path) as hook:
         found = VllmEngine().evicted(request(**changes))
         assert found is not None
         assert hook.on_evict(found) == 0
@@ -96,7 +96,7 @@ def test_what_ids_do_not_bring_back_is_refused_and_counted(
 
 def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
     cold = SessionArchive.open(tmp_path / "cold", create=True)
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+    with EvictionHook.open(tmp_path / "journal") as hook:
         for tenant, salt in (("acme", "s3cret"), ("beta", "s3cret"), ("acme", "another")):
             found = VllmEngine().evicted(
                 request(
@@ -144,7 +144,7 @@ def test_a_client_cannot_make_the_scheduler_copy_a_million_hints() -> None:
 @pytest.mark.parametrize("prefixes", [7, "x", {"a": 1}, [None], [10**9], [-1]])
 def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, prefixes: Any) -> None:
     found = VllmEngine().evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": prefixes}}))
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+    with EvictionHook.open(tmp_path / "journal") as hook:
         assert found is not None and hook.on_evict(found)
     cold = SessionArchive.open(tmp_path / "cold", create=True)
     assert drain(tmp_path / "journal", cold.cold).stored == 1

@@ -25,7 +25,7 @@ from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
 from tests.serving.engines import fake_vllm
 from tests.serving.engines.test_vllm import IDS, request
-from tests.serving.eviction.opened import eventually
+from tests.serving.eviction.opened import eventually, worker_in_thread
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unnamed": "false"}, "unnamed as true or false, found 'false', a str"),
@@ -40,8 +40,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tenant": ""}, "tenant"),
     ({"tenant": "a#salt=00"}, "tenant"),
     ({"tenant": "x" * 2000}, "tenant"),
-    ({"worker": "processes"}, "worker as process, thread, none"),
-    ({"worker": True}, "worker as a string"),
     ({"target": "abc"}, "32 hex digits"),
     ({"target": 5}, "target as a string"),
     ({"tokenizer": False}, "tokenizer as a string"),
@@ -154,10 +152,11 @@ def test_the_connector_opens_a_sealed_archive(
     words = given == "passphrase_env"
     key = Secret.passphrase("correct horse") if words else Secret.file(tmp_path / "key")
     SessionArchive.open(tmp_path / "cold", key=key, create=True)
-    places = {"journal": str(tmp_path / "journal"), "archive": str(tmp_path / "cold"), "worker": "thread"}
+    places = {"journal": str(tmp_path / "journal"), "archive": str(tmp_path / "cold")}
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):
         connect(**places)
-    connector = connect(**places, flush_seconds=0.005, **{given: setting[given]})
+    with worker_in_thread():
+        connector = connect(**places, flush_seconds=0.005, **{given: setting[given]})
     connector.request_finished_all_groups(named("chat"), ())
     assert connector._hook.settle(60)
     assert SessionArchive.open(tmp_path / "cold", key=key).get_ids("chat").ids.tolist() == IDS
@@ -170,21 +169,20 @@ def test_a_passphrase_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch
         settings.secret()
 
 
-@pytest.mark.parametrize("worker", ["process", "thread"])
-def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path, worker: Any) -> None:
+def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path) -> None:
     """Refuse a sealed archive without its key: it opened, nothing was archived, and the journal grew."""
     key = Secret(b"a key of sixteen bytes or more", 0)
     SessionArchive.open(tmp_path / "cold", key=key, create=True)
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):
-        EvictionHook.open(tmp_path / "journal", tmp_path / "cold", worker=worker)
+        EvictionHook.open(tmp_path / "journal", tmp_path / "cold")
     assert JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal")).status().living == 0
     with pytest.raises(KeyMismatch):
         EvictionHook.open(
-            tmp_path / "journal", tmp_path / "cold", worker=worker, key=Secret(b"another" * 4, 0)
+            tmp_path / "journal", tmp_path / "cold", key=Secret(b"another" * 4, 0)
         )
     with pytest.raises(UsageError, match="none is named"):
-        EvictionHook.open(tmp_path / "journal", worker="none", key=key)
-    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+        EvictionHook.open(tmp_path / "journal", key=key)
+    with EvictionHook.open(tmp_path / "journal") as hook:
         assert hook.on_evict(EvictionRequest("chat", IDS)) and hook.flush(10)
     with pytest.raises(KeyMismatch, match="--key-file"):
         drain(tmp_path / "journal", tmp_path / "cold")

@@ -23,7 +23,7 @@ from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Worker
 from tests.archive.towers import SessionArchive, TowerArchive
-from tests.serving.eviction.opened import TARGET, BadDisk, Opened
+from tests.serving.eviction.opened import TARGET, BadDisk, Opened, worker_in_thread
 
 
 class MemoryLocks:
@@ -93,3 +93,10 @@ def open_hook(tmp_path: Path) -> Iterator[Opened]:
     yield open_one
     for hook in made:
         hook.close(1.0)
+
+
+@pytest.fixture
+def in_thread() -> Iterator[None]:
+    """Let hooks have their worker in a thread."""
+    with worker_in_thread():
+        yield

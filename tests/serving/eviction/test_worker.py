@@ -23,12 +23,11 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from pltz.serving.eviction.eviction import EvictionRequest
-from pltz.serving.eviction.hook import EvictionHook, HookSettings, WorkerKind
+from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.journal.segment import Name
-from pltz.serving.eviction.refusals import read_refusals
 from pltz.serving.eviction.worker import WORKER_LOCK, drain
 from tests.archive.towers import SessionArchive
 from tests.models.target_tokenizers import PAGE, target
@@ -56,9 +55,8 @@ def ids(seed: int, count: int = 40) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 1000, count)
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind) -> None:
-    with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook:
+def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
         for n in range(5):
             hook.on_evict(EvictionRequest(f"s{n}", ids(n), tags={"n": str(n)}))
             hook.on_evict(EvictionRequest(f"s{n}", np.append(ids(n), ids(9))))
@@ -96,25 +94,23 @@ def test_a_worker_process_that_dies_is_started_again(
     assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("a").ids, ids(1))
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_what_the_archive_cannot_take_is_named(
-    tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Log a failure: it was only in a field of `status`."""
     with (
         caplog.at_level(logging.WARNING, "pltz.hook"),
-        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook,
+        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook,
     ):
         hook.on_evict(EvictionRequest("bad", [99_999], tenant="acme"))
         assert hook.settle(60) and eventually(lambda: "laid aside" in caplog.text)
     assert "session 'bad' of tenant 'acme'" in caplog.text and "99999" in caplog.text
-    counts, _ = read_refusals(OsDisk(tmp_path / "j"))
-    assert counts == {"laid aside by the worker": 1}
 
 
+@pytest.mark.usefixtures("in_thread")
 def test_closing_ends_who_waits_for_the_archive(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
     """A server that closed waited for a minute: nobody archived any more, and its thread went on looking."""
-    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK)
+    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK)
     cold.rename(tmp_path / "away")
     hook.on_evict(EvictionRequest("a", ids(1)))
     found: list[bool] = []
@@ -126,11 +122,12 @@ def test_closing_ends_who_waits_for_the_archive(tmp_path: Path, cold: Path, bund
     assert found == [False]
 
 
+@pytest.mark.usefixtures("in_thread")
 def test_what_the_worker_archived_while_it_was_closed_is_settled(
     tmp_path: Path, cold: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last sessions are archived between a look at the journal and its end."""
-    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK)
+    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK)
     hook.on_evict(EvictionRequest("a", ids(1)))
     looks: list[bool] = []
 
@@ -146,7 +143,7 @@ def test_what_the_worker_archived_while_it_was_closed_is_settled(
 
 def test_a_journal_is_settled_when_all_of_it_is_archived(tmp_path: Path) -> None:
     """Two evictions are in one segment, and a worker has marked the first."""
-    hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
+    hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for number in (1, 2):
         hook.on_evict(EvictionRequest("a", ids(number)))
         assert hook.flush(10)
@@ -160,13 +157,14 @@ def test_a_journal_is_settled_when_all_of_it_is_archived(tmp_path: Path) -> None
     hook.close()
 
 
+@pytest.mark.usefixtures("in_thread")
 def test_an_archive_in_place_of_another_gets_nothing(
     tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker that runs put its sessions among those of the other, and said nothing."""
     with (
         caplog.at_level(logging.WARNING, "pltz.hook"),
-        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK) as hook,
+        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook,
     ):
         hook.on_evict(EvictionRequest("a", ids(1)))
         assert hook.settle(60)
@@ -205,7 +203,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
     """Keep the tokenizer in the journal, so that any worker finds it."""
     spec = target("byte-level").to_str().encode()
     tokens = target("byte-level").encode(PAGE, add_special_tokens=False).ids
-    with EvictionHook.open(tmp_path / "j", worker="none", tokenizer=spec, settings=QUICK) as hook:
+    with EvictionHook.open(tmp_path / "j", tokenizer=spec, settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", tokens, target=bytes(range(16))))
         hook.on_evict(EvictionRequest("bad", [10**6]))
         assert hook.flush(10)
@@ -220,7 +218,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
 
 
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+    with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", ids(1)))
         hook.flush(10)
     lock = FileLocks(tmp_path / "j").take(WORKER_LOCK)
@@ -232,7 +230,7 @@ def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: P
 def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
     tmp_path: Path, cold: Path, bundle: Bundle
 ) -> None:
-    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+    with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         for n in range(3):
             hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
             hook.flush(10)
@@ -246,7 +244,7 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
 def test_damage_in_the_journal_is_laid_aside_and_told(
     tmp_path: Path, cold: Path, bundle: Bundle, living: bool
 ) -> None:
-    hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
+    hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for n in range(3):
         hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
     hook.flush(10)
@@ -341,7 +339,7 @@ def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> No
 
 def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
     """Leave all entries while the archive fails, and archive them when it works again."""
-    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+    with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", ids(1)))
         hook.flush(10)
     with pytest.raises(UsageError, match="no archive"):

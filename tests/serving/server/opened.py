@@ -21,6 +21,7 @@ from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.server.app import app_of
 from pltz.serving.server.connection import connection_class
 from pltz.serving.server.service import Service
+from tests.serving.eviction.opened import worker_in_thread
 
 
 class Client:
@@ -71,11 +72,12 @@ def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Clien
     place, journal = options.pop("place", folder / "cold"), folder / "journal"
     passphrase = options.pop("passphrase", None)
     archive = Archive.open(place, create=not journal.exists(), bundle="nano", passphrase=passphrase)
-    hook = EvictionHook.open(
-        journal, place, tokenizer=target.tokenizer_json, target=target.fingerprint, bundle="nano", worker="thread",
-        key=Secret.chosen(passphrase=passphrase),
-        settings=HookSettings(flush_seconds=0.005),
-    )  # fmt: skip
+    with worker_in_thread():
+        hook = EvictionHook.open(
+            journal, place, tokenizer=target.tokenizer_json, target=target.fingerprint, bundle="nano",
+            key=Secret.chosen(passphrase=passphrase),
+            settings=HookSettings(flush_seconds=0.005),
+        )  # fmt: skip
     kind, tokens = options.pop("kind", "raw"), options.pop("tokens", 8192)
     service = Service(target, BlockPool.of(target, kind, tokens), hook, archive, name="mini", **options)
     config = uvicorn.Config(app_of(service), http=connection_class(), port=0, log_level="warning")
