@@ -53,6 +53,7 @@ from pltz.kv.store.eviction_policy import Priority, priority
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.lease import Lease
 from pltz.kv.store.node import Node
+from pltz.kv.store.store_metrics import StoreCollector
 from pltz.kv.store.tier import (
     QUEUE,
     DeviceTier,
@@ -766,3 +767,7 @@ class HotStore:
         for (name, form), tokens in hits.items():
             stats.tiers[name].forms.setdefault(form, FormStats()).hit_tokens = tokens
         return stats
+
+    def metrics(self) -> StoreCollector:
+        """Return a collector for a registry of prometheus_client. Raises UsageError without that."""
+        return StoreCollector(self.stats)

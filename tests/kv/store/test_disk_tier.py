@@ -264,6 +264,22 @@ def test_failures_are_logged_and_a_full_disk_does_not_fill_the_log(
     assert len(caplog.records) == 7 and "No space left on device" in caplog.text  # 1, 2, 4, ..., 64
 
 
+def test_metrics_show_what_failed(tmp_path: Path, blocks: Blocks) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    store = HotStore.open(BUDGET, 0, BUDGET, folder=tmp_path)
+    registry = CollectorRegistry()
+    registry.register(store.metrics())
+    path = written(DiskTier(tmp_path, BUDGET), block())
+    path.write_bytes(b"damaged")
+    with store.hold(SPACE, [SEGMENT]) as lease:
+        assert not lease.blocks
+    assert store.insert(SPACE, blocks.name(1), NONE, blocks(1))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'pltz_kv_tier_damaged_total{tier="disk"} 1.0' in lines and "pltz_kv_misses_total 1.0" in lines
+    assert f'pltz_kv_tier_used{{tier="device"}} {float(blocks(1).size)}' in lines
+
+
 def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     folder = DiskTier(tmp_path / "warm", 100)
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
