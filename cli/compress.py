@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
-@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes per block.  [default: by length]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
 @options.LAYOUT
 @options.ZSTD_ABOVE
 @click.option(
@@ -81,8 +79,6 @@ def compress(
     bundle: str | None,
     target: str | None,
     tokenizer: str | None,
-    lanes: int | None,
-    steps: int | None,
     layout: "LayoutName",
     zstd_above: int | None,
     independent: bool,
@@ -126,10 +122,9 @@ def compress(
         independent = place is None and not neighbours
     # Into an archive: the options of a file's header and layout mean nothing there.
     if place is not None:
-        if output is not None or tokenizer is not None or lanes or steps or independent or no_verify or force:
+        if output is not None or tokenizer is not None or independent or no_verify or force:
             raise UsageError(
-                "--archive excludes -o, --tokenizer, --lanes, --steps, --independent, --no-verify and --force: leave "
-                "them out"
+                "--archive excludes -o, --tokenizer, --independent, --no-verify and --force: leave them out"
             )
         into_archive(
             place,
@@ -163,8 +158,6 @@ def compress(
             bundle=codec,
             target=target,
             tokenizer=tokenizer,
-            lanes=lanes,
-            steps=steps,
             layout=layout,
             zstd_above=zstd_above,
             independent=independent,

@@ -82,10 +82,9 @@ GROUP_BYTES = 1 << 19  # of content, or one session
 
 
 class _ModelResult(NamedTuple):
-    """The bitstring of a session by the model, its layout, and the way in which it was coded."""
+    """The bitstring of a session by the model, and the way in which it was coded."""
 
     data: bytes
-    blocks: Blocks
     way: Plain
 
 
@@ -319,7 +318,7 @@ class Codec(SessionDecoder):
             options: see `CodingOptions`.
 
         Raises:
-            UsageError: the layout is unknown, or combined with lanes or steps.
+            UsageError: the layout is unknown.
             ContentError: a session cannot be coded; OpaqueContentError for an image, audio or file part.
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
             ModelError: a frame did not decode to its session.
@@ -698,7 +697,7 @@ def _after_earlier(
 def _frame_after(one: _Tried, data: bytes, way: Plain, options: CodingOptions) -> Frame:
     """Return the frame of a session after the earlier one that is proposed."""
     context = cast("Earlier", one.proposed.context).number
-    lanes, steps = _kept_layout(way.literals, options, (one.frame.lanes, one.frame.steps))
+    lanes, steps = _kept_layout(way.literals, options)
     return replace(one.frame, data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=context)
 
 
@@ -737,8 +736,8 @@ def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions)
 
 def _results(decoder: SessionDecoder, ways: Sequence[Plain], progress: Progress | None) -> list[_ModelResult]:
     """Return what the model makes of sequences, each in its way."""
-    coded = decoder.model.measured(ways, progress=progress) if ways else []
-    return [_ModelResult(data, (e.lanes, e.steps), way) for (data, e), way in zip(coded, ways, strict=True)]
+    coded = decoder.model.encode(ways, progress=progress) if ways else []
+    return [_ModelResult(*pair) for pair in zip(coded, ways, strict=True)]
 
 
 def _ways(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
@@ -779,20 +778,13 @@ def _layout(tokens: int, name: LayoutName) -> Layout:
 
 
 def _blocks(literals: int, options: CodingOptions) -> Blocks:
-    """Return the lanes and steps in which so many tokens are coded; the engine fills in a missing one."""
-    if options.lanes or options.steps:
-        return options.lanes, options.steps
+    """Return the lanes and steps in which so many tokens are coded."""
     layout = _layout(literals, options.layout)
     return layout.lanes, layout.steps
 
 
-def _kept_layout(literals: int, options: CodingOptions, coded: Blocks) -> Blocks:
-    """Return the lanes and steps that a frame has to name: none where the layout is that of every file.
-
-    ``coded``: those in which the engine coded a frame with these options.
-    """
-    if options.lanes or options.steps:
-        return coded
+def _kept_layout(literals: int, options: CodingOptions) -> Blocks:
+    """Return the lanes and steps that a frame has to name: none where the layout is that of every file."""
     layout = _layout(literals, options.layout)
     return (None, None) if layout == file_layout(literals) else (layout.lanes, layout.steps)
 
@@ -844,6 +836,6 @@ def _model_frame(draft: _Draft, tokens: Tokens, coded: _ModelResult, options: Co
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)
-    lanes, steps = _kept_layout(coded.way.literals, options, coded.blocks)
+    lanes, steps = _kept_layout(coded.way.literals, options)
     frame = Frame(kind, len(tokens), check, coded.data, lanes, steps, draft.ready.patch)
     return replace(frame, copied=bool(coded.way.copies), writing=draft.session.writing)

@@ -61,8 +61,8 @@ class SessionDecoder:
     def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.bundle = bundle
         self.coder = coder
-        self.model = BundleCodec.over(bundle, coder, CONTEXT_TOKENS)
-        self.logs = LogCodec.over(bundle, coder, workers)
+        self.model = BundleCodec(bundle, coder=coder, reach=CONTEXT_TOKENS)
+        self.logs = LogCodec(bundle, coder=coder, workers=workers)
         self.plain = BytesCodec(bundle.zstd_dict)
 
     def twin(self, *, urgent: bool = False) -> SessionDecoder:

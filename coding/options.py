@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class CodingKeywords(TypedDict, total=False):
     """The keywords of `CodingOptions`, which explains them."""
 
-    lanes: int | None
-    steps: int | None
     layout: LayoutName
     verify: bool
     keep_opaque: bool
@@ -35,10 +33,9 @@ class CodingOptions:
     """The options of `Codec.compress`.
 
     Attributes:
-        lanes, steps: layout of the blocks; None is that of the file, which costs no bytes.
         layout: "default" is that of the file: one or two lanes of 2048 steps, above 65,536 tokens 16 of 256. "fast"
             codes sessions over 512 tokens in at most 512 steps per block, and over 2048 in 32 lanes x 128 steps. They
-            decode sooner alone, and are a few per cent larger. Long logs have half the steps. Not with lanes or steps.
+            decode sooner alone, and are a few per cent larger. Long logs have half the steps.
         verify: decode every frame and compare before it is written.
         keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
         zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
@@ -46,11 +43,9 @@ class CodingOptions:
         progress: called with the number of tokens done since the last call.
 
     Raises:
-        UsageError: the layout is unknown, or combined with lanes or steps.
+        UsageError: the layout is unknown.
     """
 
-    lanes: int | None = None
-    steps: int | None = None
     layout: LayoutName = "default"
     verify: bool = True
     keep_opaque: bool = False
@@ -59,10 +54,8 @@ class CodingOptions:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS or (self.layout != "default" and (self.lanes or self.steps)):
-            raise UsageError(
-                f"expected layout {' or '.join(LAYOUTS)}, and fast without lanes and steps, got {self.layout!r}"
-            )
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"expected layout {' or '.join(LAYOUTS)}, got {self.layout!r}")
 
     @property
     def coding(self) -> CodingKeywords:

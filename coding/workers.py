@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Protocol, TypeVar, cast
 
-from pltz.coding.child_python import command, environment
+from pltz.plt_codec.child_python import command, environment
 
 MOST = 12  # processes: those that one GPU keeps busy
 START_BYTES = 1 << 21  # of content in one call from which processes are worth it: they take a second to start

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import constriction
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +28,6 @@ from pltz.plt_codec.weights import PRECISION
 
 Frequencies = npt.NDArray[np.int64]  # (symbols to code, alphabet), each row sums to 1 << PRECISION
 
-_FAMILY: Any = constriction.stream.model.Categorical(perfect=False)
 STATE = 8  # bytes of coder state
 SLACK = 16 * STATE  # bits: an honest stream's symbols are worth at most its own bits plus this
 
@@ -44,12 +42,14 @@ class RangeEncoder:
     """
 
     def __init__(self) -> None:
-        self._inner: Any = constriction.stream.queue.RangeEncoder()
+        stream = _stream()
+        self._inner: Any = stream.queue.RangeEncoder()
+        self._family: Any = stream.model.Categorical(perfect=False)
 
     def encode(self, symbols: npt.NDArray[np.int32], frequencies: Frequencies) -> None:
         """Encode symbols (n,) with their frequencies (n, alphabet)."""
         if len(symbols):
-            self._inner.encode(symbols, _FAMILY, _weights(frequencies))
+            self._inner.encode(symbols, self._family, _weights(frequencies))
 
     def finish(self) -> bytes:
         """Return the shortest bytes that, with zeros appended, decode to the encoded symbols."""
@@ -74,9 +74,9 @@ class RangeDecoder:
 
     def __init__(self, data: bytes):
         padded = data + bytes(-len(data) % 4 + STATE)
-        self._inner: Any = constriction.stream.queue.RangeDecoder(
-            np.frombuffer(padded, ">u4").astype(np.uint32)
-        )
+        stream = _stream()
+        self._inner: Any = stream.queue.RangeDecoder(np.frombuffer(padded, ">u4").astype(np.uint32))
+        self._family: Any = stream.model.Categorical(perfect=False)
 
     def decode(self, frequencies: Frequencies) -> npt.NDArray[np.int32]:
         """Decode one symbol per row of the frequencies (n, alphabet) and return them, (n,) int32.
@@ -84,13 +84,17 @@ class RangeDecoder:
         Raises:
             CorruptError: no symbol fits the stream.
         """
-        return self._decode(_FAMILY, _weights(frequencies))
-
-    def _decode(self, *model: Any) -> npt.NDArray[np.int32]:
         try:
-            return self._inner.decode(*model)  # type: ignore[no-any-return]
+            return self._inner.decode(self._family, _weights(frequencies))  # type: ignore[no-any-return]
         except (AssertionError, ValueError) as exc:
             raise CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it") from exc
+
+
+def _stream() -> Any:
+    """Return constriction's stream coders. Only the reference engine needs them, which the extra pltz[thaw] brings."""
+    import constriction
+
+    return constriction.stream
 
 
 def _weights(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -48,7 +48,6 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         format: of a path or of bytes: "auto", "openai", "sharegpt", "agent-log", "jsonl", "text" or "ids".
         exact: keep the bytes of a path or of bytes, not only values of JSON. `pltz decompress` writes the very file.
         dropped: let the file say that signatures of thinking were left out of its sessions.
-        lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
         verify: False leaves the decoding and comparing out.
         keep_opaque: keep sessions with images or audio, as plain bytes, instead of refusing them.

@@ -311,8 +311,8 @@ def test_what_is_no_session_and_no_keyword_is_refused_by_mypy_too(codec: Codec) 
     ):
         with pytest.raises(TypeError, match="bundel"):
             call()
-    with pytest.raises(TypeError, match="lanes"):
-        pltz.decompress(b"", lanes=8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="layout"):
+        pltz.decompress(b"", layout="fast")  # type: ignore[call-arg]
     with pytest.raises(pltz.UsageError, match="layout"):
         pltz.compress(["text"], bundle=codec, layout="slow")  # type: ignore[arg-type]
 
@@ -324,12 +324,12 @@ def test_the_options_are_written_down_once() -> None:
     assert set(DecompressKeywords.__annotations__) == {field.name for field in dataclasses.fields(Partners)}
     taken = {field.name: field.default for field in dataclasses.fields(CodingOptions)}
     assert set(taken) == set(CodingKeywords.__annotations__)
-    chosen = CompressOptions(lanes=3, keep_opaque=True)
+    chosen = CompressOptions(layout="fast", keep_opaque=True)
     assert set(chosen.coding) == said - set(DecompressKeywords.__annotations__) - {"format", "exact", "dropped"}
     assert CompressOptions().coding == taken
-    assert chosen.coding["lanes"] == 3 and chosen.coding["keep_opaque"]
+    assert chosen.coding["layout"] == "fast" and chosen.coding["keep_opaque"]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        chosen.lanes = 4  # type: ignore[misc]
+        chosen.layout = "default"  # type: ignore[misc]
 
 
 def test_one_text_and_one_row_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

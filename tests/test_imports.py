@@ -33,6 +33,7 @@ MAY_IMPORT = {
 WINGS = {
     "plt_codec": (
         "errors extras identity limits named_file varint versions types weights lanes prefix zstd repeats range_coder",
+        "child_python",
         "engines",
         "container",
     ),
@@ -40,7 +41,7 @@ WINGS = {
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "compose memory thaw"),
     "serving": ("eviction", "engines", "nightly", "server"),
     "coding": (
-        "child_python coder_thread level look neighbour_rule options parts prepare sketch workers",
+        "coder_thread level look neighbour_rule options parts prepare sketch workers",
         "log",
         "codecs",
         "choose decode_limits neighbours",

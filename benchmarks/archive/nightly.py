@@ -21,7 +21,7 @@ from pltz.cli.bench import machine, shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import render
-from pltz.coding.child_python import command, environment
+from pltz.plt_codec.child_python import command, environment
 from pltz.plt_codec.errors import UsageError
 
 QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # total sessions after each night

@@ -30,7 +30,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.coding.child_python import command, environment
+from pltz.plt_codec.child_python import command, environment
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:

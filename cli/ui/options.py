@@ -127,8 +127,6 @@ CHOSEN_BY_LEVEL = {
     "bundle": "--bundle",
     "bundles": "--bundle",
     "layout": "--layout",
-    "lanes": "--lanes",
-    "steps": "--steps",
     "independent": "--independent",
     "neighbours": "--neighbours",
     "zstd_above": "--zstd-above",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
-Blocks = tuple[int | None, int | None]  # lanes and steps, of which the engine fills in a missing one
+Blocks = tuple[int | None, int | None]  # lanes and steps; none: the default rule of a block
 
 
 @dataclass(slots=True)
@@ -231,7 +231,12 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
 class BundleCodec:
     """A decoder bundle's coder, after the last tokens of the tower (archive/format/FORMAT.md, "Bitstrings").
 
-    ``layout``: layout of the segments that it codes; it reads both. ``coder``: of the bundle's tokens.
+    Args:
+        bundle: whose tokens these are.
+        device, threads: of its coder, where none is given.
+        layout: of the segments that it codes; it reads both.
+        coder: of the bundle's tokens.
+        reach: most tokens above that count; None: those that the model remembers.
     """
 
     mode = TOWER | FAST | TURN | COPIES
@@ -239,25 +244,19 @@ class BundleCodec:
 
     def __init__(
         self,
-        bundle: Bundle,
+        bundle: Parts,
         *,
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
+        coder: Coder | None = None,
+        reach: int | None = None,
     ):
-        self._use(bundle, bundle.coder(device, threads), bundle.weights.shape.memory, layout)
-        self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
-
-    @classmethod
-    def over(cls, bundle: Parts, coder: Coder, reach: int) -> BundleCodec:
-        """Return the codec of a bundle over a coder of its tokens. ``reach``: most tokens above that count."""
-        codec = cls.__new__(cls)
-        codec._use(bundle, coder, reach, "default")
-        return codec
-
-    def _use(self, bundle: Parts, coder: Coder, reach: int, layout: LayoutName) -> None:
+        self.coder = coder or cast("Bundle", bundle).coder(device, threads)
+        self.reach = cast("Bundle", bundle).weights.shape.memory if reach is None else reach
         self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
-        self.fast, self.reach, self.coder = layout == "fast", reach, coder
+        self.fast = layout == "fast"
+        self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
 
     def with_bundle(self, bundle_id: bytes) -> BundleCodec | None:
         """Return the same codec with another bundle, as `AnyBundle` says."""
@@ -269,17 +268,11 @@ class BundleCodec:
 
         ``progress``: called with the number of tokens done since the last call.
         """
-        return [data for data, _ in self.measured(batch, progress=progress)]
-
-    def measured(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[tuple[bytes, Encoded]]:
-        """Return the bitstring of each segment as `encode` does, and the frame of its literals with its layout."""
         rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
         blocks = [p.layout or self._blocks(len(r)) for p, r in zip(batch, rows, strict=True)]
         frames = self._encoded(rows, blocks, [p.above for p in batch], progress)
-        return [
-            (repeats.pack(p.copies) + frame.data if p.copies else frame.data, frame)
-            for p, frame in zip(batch, frames, strict=True)
-        ]
+        heads = [repeats.pack(p.copies) if p.copies else b"" for p in batch]
+        return [head + frame.data for head, frame in zip(heads, frames, strict=True)]
 
     def _encoded(
         self, rows: Sequence[Tokens], blocks: Sequence[Blocks], contexts: Sequence[Tokens], progress: Progress | None
@@ -425,6 +418,6 @@ def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:
 
 def as_bytes(tokens: Tokens) -> bytes:
     """Return tokens that are bytes, (T,), as such. Raises ContentError for an id over 255."""
-    if len(tokens) and (tokens.min() < 0 or tokens.max() > 255):
+    if len(tokens) and tokens.dtype != np.uint8 and (tokens.min() < 0 or tokens.max() > 255):
         raise ContentError("expected bytes as tokens, found an id over 255")
     return np.asarray(tokens, np.uint8).tobytes()

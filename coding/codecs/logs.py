@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain
+from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, as_bytes
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
-from pltz.plt_codec.errors import BundleMismatch, ContentError
+from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
@@ -34,7 +34,8 @@ class LogCodec:
     """Codes the bytes of agent logs, as tokens.
 
     ``layout``: "fast" leaves long texts in fewer steps, for GPUs. ``zstd_above``: the text of larger segments is coded
-    by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`.
+    by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`. ``coder``: of the bundle's tokens; None:
+    one is made when it is needed.
     """
 
     mode = TOWER
@@ -46,27 +47,19 @@ class LogCodec:
 
     def __init__(
         self,
-        bundle: Bundle,
+        bundle: Parts,
         *,
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
         workers: Workers | None = None,
+        coder: Coder | None = None,
     ) -> None:
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
-        self._few_steps = layout == "fast"
+        self._few_steps, self._given = layout == "fast", coder
         self._again = partial(LogCodec, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
-
-    @classmethod
-    def over(cls, bundle: Parts, coder: Coder, workers: Workers | None = None) -> LogCodec:
-        """Return the codec of a bundle over a coder of its tokens. ``workers``: as in `LogCoder`."""
-        codec = cls.__new__(cls)
-        codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
-        codec._coder, codec.workers = LogCoder(bundle, coder, workers), workers
-        codec._few_steps = False
-        return codec
 
     def twin(self, coder: Coder) -> LogCodec:
         """Return the same codec over another coder of the same tokens, for another thread."""
@@ -76,7 +69,8 @@ class LogCodec:
 
     @cached_property
     def _coder(self) -> LogCoder:
-        return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads), self.workers)
+        coder = self._given or cast("Bundle", self._bundle).coder(self._device, self._threads)
+        return LogCoder(self._bundle, coder, self.workers)
 
     def with_bundle(self, bundle_id: bytes) -> LogCodec | None:
         """Return the same codec with another embedded bundle, as `codec.AnyBundle` says. Any vocabulary will do."""
@@ -89,7 +83,7 @@ class LogCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
-        pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch]
+        pairs = [(as_bytes(p.tokens), as_bytes(p.above)) for p in batch]
         small = [self._is_small(plain) for plain in batch]
         return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], small, fast=self._few_steps)
 
@@ -126,11 +120,11 @@ class LogCodec:
 
     def decode_begun(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Later | None]:
         """Decode the texts of segments, and begin to join them to their bytes, as `LogCoder.decode_begun`."""
-        return self._coder.decode_begun([(c.data, c.count, _bytes(c.above)) for c in batch], progress=progress)
+        return self._coder.decode_begun([(c.data, c.count, as_bytes(c.above)) for c in batch], progress=progress)
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds the digest of these tokens, as `codec.Vouching` says."""
-        return holds(data, _bytes(tokens))
+        return holds(data, as_bytes(tokens))
 
 
 def method_of(data: bytes) -> tuple[str, int]:
@@ -139,9 +133,3 @@ def method_of(data: bytes) -> tuple[str, int]:
         return "zstd", 0
     parsed = parse(data)
     return parsed.name, len(parsed.opaque)
-
-
-def _bytes(tokens: Tokens) -> bytes:
-    if len(tokens) and tokens.dtype != np.uint8 and (tokens.min() < 0 or tokens.max() > 255):
-        raise ContentError("expected bytes as tokens, found an id over 255")
-    return np.asarray(tokens, np.uint8).tobytes()

@@ -156,7 +156,7 @@ def coder_of(
                 _warn_once(f"the CUDA engine does not run here ({exc})")
         else:
             _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
-    need("thaw", "coding without a compiled engine", "torch")
+    need("thaw", "coding without a compiled engine", "torch", "constriction")
     from pltz.plt_codec.engines.token_coder import TokenCoder
     from pltz.plt_codec.engines.torch import TorchEngine
 

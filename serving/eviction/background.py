@@ -27,7 +27,7 @@ from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.storage.disk import OsDisk
-from pltz.coding.child_python import command, environment
+from pltz.plt_codec.child_python import command, environment
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers

@@ -73,7 +73,7 @@ def test_an_archive_is_put_into_as_the_level_says(
 EXCLUDED = [["--bundle", "mini"], ["--layout", "default"], ["--zstd-above", "1 MiB"]]
 
 
-@pytest.mark.parametrize("other", [*EXCLUDED, ["--independent"], ["--lanes", 2], ["--steps", 9]], ids=str)
+@pytest.mark.parametrize("other", [*EXCLUDED, ["--independent"]], ids=str)
 def test_what_a_level_chooses_is_refused_beside_it(
     run: Run, tiny: Path, chats: Path, tmp_path: Path, other: list[object]
 ) -> None:

@@ -18,7 +18,7 @@ PASSAGE = RANDOM.integers(0, 1000, 200)
 
 @pytest.fixture
 def model(bundle: FakeBundle) -> BundleCodec:
-    return BundleCodec.over(bundle, FakeCoder(), 1024)
+    return BundleCodec(bundle, coder=FakeCoder(), reach=1024)
 
 
 def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:

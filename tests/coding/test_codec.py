@@ -92,13 +92,6 @@ def test_the_shorter_method_is_taken(codec: Codec) -> None:
     assert reader.info(2).size == 300
 
 
-def test_an_explicit_layout_is_kept(bundle: FakeBundle) -> None:
-    codec = Codec(bundle, FakeCoder())
-    reader = Reader(codec.compress([TALK], lanes=4, steps=32))
-    assert (reader.frame(0).lanes, reader.frame(0).steps) == (4, 32)
-    assert codec.decompress(reader) == [TALK]
-
-
 class Laid(FakeCoder):
     """Notes the layout of each frame that is decoded."""
 
@@ -201,8 +194,6 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
         assert frame.copied and frame.coded < 0.6 * frame.count and frame.kind.by_model
     assert codec.decompress(frozen) == sessions
     assert codec.decompress(reader, [1]) == [sessions[1]]
-    laid = codec.compress(sessions, lanes=2, steps=64)
-    assert Reader(laid).frame(0).lanes == 2 and codec.decompress(laid) == sessions
 
 
 def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:

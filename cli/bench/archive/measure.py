@@ -34,10 +34,10 @@ from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.child_python import command, environment, safe_path
 from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
+from pltz.plt_codec.child_python import command, environment, safe_path
 from pltz.plt_codec.errors import CorruptError, ModelError
 from pltz.plt_codec.identity import SIZE
 

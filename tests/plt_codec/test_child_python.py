@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pltz.coding.child_python import search_path
+from pltz.plt_codec.child_python import search_path
 from tests.archive.towers import SessionArchive
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,7 @@ def test_the_nights_processes_import_nothing_from_the_current_directory(
 CHILD = """
 import os, subprocess, sys
 sys.path.append({root!r})
-from pltz.coding.child_python import command, environment
+from pltz.plt_codec.child_python import command, environment
 import pltz
 code = "import json, sys, pltz; from {module} import WORD; print(json.dumps([pltz.__file__, WORD, sys.argv[1:]]))"
 done = subprocess.run(command(code, "an argument", 7), env=environment(), stdout=subprocess.PIPE, text=True)
