@@ -192,17 +192,25 @@ class Calibration:
     @classmethod
     def parse(cls, data: bytes) -> Calibration:
         """Return the calibration in bytes. Raises as `load` does."""
-        header, body = _header(data)
-        meta = header.pop("__metadata__", None)
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER:
+            raise CorruptError("not a calibration: its header is too large")
+        try:
+            tensors = load(data)
+            meta = json.loads(data[8 : 8 + size]).get("__metadata__")
+        except (SafetensorError, KeyError, ValueError, RecursionError) as exc:
+            raise CorruptError(f"not a calibration ({exc})") from exc
         if not isinstance(meta, dict) or set(meta) != {"format", "meta", "digest"}:
             raise CorruptError("not a calibration: fields are missing")
         if (version := number_in(meta["format"], NAME)) is None:
             raise CorruptError(f"expected the format {FORMAT}, found {meta['format']!r}: no calibration, or damaged")
         read = VERSIONS.of(version)
-        return read(header, body, meta)
+        return read(tensors, meta)
 
 
-def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> Calibration:
+def _read(tensors: Mapping[str, Array], meta: Mapping[str, str]) -> Calibration:
     """Return the calibration in a file of format 6. ``meta``: facts, and the digest of everything."""
     try:
         facts = json.loads(meta["meta"])
@@ -218,7 +226,11 @@ def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> 
     if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
         raise CorruptError("a calibration with sizes that cannot be")
     shape = KVShape(**sizes)
-    tensors = _tensors(header, body, expected(shape, _ranks(header, shape)))
+    wanted = expected(shape, _ranks(tensors, shape))
+    if {name: (t.dtype, t.shape) for name, t in tensors.items()} != {
+        name: (np.dtype(DTYPES[kind]), size) for name, (kind, size) in wanted.items()
+    }:
+        raise CorruptError("the tensors of the calibration are not those of its shape")
     points = [(r.form, r.point) for r in receipts]
     if len(set(points)) < len(points) or any(abs(point) > MOST or point * FINER % 1 for _, point in points):
         raise CorruptError("receipts of points that cannot be, or two of one point")
@@ -260,54 +272,8 @@ def expected(shape: KVShape, ranks: list[int]) -> dict[str, tuple[str, tuple[int
     return found
 
 
-def _ranks(header: dict[str, Any], shape: KVShape) -> list[int]:
-    ranks = []
-    for layer in range(shape.layers):
-        entry = header.get(f"spread.{layer}")
-        sizes = entry.get("shape") if isinstance(entry, dict) else None
-        rank = sizes[0] if isinstance(sizes, list) and sizes else 0
-        if type(rank) is not int or not 0 <= rank < shape.width or (entry is not None and not rank):
-            raise CorruptError("a predictor of a rank that cannot be")
-        ranks.append(rank)
+def _ranks(tensors: Mapping[str, Array], shape: KVShape) -> list[int]:
+    ranks = [len(tensors[name]) if (name := f"spread.{n}") in tensors else 0 for n in range(shape.layers)]
+    if any(not 0 <= rank < shape.width for rank in ranks):
+        raise CorruptError("a predictor of a rank that cannot be")
     return ranks
-
-
-def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 0 < size <= min(len(data) - 8, MAX_HEADER):
-        raise CorruptError("not a calibration: the header is longer than the file")
-    try:
-        header = json.loads(data[8 : 8 + size])
-    except (ValueError, RecursionError) as exc:
-        raise CorruptError(f"not a calibration ({exc})") from exc
-    if not isinstance(header, dict):
-        raise CorruptError("not a calibration: no header")
-    return header, memoryview(data)[8 + size :]
-
-
-def _tensors(
-    header: dict[str, Any], body: memoryview, wanted: dict[str, tuple[str, tuple[int, ...]]]
-) -> dict[str, Array]:
-    """Return arrays over the body, exactly those that are expected. Raises CorruptError."""
-    if set(header) != set(wanted):
-        raise CorruptError("the tensors of the calibration are not those of its shape")
-    found: dict[str, Array] = {}
-    spans: list[tuple[int, int]] = []
-    for name, (kind, shape) in wanted.items():
-        entry = header[name]
-        dtype = np.dtype(DTYPES[kind])
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        right = isinstance(entry, dict) and (entry.get("dtype"), entry.get("shape")) == (kind, list(shape))
-        if not right or any(type(n) is not int for n in entry["shape"]):
-            raise CorruptError(f"tensor {name} of the calibration has another type or shape")
-        span = entry.get("data_offsets")
-        if not isinstance(span, list) or len(span) != 2 or any(type(n) is not int for n in span):
-            raise CorruptError(f"tensor {name} does not lie where it must")
-        if not 0 <= span[0] <= len(body) or span[1] - span[0] != size or span[1] > len(body):
-            raise CorruptError(f"tensor {name} does not lie where it must")
-        found[name] = np.frombuffer(body[span[0] : span[1]], dtype).reshape(shape)
-        spans.append((span[0], span[1]))
-    spans.sort()
-    if [begin for begin, _ in spans] + [len(body)] != [0] + [end for _, end in spans]:
-        raise CorruptError("the tensors of the calibration overlap, or do not fill it")
-    return found

@@ -20,8 +20,7 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
 * Nobody waits for a block to be coded or written. It enters the queue, and one thread moves it on. It is found there
   as in any tier, exact as it is, and may move up again. The queue has bounds: in a full one there is no room, so a
   segment evicted then is dropped, and a newcomer refused. A segment discarded in the queue never reaches a file.
-* Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
-  fills free room in the first tier with the best of the other tiers of memory.
+* Promotion is by use: a held segment moves to the fastest tier that has room under the same rule.
 * A block of a file may be leased while it is read. It enters a tier of memory only when it is there and sound.
 * Each tier gives exact blocks the form of its codec (`kv/`) when they are inserted or evicted to it, never by
   promotion. A block that is not exact keeps its form, is found only by callers whose bound on the loss it keeps, and
@@ -647,24 +646,6 @@ class HotStore:
 
     def _is_faster(self, tier: MemoryTier, node: Node) -> bool:
         return node.tier is None or self._level[tier.name] < self._level[node.tier.name]
-
-    def promote(self) -> int:
-        """Fill free room in the first tier with the best of the other tiers of memory, evicting nothing.
-
-        Returns the number of segments moved.
-        """
-        first, *others = self.memory
-        with self._lock:
-            nodes = [n for n in self._nodes.values() if n.tier in others]
-            nodes.sort(key=self._rank, reverse=True)
-        moved = 0
-        for node in nodes:
-            with self._lock:
-                fits = first.size(node.block) <= self._books[first.name].free
-            if fits:
-                self._promote(node)
-                moved += node.tier is first
-        return moved
 
     @contextmanager
     def _unlocked(self) -> Iterator[None]:

@@ -145,9 +145,9 @@ def test_a_segment_discarded_during_a_promotion_that_fails_is_not_counted_for_ev
     slow = Slow()
     slow.keeps = False
     store = HotStore([slow, HostTier(ROOM)])
-    assert store.insert(SPACE, SEGMENT, PARENT, raw()) and store.stats().tiers["host"].used > 0
+    assert store.insert(SPACE, SEGMENT, NONE, raw()) and store.stats().tiers["host"].used > 0
     slow.meanwhile = lambda: store.discard(SPACE, SEGMENT)
-    store.promote()
+    store.hold(SPACE, [SEGMENT]).release()
     assert store.stats().tiers["host"].used == 0 and store.stats().tiers["slow"].used == 0
 
 

@@ -339,16 +339,6 @@ def test_clear_leaves_nothing(blocks: Any, tmp_path: Path) -> None:
     assert (found.tiers["device"].used, found.tiers["disk"].used) == (0, 0) and store.where(1) == []
 
 
-def test_free_room_on_the_device_is_filled_from_the_host(blocks: Any, clock: Any) -> None:
-    store = Store.of(blocks, 2 * SIZE, 2 * SIZE, clock=clock)
-    for n in (1, 2, 3):
-        store.put(n)
-        clock.now += 1000
-    store.discard(SPACE, blocks.name(3))
-    assert store.promote() == 1 and store.promote() == 0
-    assert store.where(1) == store.where(2) == ["device"]
-
-
 def test_a_warm_folder_and_its_budget_belong_together(tmp_path: Path) -> None:
     for options in ({"disk_bytes": 5}, {"folder": tmp_path}):
         with pytest.raises(UsageError, match="belong together"):

@@ -131,10 +131,6 @@ class Machine(RuleBasedStateMachine):
     def drain(self) -> None:
         self.store.drain()
 
-    @rule()
-    def promote(self) -> None:
-        self.store.promote()
-
     @rule(which=st.integers(0, 100), at=st.integers(0, 1000))
     def damage(self, which: int, at: int) -> None:
         [disk] = self.store.shared
