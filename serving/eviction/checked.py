@@ -45,13 +45,18 @@ def checked(cls: type[T], given: Mapping[str, Any], where: str) -> T:
         for name, one in known.items():
             if name not in given and one.default is MISSING and one.default_factory is MISSING:
                 raise UsageError(f"expected {name}, found none")
-        return cls(**given)
+        made = cls(**given)
+        check(made)
+        return made
     except UsageError as exc:
         raise UsageError(f"{where}: {exc}") from exc
 
 
 def check(settings: Any) -> None:
-    """Check the fields of settings that are annotated by plain types, limits and words. Raises UsageError."""
+    """Check the fields that are annotated by plain types, limits, words, and rows or tables of strings.
+
+    Raises UsageError.
+    """
     for name, kind in get_type_hints(type(settings), include_extras=True).items():
         _check(name, getattr(settings, name), kind)
 
@@ -64,6 +69,14 @@ def _check(name: str, value: Any, kind: Any) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise UsageError(f"expected {name} as {' or '.join(get_args(kind))}, found {value!r}")
+        return
+    if get_origin(kind) in (Mapping, tuple) and get_args(kind)[-1] in (str, ...):
+        table = get_origin(kind) is Mapping
+        strings = value.values() if table and isinstance(value, Mapping) else value
+        if isinstance(value, Mapping) != table or not isinstance(value, Mapping | list | tuple):
+            strings = [None]
+        if get_args(kind)[0] is str and not all(isinstance(one, str) for one in strings):
+            raise UsageError(f"expected strings in {name}, found {value!r}"[:200])
         return
     limits = None
     if get_origin(kind) is Annotated:

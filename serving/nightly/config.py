@@ -1,7 +1,7 @@
 """The configuration of a nightly job: a TOML file, checked completely before anything is done.
 
-Every table is a frozen dataclass. An unknown key is an error, and so is a value of another type. Relative
-paths are relative to the configuration's own folder.
+Every table is a frozen dataclass, checked by its annotations. An unknown key is an error. Relative paths are relative
+to the configuration's own folder.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import os
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.archive.maintenance.cluster import MEDOIDS
 from pltz.archive.retention import Policy, seconds
 from pltz.archive.writing.candidates import MOST
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.lanes import LAYOUTS, LayoutName
+from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
 from pltz.plt_codec.named_file import named_file
+from pltz.serving.eviction.checked import Limits, Word, check, checked
 from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import Source
@@ -31,14 +32,7 @@ if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
 
 MAX_CONFIG = 1 << 24  # bytes
-TYPES = {
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "a table",
-    list: "a list",
-}
+MANY = 1 << 31
 
 EXAMPLE = """\
 # pltz nightly --config nightly.toml
@@ -119,40 +113,103 @@ keep = 400                        # of the last reports
 class Retention:
     """A policy and the tenant whose versions it covers; None for all."""
 
-    policy: Policy
-    tenant: str | None = None
+    keep_last: Annotated[int, Limits(1, MANY)] | None = None
+    keep_within: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    drop_last: bool = False
+    tenant: Word | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        _ = self.policy
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy. Raises UsageError."""
+        within = None if self.keep_within is None else seconds(self.keep_within)
+        return Policy(self.keep_last, within, dict(self.tags), self.drop_last)
 
 
 @dataclass(frozen=True)
 class VerifySample:
     """A check of a sample. ``share``: of the packs, 0 to 1."""
 
-    share: float = 0.02
-    max_seconds: int = 600
+    share: Annotated[float, Limits(0, 1)] = 0.02
+    max_seconds: Annotated[int, Limits(1, MANY)] = 600
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Garbage collection. ``grace``: how long what was forgotten stays, a duration."""
+
+    grace: str = "1d"
+
+    def __post_init__(self) -> None:
+        check(self)
+        seconds(self.grace)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Sessions that grew are rewritten. ``cold``: how long after their newest version, a duration."""
+
+    cold: str = "7d"
+
+    def __post_init__(self) -> None:
+        check(self)
+        seconds(self.cold)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Sessions are coded after earlier ones. ``medoids``: per tenant."""
+
+    medoids: Annotated[int, Limits(1, MOST)] = MEDOIDS
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Reports in the state folder. ``keep``: how many."""
+
+    keep: Annotated[int, Limits(1, 1 << 20)] = 400
+
+
+TABLES = {"collect": Collect, "merge": Merge, "cluster": Cluster, "verify": VerifySample, "report": ReportFiles}
 
 
 @dataclass(frozen=True)
 class Config:
-    """A job. Make one with `load` or `parse`."""
+    """A job, its fields as the file names them. Make one with `load` or `parse`. A table that is None is not done."""
 
-    archive: str
-    state: str
-    sources: tuple[Source, ...]
+    archive: Word
+    state: Word
+    source: tuple[Source, ...]
     bundles: tuple[str, ...] = ()
-    key_file: str | None = None
-    key_command: str | None = None
-    threads: int | None = None
-    device: str = "cpu"
+    key_file: Word | None = None
+    key_command: Word | None = None
+    threads: Annotated[int, Limits(1, 1024)] | None = None
+    device: Word = "cpu"
     layout: LayoutName = "default"
     keep_opaque: bool = False
-    zstd_above: int = ZSTD_ABOVE
-    retention: tuple[Retention, ...] = ()
-    grace: int | None = None  # seconds; None: no garbage collection
-    verify: VerifySample | None = None
-    cold: int | None = None  # seconds; None: no merge
-    medoids: int | None = None  # per tenant; None: sessions are coded without neighbours
-    keep_reports: int = 400
+    zstd_above: Annotated[int, Limits(0, MAX_BYTES)] = ZSTD_ABOVE
     merge_turns: bool = True
+    retention: tuple[Retention, ...] = ()
+    collect: Collect | None = None
+    merge: Merge | None = None
+    cluster: Cluster | None = None
+    verify: VerifySample | None = None
+    report: ReportFiles = ReportFiles()
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_place(self.state, self.archive)
+        if not self.source:
+            raise UsageError("expected at least one [[source]]")
+        names = [source.name for source in self.source]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"two sources are called {min(twice)!r}: give them different names")
+        if self.key_file and self.key_command:
+            raise UsageError("key_file and key_command exclude each other")
 
     def secret(self) -> Secret | None:
         """Return the secret that opens a sealed archive, or None. Raises UsageError."""
@@ -182,186 +239,53 @@ def parse(text: str, folder: Path) -> Config:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as exc:  # bad TOML, a number with too many digits, nested brackets
         raise UsageError(f"expected TOML: {exc}") from exc
-    top = _TomlTable(table, "the top level", folder)
-    archive, state = top.path("archive"), top.path("state")
-    check_place(state, archive)
-    sources = tuple(_source(t, n) for n, t in enumerate(top.tables("source"), 1))
-    if not sources:
-        raise UsageError("expected at least one [[source]]")
-    names = [source.name for source in sources]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"two sources are called {min(twice)!r}: give them different names")
-    collect, verify, report = top.table("collect"), top.table("verify"), top.table("report")
-    merge, cluster = top.table("merge"), top.table("cluster")
-    key_file = top.path("key_file", None)
-    config = Config(
-        archive,
-        state,
-        sources,
-        tuple(top.strings("bundles")),
-        key_file,
-        top.get("key_command", str, None),
-        top.number("threads", None, 1, 1024),
-        top.get("device", str, "cpu"),
-        _layout(top),
-        top.get("keep_opaque", bool, False),
-        top.number("zstd_above", ZSTD_ABOVE, 0, MAX_BYTES),
-        tuple(_retention(t) for t in top.tables("retention")),
-        seconds(collect.get("grace", str, "1d")) if collect else None,
-        _verify(verify) if verify else None,
-        seconds(merge.get("cold", str, "7d")) if merge else None,
-        cluster.number("medoids", MEDOIDS, 1, MOST) if cluster else None,
-        report.number("keep", 400, 1, 1 << 20) if report else 400,
-        top.get("merge_turns", bool, True),
-    )
-    if config.key_file and config.key_command:
-        raise UsageError("key_file and key_command exclude each other")
-    for part in (top, collect, merge, cluster, verify, report):
-        if part:
-            part.end()
-    return config
+    where = "the top level"
+    values = _resolved(table, {"archive": (), "state": (), "key_file": ()}, folder, where)
+    for key, kind in TABLES.items():
+        if key in values:
+            values[key] = checked(kind, _tables([values[key]], key)[0], f"[{key}]")
+    rules = enumerate(_tables(values.get("retention", []), "retention"), 1)
+    values["retention"] = tuple(checked(Retention, rule, f"[[retention]] {n}") for n, rule in rules)
+    sources = enumerate(_tables(values.get("source", []), "source"), 1)
+    values["source"] = tuple(_source(source, n, folder) for n, source in sources)
+    return checked(Config, values, where)
 
 
-def _layout(table: _TomlTable) -> LayoutName:
-    """Return the layout of long sessions. Raises UsageError."""
-    name = table.get("layout", str, "default")
-    for known in LAYOUTS:
-        if known == name:
-            return known
-    raise UsageError(f"{table.where}: expected layout = {' or '.join(LAYOUTS)}, found {name!r}")
-
-
-def _source(table: _TomlTable, number: int) -> Source:
+def _source(values: dict[str, Any], number: int, folder: Path) -> Source:
     """Return the source of a [[source]] table, by the fields of its class. Raises UsageError."""
-    kind = table.get("kind", str)
-    if kind not in SOURCES:
-        raise UsageError(f"{table.where}: expected a kind of {', '.join(SOURCES)}, found {kind!r}")
-    source = SOURCES[kind]
-    settings = {f.name: f for f in dataclasses.fields(source) if f.name not in ("name", "naming")}
-    optional = {
-        name
-        for name, setting in settings.items()
-        if setting.default is not dataclasses.MISSING or setting.default_factory is not dataclasses.MISSING
-    }
-    if missing := sorted(settings.keys() - optional - table.values.keys()):
-        raise UsageError(f"{table.where}: a source of kind {kind} needs {missing[0]!r}")
-    types = typing.get_type_hints(source)
-    values: dict[str, Any] = {"name": table.word("name", f"{kind}-{number}")}
-    for key in settings.keys() & table.values.keys():
-        about = settings[key].metadata
-        is_path = "path" in about and table.get(key, str) not in about["words"]
-        values[key] = table.path(key) if is_path else table.get(key, types[key])
-        least, most = about.get("limits", (None, None))
-        if least is not None and not least <= values[key] <= most:
-            raise UsageError(f"{table.where}: expected {key} of {least} to {most}, found {values[key]}")
+    where, kind = f"[[source]] {number}", values.pop("kind", None)
+    source = SOURCES.get(kind) if isinstance(kind, str) else None
+    if source is None:
+        raise UsageError(f"{where}: expected a kind of {', '.join(SOURCES)}, found {kind!r}")
+    if "naming" in values:
+        raise UsageError(f"{where}: nothing is called 'naming' here")
+    values.setdefault("name", f"{kind}-{number}")
     if source.naming_keys:
-        words = {key: table.word(key) for key in (source.naming_keys - {"tags"}) & table.values.keys()}
-        values["naming"] = Naming(**words, tags=table.words("tags"))
-    table.end()
-    return typing.cast(Source, source(**values))
+        named = {key: values.pop(key) for key in source.naming_keys & values.keys()}
+        values["naming"] = checked(Naming, named, where)
+    paths = {one.name: one.metadata["words"] for one in dataclasses.fields(source) if "path" in one.metadata}
+    return typing.cast(Source, checked(source, _resolved(values, paths, folder, where), where))
 
 
-def _retention(table: _TomlTable) -> Retention:
-    within = table.get("keep_within", str, None)
-    policy = Policy(
-        table.number("keep_last", None, 1, 1 << 31),
-        None if within is None else seconds(within),
-        table.words("tags"),
-        table.get("drop_last", bool, False),
-    )
-    tenant = table.word("tenant", None)
-    table.end()
-    return Retention(policy, tenant)
+def _tables(found: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise UsageError(f"expected tables as {key}, found {found!r}"[:200])
+    return [dict(one) for one in found]
 
 
-def _verify(table: _TomlTable) -> VerifySample:
-    share = table.get("share", float, VerifySample.share)
-    if not 0 <= share <= 1:
-        raise UsageError(f"{table.where}: expected a share of 0 to 1, found {share}")
-    return VerifySample(share, table.number("max_seconds", VerifySample.max_seconds, 1, 1 << 31))
-
-
-NEEDED: Any = object()
-
-
-class _TomlTable:
-    """A table of the file whose keys are read one by one, so that an unused key can be named."""
-
-    def __init__(self, values: Mapping[str, Any], where: str, folder: Path) -> None:
-        self.values, self.where, self.folder = values, where, folder
-        self._taken: set[str] = set()
-
-    def get(self, key: str, kind: type, default: Any = NEEDED) -> Any:
-        """Return a value of a type. Raises UsageError."""
-        self._taken.add(key)
-        if key not in self.values:
-            if default is NEEDED:
-                raise UsageError(f"{self.where}: expected {key} = {TYPES[kind]}, found none")
-            return default
-        value = self.values[key]
-        fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            raise UsageError(f"{self.where}: expected {TYPES[kind]} as {key}, found {value!r}"[:200])
-        return value
-
-    def word(self, key: str, default: Any = NEEDED) -> Any:
-        """Return a string that is not empty. Raises UsageError."""
-        value = self.get(key, str, default)
-        if value == "":
-            raise UsageError(
-                f"{self.where}: expected a name as {key}, found nothing: leave it out, or fill it in"
-            )
-        return value
-
-    def number(self, key: str, default: int | None, least: int, most: int) -> Any:
-        """Return a whole number within limits. Raises UsageError."""
-        value = self.get(key, int, default)
-        if value is not None and not least <= value <= most:
-            raise UsageError(f"{self.where}: expected {key} of {least} to {most}, found {value}")
-        return value
-
-    def path(self, key: str, default: Any = NEEDED) -> Any:
-        """Return a path, or a URL unchanged. Raises UsageError."""
-        value = self.get(key, str, default)
-        if value is default or "://" in value:
-            return value
+def _resolved(
+    values: Mapping[str, Any], paths: Mapping[str, tuple[str, ...]], folder: Path, where: str
+) -> dict[str, Any]:
+    """Return values whose paths are absolute, but for URLs and the words that each may be. Raises UsageError."""
+    found = dict(values)
+    for key, words in paths.items():
+        value = found.get(key)
+        if not isinstance(value, str) or "://" in value or value in words:
+            continue  # another type is refused by name when it is checked
         if not value or "\0" in value:
-            raise UsageError(f"{self.where}: expected a path as {key}, found {value!r}"[:200])
+            raise UsageError(f"{where}: expected a path as {key}, found {value!r}"[:200])
         try:
-            return str(self.folder / Path(value).expanduser())
+            found[key] = str(folder / Path(value).expanduser())
         except RuntimeError as exc:
-            raise UsageError(
-                f"{self.where}: expected a path as {key}, found {value!r}: whose home is that?"
-            ) from exc
-
-    def strings(self, key: str) -> list[str]:
-        """Return a list of strings, empty where there is none. Raises UsageError."""
-        values = self.get(key, list, [])
-        if not all(isinstance(value, str) for value in values):
-            raise UsageError(f"{self.where}: expected a list of strings as {key}, found {values!r}"[:200])
-        return typing.cast(list[str], values)
-
-    def words(self, key: str) -> dict[str, str]:
-        """Return a table of strings. Raises UsageError."""
-        values = self.get(key, dict, {})
-        if not all(isinstance(value, str) for value in values.values()):
-            raise UsageError(f"{self.where}: expected strings in {key}, found {values!r}"[:200])
-        return dict(values)
-
-    def table(self, key: str) -> _TomlTable | None:
-        """Return a table, None where there is none. Raises UsageError."""
-        value = self.get(key, dict, None)
-        return None if value is None else _TomlTable(value, f"[{key}]", self.folder)
-
-    def tables(self, key: str) -> list[_TomlTable]:
-        """Return an array of tables, empty where there is none. Raises UsageError."""
-        values = self.get(key, list, [])
-        if not all(isinstance(value, dict) for value in values):
-            raise UsageError(f"expected tables [[{key}]]")
-        return [_TomlTable(v, f"[[{key}]] {n}", self.folder) for n, v in enumerate(values, 1)]
-
-    def end(self) -> None:
-        """Check that every key was read. Raises UsageError that names one left over."""
-        if left := sorted(set(self.values) - self._taken):
-            known = ", ".join(sorted(self._taken))
-            raise UsageError(f"{self.where}: nothing is called {left[0]!r} here; there is {known}")
+            raise UsageError(f"{where}: expected a path as {key}, found {value!r}: whose home is that?") from exc
+    return found

@@ -117,7 +117,7 @@ class Freezer:
 
     def open_to_put(self) -> Archive:
         """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
-        cold = self.open(neighbours=self.config.medoids is not None)
+        cold = self.open(neighbours=self.config.cluster is not None)
         writer = cold.parts.writer
         if self._remembered:
             writer.take_over(*self._remembered)
@@ -130,7 +130,7 @@ class Freezer:
         A failure is recorded in the tally, not raised.
         """
         start = time.monotonic()
-        source, tally = self.config.sources[shard.source], RunStats(shard.source)
+        source, tally = self.config.source[shard.source], RunStats(shard.source)
         try:
             if not isinstance(source, DrainedSource):
                 _Shard(self, typing.cast(EntrySource, source), tally).freeze(shard)

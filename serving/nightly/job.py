@@ -28,7 +28,7 @@ from pltz.archive import opener
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.stat import disk_bytes, stat_of
 from pltz.archive.humanize import counted
-from pltz.archive.retention import expired
+from pltz.archive.retention import expired, seconds
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
@@ -69,7 +69,7 @@ def run(
     job.state.make()
     with job.state.lock():
         job.state.tidy()
-        reports = Reports(job.state, config.keep_reports)
+        reports = Reports(job.state, config.report.keep)
         number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
         report = job.run(number)
         reports.write(report)
@@ -108,7 +108,7 @@ class _NightlyRun:
         verified = self._timed("verify", self._verify)
         self.failures = total.failures + self.failures
         stat = self._step("stat", self._stat) or {}
-        sources = self.config.sources
+        sources = self.config.source
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -143,7 +143,7 @@ class _NightlyRun:
 
     def _freeze(self) -> list[RunStats]:
         """Return a tally for each source."""
-        tallies = [RunStats(number) for number in range(len(self.config.sources))]
+        tallies = [RunStats(number) for number in range(len(self.config.source))]
         for part in map(self.freezer.freeze, self._shards(tallies)):
             tallies[part.source].add(part)
             if self.seen:
@@ -152,7 +152,7 @@ class _NightlyRun:
 
     def _shards(self, tallies: list[RunStats]) -> Iterator[SourceShard]:
         """Yield the shards of all sources. One that cannot be read does not stop the others."""
-        for number, source in enumerate(self.config.sources):
+        for number, source in enumerate(self.config.source):
             try:
                 yield from source.shards(number)
             except MemoryError:
@@ -197,21 +197,24 @@ class _NightlyRun:
         return len(batch) if self.dry_run or not batch else opened.marker.forget(batch)
 
     def _collect(self) -> Any:
-        grace = self.config.grace
-        if grace is None:
+        wanted = self.config.collect
+        if wanted is None:
             return None
+        grace = seconds(wanted.grace)
         return self._step("collect", lambda: vars(self.freezer.open().collect(grace=grace, dry_run=self.dry_run)))
 
     def _merge(self) -> Any:
-        cold = self.config.cold
-        if cold is None:
+        wanted = self.config.merge
+        if wanted is None:
             return None
+        cold = seconds(wanted.cold)
         return self._step("merge", lambda: vars(self.freezer.open().merge(cold=cold, dry_run=self.dry_run)))
 
     def _cluster(self) -> Any:
-        medoids = self.config.medoids
-        if medoids is None:
+        wanted = self.config.cluster
+        if wanted is None:
             return None
+        medoids = wanted.medoids
 
         def work() -> dict[str, Any]:
             return vars(self.freezer.open().cluster(medoids=medoids, dry_run=self.dry_run))

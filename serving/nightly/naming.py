@@ -16,6 +16,7 @@ from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets.session_columns import moment
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
+from pltz.serving.eviction.checked import Word
 from pltz.serving.nightly.sources.source import SourceEntry
 
 NAMING_KEYS = frozenset({"tenant", "tags", "base", "name_key", "tenant_key", "time_key"})  # fields of Naming
@@ -29,12 +30,12 @@ class Naming:
     ``base``: name under which tenants share system prompts.
     """
 
-    tenant: str = "default"
-    name_key: str | None = None
-    tenant_key: str | None = None
-    time_key: str | None = None
+    tenant: Word = "default"
+    name_key: Word | None = None
+    tenant_key: Word | None = None
+    time_key: Word | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    base: str | None = None
+    base: Word | None = None
 
     def settings(self) -> list[Any]:
         """Return the fields as plain values."""

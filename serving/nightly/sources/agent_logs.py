@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
@@ -22,6 +22,7 @@ from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import logs_of, recognise
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
@@ -30,7 +31,6 @@ from pltz.serving.nightly.sources.source import (
     SourceEntry,
     SourceShard,
     Unreadable,
-    number_setting,
     path_setting,
 )
 
@@ -48,10 +48,10 @@ class AgentLogSource:
     ``new_version``: let a log that does not continue the stored one of its name be its next version.
     """
 
-    name: str
+    name: Word
     path: str = path_setting()
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
+    max_bytes: Annotated[int, Limits(1, MAX_BYTES)] = MAX_BYTES
     exact: bool = False
     drop: str = ""
     new_version: bool = False

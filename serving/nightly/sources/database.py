@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
@@ -40,6 +40,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
     SHARD_SESSIONS,
@@ -47,7 +48,6 @@ from pltz.serving.nightly.sources.source import (
     SourceEntry,
     SourceShard,
     Unreadable,
-    number_setting,
     path_setting,
 )
 
@@ -67,10 +67,10 @@ Ask = Callable[[str], tuple[list[str], Iterator[Row]]]  # SQL -> (columns, rows)
 class DatabaseSource(ABC):
     """The common part of both databases. ``max_bytes``: of a session."""
 
-    name: str
+    name: Word
     query: str
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
+    max_bytes: Annotated[int, Limits(1, MAX_BYTES)] = MAX_BYTES
     repeats = False
     kind = "database"
     naming_keys = BY_ENTRY

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import digest
+from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.run_stats import RefusedSession, RunStats
-from pltz.serving.nightly.sources.source import SourceShard, number_setting, path_setting
+from pltz.serving.nightly.sources.source import SourceShard, path_setting
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -28,10 +29,10 @@ class JournalSource:
     ``max_seconds``: time to spend on it, 0 for no limit. ``wait``: seconds to wait for another worker.
     """
 
-    name: str
+    name: Word
     path: str = path_setting()
-    max_seconds: int = number_setting(0, 0, 1 << 31)
-    wait: int = number_setting(60, 0, 1 << 31)
+    max_seconds: Annotated[int, Limits(0, 1 << 31)] = 0
+    wait: Annotated[int, Limits(0, 1 << 31)] = 60
     kind = "journal"
     naming_keys = frozenset[str]()
 

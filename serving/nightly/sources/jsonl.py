@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
@@ -30,6 +30,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import NAMING_KEYS, Naming
 from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
@@ -39,7 +40,6 @@ from pltz.serving.nightly.sources.source import (
     SourceEntry,
     SourceShard,
     Unreadable,
-    number_setting,
     path_setting,
 )
 
@@ -71,10 +71,10 @@ class JsonlSource:
     version; it may be of another file of that name.
     """
 
-    name: str
+    name: Word
     path: str = path_setting()
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
+    max_bytes: Annotated[int, Limits(1, MAX_BYTES)] = MAX_BYTES
     new_version: bool = False
     kind = "jsonl"
     naming_keys = NAMING_KEYS

@@ -5,7 +5,7 @@ The class says all that the job must know of it: its settings are the fields of 
     name             str: its name in reports
     a field          a setting of that name; needed where it has no default
     path_setting     a path, relative to the configuration's folder
-    number_setting   a whole number within limits
+    Annotated        a number within `checked.Limits`
     naming           a `Naming`, where ``naming_keys`` says which of its fields may be set
 """
 

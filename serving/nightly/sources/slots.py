@@ -20,6 +20,7 @@ from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.serving.eviction.checked import Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
     SHARD_SESSIONS,
@@ -41,7 +42,7 @@ COMMIT = 256  # sessions per put
 class SlotSource:
     """A folder of slot files (see the top of this file). ``suffix``: of the slot files; "" for all files."""
 
-    name: str
+    name: Word
     path: str = path_setting()
     tokenizer: str = path_setting(BUNDLE)
     naming: Naming = field(default_factory=Naming)

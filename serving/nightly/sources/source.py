@@ -32,11 +32,6 @@ def path_setting(*words: str) -> Any:
     return field(metadata={"path": True, "words": words})
 
 
-def number_setting(default: int, least: int, most: int) -> Any:
-    """Return a field that is a whole number from ``least`` to ``most``."""
-    return field(default=default, metadata={"limits": (least, most)})
-
-
 @dataclass(frozen=True)
 class SourceShard:
     """A part of a source.

@@ -31,7 +31,7 @@ def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
         trained_nightly.write(f"chats/{turns}.jsonl", chats(turns))
     monkeypatch.setattr(jsonl, "SHARD_SESSIONS", 1)
     settings = config.load(trained_nightly.file)
-    [source] = settings.sources
+    [source] = settings.source
     first, second = source.shards(0)
     decoded: list[int] = []
     monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
