@@ -1,7 +1,7 @@
 """The disk interface: every system call, clock reading and random byte of the archive goes through a `Disk`.
 
 `Disk` is the short list of calls that a directory store needs, each as small as the operating system's. So a
-simulated disk can stop between any two of them and lose unsynced data (`simulated_disk.SimDisk`). `OsDisk` is
+simulated disk can stop between any two of them and lose unsynced data (`SimDisk` in tests/archive). `OsDisk` is
 the real one. `store.py` builds whole objects on top; nothing else in the archive touches a file.
 
 The interface has calls rather than objects because the state after a crash is decided between write, sync,

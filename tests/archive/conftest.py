@@ -21,13 +21,13 @@ import pytest
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, copies_of
 from pltz.coding.codecs.modes import ALONE, COPIES, TOWER
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 SHORT = 100  # tokens of the dictionary of a codec with copies

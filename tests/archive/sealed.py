@@ -6,10 +6,10 @@ import numpy as np
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)

@@ -12,12 +12,12 @@ import pytest
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Head, digests, segment_digest, segment_head
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.container import block_columns
 from pltz.plt_codec.identity import NONE
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(4)

@@ -16,12 +16,12 @@ from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.s3 import ObjectStore
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.conftest import S3Server
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)

@@ -13,12 +13,12 @@ from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.format.ids import TENANT
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import UsageError
 from tests.archive import towers
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 KEYS = [None, Secret(b"sixteen bytes or more", 0)]

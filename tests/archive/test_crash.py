@@ -20,13 +20,13 @@ from pltz.archive import opener
 from pltz.archive.format.context import RUN
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)

@@ -21,13 +21,13 @@ from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import without_reserve
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 

@@ -21,10 +21,10 @@ from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(30)

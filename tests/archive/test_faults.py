@@ -23,12 +23,12 @@ import pytest
 
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(20)

@@ -13,10 +13,10 @@ from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)

@@ -8,11 +8,11 @@ import pytest
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

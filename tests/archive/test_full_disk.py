@@ -15,12 +15,12 @@ import pytest
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
 from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.serving.nightly.state import StateFolder
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 SIZE = 2000  # tokens per session, which do not compress

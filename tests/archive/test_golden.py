@@ -14,7 +14,6 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
@@ -26,6 +25,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import records
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
 from tests.golden.archives.make import (
     FORGOTTEN,

@@ -35,13 +35,13 @@ from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.codecs.modes import COPIES, TOWER
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.test_machine import NAMES, NeighbourMachine
 from tests.archive.towers import TowerArchive, copy
 from tests.examples import examples

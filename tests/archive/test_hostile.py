@@ -21,7 +21,6 @@ from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
@@ -29,6 +28,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
 from tests.archive.peek import peek, records
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import FOLDERS, SETTINGS
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]

@@ -13,7 +13,6 @@ from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.format import record
 from pltz.archive.maintenance import tail_merge
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.registry import CodecRegistry
@@ -28,6 +27,7 @@ from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import SessionArchive, TowerArchive
 
 

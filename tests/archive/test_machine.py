@@ -28,12 +28,12 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, Writ
 from pltz.archive.storage import ranged
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import ObjectStore
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.coding.codecs.modes import COPIES, TOWER
 from tests.archive.conftest import ZlibCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 

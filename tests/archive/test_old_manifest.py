@@ -14,12 +14,12 @@ from pltz.archive.errors import NotFound, Outdated, RolledBack
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.catalog.test_register import bring_back, kept_manifest, session, tokens
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive, copy
 
 Open = Callable[..., TowerArchive]

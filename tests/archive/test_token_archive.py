@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pltz import PutReceipt, PutRequest
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.cut import MAX_SEGMENT
 from pltz.coding.codecs.bundle_codecs import codecs_of
@@ -24,6 +23,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.weights import random_weights
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.test_durable import killed_before_sync
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.examples import examples

@@ -17,11 +17,11 @@ from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, Store
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.plan import CollectionPlan
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(100)

@@ -15,7 +15,6 @@ from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
@@ -26,6 +25,7 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek, records
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -10,8 +10,8 @@ from pltz.archive.catalog.ledger import PackState
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS, key_of
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.freshness import Token, known_packs, rolled_back, token_of
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import UsageError
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -14,11 +14,11 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import key_of
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])

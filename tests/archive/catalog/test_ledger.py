@@ -13,11 +13,11 @@ from pltz.archive.catalog.ledger import EntryKind, LedgerEntry, PackLedger, Pack
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format.object_names import ledger_copies
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, copy
 from tests.examples import examples
 

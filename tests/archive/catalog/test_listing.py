@@ -16,10 +16,10 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -19,9 +19,9 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.pack import FIRST_READ, Pack
 from pltz.archive.format.record import FORGET, UNDELETE
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

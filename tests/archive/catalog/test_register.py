@@ -20,11 +20,11 @@ from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)

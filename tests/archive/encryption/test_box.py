@@ -26,13 +26,13 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, domain_id
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive import towers
 from tests.archive.sealed import RAW, chat, reopen, tokens
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 

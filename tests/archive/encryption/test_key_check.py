@@ -11,11 +11,11 @@ from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, MissingKeys, NotFound
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW, chat, reopen, tokens
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 Files = dict[str, bytes]

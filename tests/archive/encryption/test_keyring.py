@@ -14,10 +14,10 @@ from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import NONE
+from tests.archive.simulated_disk import SimDisk
 
 ARCHIVE = b"archive id 16 by"
 SECRET, OTHER = Secret(b"sixteen bytes or more", 0), Secret(b"another key of 16 bytes", 0)

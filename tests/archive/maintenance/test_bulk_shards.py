@@ -23,9 +23,9 @@ from pltz.archive.maintenance.bulk_shards import (
     cut,
     shard_name,
 )
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.plt_codec.identity import digest
+from tests.archive.simulated_disk import SimDisk
 
 
 @dataclass

@@ -14,11 +14,11 @@ from pltz.archive.format import index_file
 from pltz.archive.format.index_file import SEGMENTS, U64, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _order, whole
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import SIZE
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

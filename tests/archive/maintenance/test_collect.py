@@ -13,13 +13,13 @@ from pltz.archive.format import object_names
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import HEADER, CollectionPlan
 from pltz.archive.maintenance.collect import KEPT, SMALL, _tiers
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)

@@ -8,11 +8,11 @@ import pytest
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.format.ids import TENANT
 from pltz.archive.maintenance.domain_records import DomainRecords
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 

@@ -27,12 +27,12 @@ from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 

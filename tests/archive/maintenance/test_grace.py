@@ -7,10 +7,10 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.record import FORGET
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 DAY = 86400

@@ -18,7 +18,6 @@ from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.run import Run, pack_run, unpack_run
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
@@ -26,6 +25,7 @@ from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records
 from tests.archive.sealed import RAW, reopen
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(20)

@@ -16,7 +16,6 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser, Erasure
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import RULE
 from pltz.archive.writing.new_session import NewSession
@@ -24,6 +23,7 @@ from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW, reopen
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 Ids = np.ndarray[Any, Any]

@@ -24,7 +24,6 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
@@ -32,6 +31,7 @@ from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import without_reserve
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
 from tests.examples import examples
 

@@ -13,11 +13,11 @@ from pltz.archive.errors import FullError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.reroot import Rerooter
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.maintenance.test_erase import raw_records_open
 from tests.archive.sealed import chat, reopen, tokens
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive, copy
 
 

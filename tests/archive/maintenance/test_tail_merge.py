@@ -26,7 +26,6 @@ from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.tail_merge import TailMerger
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.writer import ArchiveWriter
@@ -34,6 +33,7 @@ from pltz.coding.codecs.codec import Plain, SegmentCodec
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)

@@ -18,7 +18,6 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance import verify
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.verify import Report, Verifier
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded, Plain
@@ -27,6 +26,7 @@ from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 SESSIONS = 12  # of a segment each

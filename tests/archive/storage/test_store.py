@@ -21,11 +21,11 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.places import open_store
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, UsageError
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import BASE, TENANT, segment_of
 from pltz.archive.format.record import Record
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Plain, SegmentCodec
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 from tests.archive.writing.test_neighbours import again, alike, unlike
 

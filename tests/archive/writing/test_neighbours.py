@@ -16,7 +16,6 @@ from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
 from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, TENANT
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import NeighbourEncoder
@@ -29,6 +28,7 @@ from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 Ids = np.ndarray[Any, Any]

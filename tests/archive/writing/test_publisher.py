@@ -13,12 +13,12 @@ from pltz.archive.format.ids import TENANT, U32, Tokens
 from pltz.archive.format.pack import MANY_CHILDREN, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.record import Record
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import BEHIND, depended_on_first, shared_places
 from pltz.coding.codecs.codec import BytesCodec, Coded, SegmentCodec
 from pltz.plt_codec.identity import NONE
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(6)

@@ -14,7 +14,6 @@ import pytest
 
 from pltz.archive.errors import Fenced
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import Publisher
@@ -22,6 +21,7 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)

@@ -27,13 +27,13 @@ from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.identity import digest
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 HERE = Path(__file__).parent

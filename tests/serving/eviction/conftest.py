@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
@@ -22,6 +21,7 @@ from pltz.serving.eviction.journal.lock import FileLocks, Lock
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Worker
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.serving.eviction.opened import TARGET, BadDisk, Opened, worker_in_thread
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from pltz.archive.errors import StoreError
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.writer import Journal
+from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 from tests.serving.eviction.conftest import Bench, entry
 

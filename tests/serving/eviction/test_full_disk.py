@@ -13,7 +13,6 @@ import pytest
 
 from pltz.archive.errors import StoreError
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import BLOCK, DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.serving.eviction.journal.entry import JournalEntry
@@ -22,6 +21,7 @@ from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.journal.writer import Journal
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Worker
+from tests.archive.simulated_disk import BLOCK, DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 from tests.serving.eviction.conftest import Bench, MemoryLocks, entry
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pltz.archive.errors import StoreError
-from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.serving.eviction.journal.lock import draw
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
+from tests.archive.simulated_disk import SimDisk
 from tests.serving.eviction.conftest import MemoryLocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from pltz.archive.storage.simulated_disk import DiskState, SimDisk, _outcomes
+from tests.archive.simulated_disk import DiskState, SimDisk, _outcomes
 
 
 def by_product(disk: SimDisk, unread: str | None) -> list[DiskState]:
