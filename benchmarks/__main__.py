@@ -10,8 +10,6 @@ COMMANDS = {
     "speed": "pltz.benchmarks.speed.speed:speed",
     "hook": "pltz.benchmarks.archive.hook:hook",
     "nightly": "pltz.benchmarks.archive.nightly:nightly",
-    "communities": "pltz.benchmarks.sizes.communities:communities",
-    "stack": "pltz.benchmarks.kv.stack:stack",
 }
 
 

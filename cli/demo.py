@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz import api
+import pltz
 from pltz.archive.humanize import counted, size
 from pltz.cli.bench.codec import corpus, measure
 from pltz.cli.ui import options
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pltz.cli.bench.codec.corpus import SampleSession
     from pltz.cli.bench.codec.measure import CodecRun
     from pltz.coding.codec import Codec
-    from pltz.kv.thaw.thawed import Thawed
     from pltz.models.target.target import Target
 
 QUESTION = "Thank you. Which part of this matters most?"
@@ -102,11 +101,11 @@ def fitting(run: "CodecRun", model: "Target") -> list[int]:
     return found
 
 
-def thaw_some(run: "CodecRun", codec: "Codec", model: "Target", count: int) -> "list[Thawed]":
+def thaw_some(run: "CodecRun", codec: "Codec", model: "Target", count: int) -> "list[pltz.Thawed]":
     """Thaw ``count`` sessions, spread over the file, one after the other."""
     able = fitting(run, model)
     chosen = able[:: max(1, len(able) // count)][:count]
-    return [api.thaw(run.data, model, i, bundle=codec) for i in chosen]
+    return [pltz.thaw(run.data, model, i, bundle=codec) for i in chosen]
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def converse(run: "CodecRun", codec: "Codec", model: "Target") -> Talk:
     """Thaw a short conversation, ask one more question, and let the target answer from the same cache."""
     index = min(fitting(run, model), key=lambda i: run.costs[i].tokens)
     start = time.perf_counter()
-    thawed = api.thaw(run.data, model, index, bundle=codec)
+    thawed = pltz.thaw(run.data, model, index, bundle=codec)
     middle = time.perf_counter()
     tokenizer = codec.bundle.tokenizer
     asked = [
@@ -169,7 +168,7 @@ def converse(run: "CodecRun", codec: "Codec", model: "Target") -> Talk:
 
 
 def figures(
-    records: "Sequence[SampleSession]", run: "CodecRun", model: "Target", thawed: "Sequence[Thawed]"
+    records: "Sequence[SampleSession]", run: "CodecRun", model: "Target", thawed: "Sequence[pltz.Thawed]"
 ) -> dict[str, Any]:
     """Return what the demo measured. Sizes are in bytes, times in milliseconds."""
     from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of

@@ -2,21 +2,16 @@
 
 import click
 
+from pltz.cli import above
 from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
     "compress": "pltz.cli.compress:compress",
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
-    "thaw": "pltz.cli.thaw:thaw",
     "archive": "pltz.cli.archive.group:archive",
-    "hook": "pltz.cli.hook:hook",
-    "llama": "pltz.cli.llama:llama",
-    "slot": "pltz.cli.slot:slot",
-    "serve": "pltz.cli.serve:serve",
-    "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle.group:bundle",
-    "target": "pltz.cli.target.group:target",
+    **above.COMMANDS["pltz"],
     "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
     "doctor": "pltz.cli.doctor:doctor",

@@ -21,7 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pltz.api import compress, decompress, open, thaw
+    from pltz.api import compress, decompress, open
     from pltz.archive.archive import Archive, ArchivedSession, SessionVersion
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.errors import (
@@ -44,23 +44,16 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
-    from pltz.kv.compose.composition import Composer, Composition
-    from pltz.kv.compose.documents import Documents
-    from pltz.kv.compose.segment import Segment
     from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
     from pltz.kv.kv_forms import kv_forms
     from pltz.kv.memory.agent_memory import AgentMemory
-    from pltz.kv.memory.block_metadata import Hierarchy, MetadataTable, PrefixPins, PromptSection
-    from pltz.kv.memory.context_pipeline import ContextPipeline, PromptLayer
-    from pltz.kv.memory.memory_loop import MemoryLoop, Thresholds
-    from pltz.kv.memory.reservation import Reservation
-    from pltz.kv.memory.shadow import Shadow
     from pltz.kv.pool.batch_cache import BatchKVCache
     from pltz.kv.pool.block_pool import BlockPool
     from pltz.kv.pool.packed_session import PackedSession
     from pltz.kv.pool.page_attention import use_pages
     from pltz.kv.pool.prefix_tree import PrefixTree
     from pltz.kv.store.store import HotStore
+    from pltz.kv.thaw.file import thaw
     from pltz.kv.thaw.thawed import Thawed
     from pltz.kv.thaw.thawer import Thawer, Wanted
     from pltz.models.bundle.bundle import Bundle
@@ -93,7 +86,8 @@ if TYPE_CHECKING:
 
 # Where each public name lives. `__all__` below says the same to type checkers, which read no dictionaries.
 _HOMES = {
-    "pltz.api": ("compress", "decompress", "open", "thaw"),
+    "pltz.api": ("compress", "decompress", "open"),
+    "pltz.kv.thaw.file": ("thaw",),
     "pltz.archive.archive": ("Archive", "ArchivedSession", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.serving.engines.llama_server": ("LlamaServer",),
@@ -120,14 +114,6 @@ _HOMES = {
     "pltz.serving.eviction.worker": ("drain",),
     "pltz.kv.errors": ("MemoryFailed", "MemoryMismatch", "PoolFull"),
     "pltz.kv.memory.agent_memory": ("AgentMemory",),
-    "pltz.kv.memory.block_metadata": ("Hierarchy", "MetadataTable", "PrefixPins", "PromptSection"),
-    "pltz.kv.memory.context_pipeline": ("ContextPipeline", "PromptLayer"),
-    "pltz.kv.memory.memory_loop": ("MemoryLoop", "Thresholds"),
-    "pltz.kv.memory.reservation": ("Reservation",),
-    "pltz.kv.memory.shadow": ("Shadow",),
-    "pltz.kv.compose.composition": ("Composer", "Composition"),
-    "pltz.kv.compose.documents": ("Documents",),
-    "pltz.kv.compose.segment": ("Segment",),
     "pltz.kv.pool.batch_cache": ("BatchKVCache",),
     "pltz.kv.pool.block_pool": ("BlockPool",),
     "pltz.kv.pool.packed_session": ("PackedSession",),
@@ -172,12 +158,8 @@ __all__ = [
     "Bundle",
     "BundleMismatch",
     "Codec",
-    "Composer",
-    "Composition",
     "ContentError",
-    "ContextPipeline",
     "CorruptError",
-    "Documents",
     "Erased",
     "EvictionHook",
     "EvictionRequest",
@@ -185,16 +167,13 @@ __all__ = [
     "ForeignPack",
     "FormatError",
     "FullError",
-    "Hierarchy",
     "HotStore",
     "KeyMismatch",
     "LimitError",
     "LlamaServer",
     "LostError",
     "MemoryFailed",
-    "MemoryLoop",
     "MemoryMismatch",
-    "MetadataTable",
     "MismatchError",
     "MissingKeys",
     "MissingPack",
@@ -204,27 +183,20 @@ __all__ = [
     "PackedSession",
     "PltzError",
     "PoolFull",
-    "PrefixPins",
     "PrefixTree",
-    "PromptLayer",
-    "PromptSection",
     "PutReceipt",
     "PutRequest",
-    "Reservation",
     "RolledBack",
     "Secret",
-    "Segment",
     "Session",
     "SessionFile",
     "SessionVersion",
-    "Shadow",
     "SlotArchiver",
     "StoreError",
     "Target",
     "TargetMismatch",
     "Thawed",
     "Thawer",
-    "Thresholds",
     "TokenizerMismatch",
     "UnreadableError",
     "UsageError",

@@ -9,7 +9,8 @@ from tests.test_imports import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
-FOLDERS = sorted(MAY_IMPORT.keys() - {"benchmarks"})
+APART_ROOMS = {"benchmarks", "experiments"}
+FOLDERS = sorted(MAY_IMPORT.keys() - APART_ROOMS)
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
 APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 
@@ -20,9 +21,9 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert named == found | {Path("pltz")}
 
 
-def test_benchmarks_are_not_in_the_wheel() -> None:
+def test_rooms_apart_are_not_in_the_wheel() -> None:
     packages = [*SETUP["packages"], *SETUP["package-dir"], *SETUP["package-data"]]
-    assert not [name for name in packages if "benchmarks" in name]
+    assert not [name for name in packages for room in APART_ROOMS if room in name]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -40,8 +40,8 @@ from pltz.benchmarks.kv.measure_kv import (
     random_target,
     sample_ids,
 )
+from pltz.benchmarks.kv.random_target import SHAPES
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.thaw.random_target import SHAPES
 from pltz.datasets import sample_sessions
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.thaw.thawed import Thawed

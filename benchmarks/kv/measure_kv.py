@@ -31,8 +31,8 @@ import numpy as np
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
+from pltz.benchmarks.kv.random_target import RandomTarget
 from pltz.cli.bench import machine
-from pltz.cli.bench.thaw.random_target import RandomTarget
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
 from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on

@@ -3,30 +3,30 @@
     python -m pltz.benchmarks.plots
 
 Each file in benchmarks/results holds the lines of JSON of these commands, run on the machine that the line names.
-`bench` stands for python -m pltz.benchmarks:
+`bench` stands for python -m pltz.benchmarks, `experiments` for python -m pltz.experiments:
 
     bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
     bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
     bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
-    pltz bench thaw --device cuda --shape llama-8b --json > thaw.json; pltz bench thaw --json >> thaw.json
-    pltz bench thaw --device cuda --shape llama-8b --turns 1,4,8,40 --json > thaw_turns.json
-    pltz bench archive --full --writers 2 --json > archive.json
-    pltz bench archive --growing --json > archive_growing.json
+    experiments thaw --device cuda --shape llama-8b --json > thaw.json; experiments thaw --json >> thaw.json
+    experiments thaw --device cuda --shape llama-8b --turns 1,4,8,40 --json > thaw_turns.json
+    experiments archive --full --writers 2 --json > archive.json
+    experiments archive --growing --json > archive_growing.json
     bench field --json > field.json, field_sample.json
     bench nightly --full --json > nightly.json
-    python -m pltz.benchmarks.sizes.measure_distances > distances.json
+    python -m pltz.experiments.communities.measure_distances > distances.json
     python -m pltz.benchmarks.archive.simulate_scale > scale.json
-    python -m pltz.benchmarks.kv.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
-    pltz bench joint --calibration mini-llama.kv.safetensors --rows 16 --context 256 --new 48 ... --json > joint.json
-    bench stack --thaws 8 --json > stack.json
+    python -m pltz.experiments.slots.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
+    experiments joint --calibration mini-llama.kv.safetensors --rows 16 --context 256 --new 48 ... --json > joint.json
+    experiments stack --thaws 8 --json > stack.json
     python -m pltz.benchmarks.kv.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     python -m pltz.benchmarks.kv.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
     python -m pltz.benchmarks.kv.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
     pltz bundle train --config training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
-    python -m pltz.benchmarks.learned_kv decoder mini-llama mini.npz --device cuda --batch 32 > universal_decoder.json
-    python -m pltz.benchmarks.learned_kv decoder smollm2 smollm2.npz --device cuda --batch 16 >> universal_decoder.json
-    python -m pltz.benchmarks.learned_kv decoder ... --seconds 0 >> universal_decoder.json: readers solved alone
+    python -m pltz.experiments.learned_kv decoder mini-llama mini.npz --device cuda --batch 32 > universal_decoder.json
+    python -m pltz.experiments.learned_kv decoder smollm2 smollm2.npz --device cuda --batch 16 >> universal_decoder.json
+    python -m pltz.experiments.learned_kv decoder ... --seconds 0 >> universal_decoder.json: readers solved alone
 """
 
 import json

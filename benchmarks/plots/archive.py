@@ -1,4 +1,4 @@
-"""Draw the figures of `pltz bench archive` with matplotlib (extra ``plots``).
+"""Draw the figures of `python -m pltz.experiments archive` with matplotlib (extra ``plots``).
 
 `sharing` draws bytes per session against sessions, as the paper's Table 1. `growth` draws sessions that grow.
 """

@@ -1,4 +1,4 @@
-"""Draw the figure of `pltz bench joint` with matplotlib (extra ``plots``)."""
+"""Draw the figure of `python -m pltz.experiments joint` with matplotlib (extra ``plots``)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Draw the figure of `python -m pltz.benchmarks stack` with matplotlib (extra ``plots``)."""
+"""Draw the figure of `python -m pltz.experiments stack` with matplotlib (extra ``plots``)."""
 
 from typing import Any
 

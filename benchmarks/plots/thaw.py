@@ -1,4 +1,4 @@
-"""Draw the figures of `pltz bench thaw` with matplotlib (extra ``plots``)."""
+"""Draw the figures of `python -m pltz.experiments thaw` with matplotlib (extra ``plots``)."""
 
 from collections.abc import Sequence
 from typing import Any

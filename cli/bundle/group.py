@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
+from pltz.cli import above
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, LazyGroup
 from pltz.cli.ui.output import write_text
@@ -27,9 +28,7 @@ COMMANDS = {
     "verify": "pltz.cli.bundle.group:verify",
     "add": "pltz.cli.bundle.add:add",
     "remove": "pltz.cli.bundle.remove:remove",
-    "eval": "pltz.cli.bundle.eval:evaluate",
-    "train": "pltz.cli.bundle.train:train",
-    "distill": "pltz.cli.bundle.distill:distill",
+    **above.COMMANDS["bundle"],
 }
 
 

@@ -1,1 +1,1 @@
-"""KV as a memory: agents that survive restarts, named blocks, pins, and the shadow of a pool."""
+"""KV as a memory: agents that survive restarts."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pltz.plt_codec.errors import UsageError
-
-if TYPE_CHECKING:
-    from pltz.kv.store.store import Stats
 
 COUNTERS = {  # of `Stats`
     "hit_tokens": "Ids whose KV was there.",
@@ -27,9 +24,9 @@ TIER_GAUGES = {"used": "Bytes in a tier.", "budget": "Bytes that a tier may take
 
 
 class StoreCollector:
-    """A collector of what ``stats`` returns. Raises UsageError without prometheus_client."""
+    """A collector of the `Stats` that ``stats`` returns. Raises UsageError without prometheus_client."""
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(self, stats: Callable[[], Any]) -> None:
         try:
             from prometheus_client import core
         except ImportError as exc:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins
+from pltz.experiments.three_tiers.shadow import Shadow
 from pltz.kv.calibrate.fitting import laplace
 from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins
 from pltz.kv.memory.memory_file import MemoryFolder, Remembered
-from pltz.kv.memory.shadow import Shadow
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat

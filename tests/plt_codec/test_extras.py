@@ -58,7 +58,6 @@ def test_the_plain_install_archives_and_reads(tmp_path: Path) -> None:
     ("words", "extra"),
     [
         ("thaw chats.pltz --session 0", "thaw"),
-        ("bench thaw", "thaw"),
         ("target calibrate mini-llama --data chats.jsonl --output own", "thaw"),
         ("bundle train --config own.toml --output own", "train"),
         ("bundle distill --target mini-llama --data chats.jsonl --output own", "train"),

@@ -118,9 +118,3 @@ def test_nothing_to_measure(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl", [("b-1", "one two")])
     done = run("bench", "codec", "--data", data, "--limit-bytes", 3)
     assert done.exit_code == 2 and "--limit-bytes" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["archive", "thaw"])
-def test_a_disk_that_is_not_there(run: Run, tmp_path: Path, name: str) -> None:
-    done = run("bench", name, "--where", tmp_path / "absent")
-    assert done.exit_code == 2 and "absent does not exist" in done.stderr

@@ -19,10 +19,10 @@ sys.path.insert(0, str(HERE.parents[2]))
 import numpy as np
 import torch
 
-from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins, PromptSection
+from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins, PromptSection
+from pltz.experiments.three_tiers.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.memory.checked_file import FileKind
 from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder, Remembered
-from pltz.kv.memory.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat

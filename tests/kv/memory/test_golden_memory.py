@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins
+from pltz.experiments.three_tiers.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.errors import PoolFull
-from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins
 from pltz.kv.memory.checked_file import FileKind, _places
 from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
-from pltz.kv.memory.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.plt_codec.errors import CorruptError, VersionError

@@ -190,7 +190,7 @@ def test_a_signal_ends_streams_by_an_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from pltz.cli.serve import serve
+    from pltz.serving.commands.serve import serve
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))

@@ -1,0 +1,21 @@
+"""Commands that rooms above the core bring, by name: no other file of the core names one of these rooms.
+
+A group takes those of its name. What a command needs beyond the core, an extra installs (`plt_codec/extras.py`).
+"""
+
+COMMANDS = {
+    "pltz": {
+        "thaw": "pltz.kv.commands.thaw:thaw",
+        "hook": "pltz.serving.commands.hook:hook",
+        "llama": "pltz.serving.commands.llama:llama",
+        "serve": "pltz.serving.commands.serve:serve",
+        "nightly": "pltz.serving.commands.nightly:nightly",
+        "target": "pltz.kv.commands.target:target",
+    },
+    "bundle": {
+        "eval": "pltz.training.commands.eval:evaluate",
+        "train": "pltz.training.commands.train:train",
+        "distill": "pltz.training.commands.distill:distill",
+    },
+    "bench": {"kv": "pltz.kv.commands.bench.command:kv"},
+}

@@ -1,1 +1,0 @@
-"""Joint encoding of KV blocks, measured over pages of a pool and kept in no store: ``pltz bench joint``."""

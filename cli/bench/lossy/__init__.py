@@ -1,1 +1,0 @@
-"""Tokens that give way to more probable ones, measured and offered nowhere: ``pltz bench lossy``."""

@@ -1,1 +1,0 @@
-"""The claims of five papers on KV caches beside what this code measures: ``pltz bench papers``."""

@@ -1,1 +1,0 @@
-"""``pltz target``: commands about served models."""

@@ -1,0 +1,1 @@
+"""Communities of bots that share prompts, and the distances between their sessions."""

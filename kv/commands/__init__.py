@@ -1,0 +1,1 @@
+"""Commands of `pltz` that kv brings: `cli/above.py` names them."""

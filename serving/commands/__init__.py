@@ -1,0 +1,1 @@
+"""Commands of `pltz` that serving brings: `cli/above.py` names them."""

@@ -1,0 +1,72 @@
+"""bench archive: the figures of a small run are right, and the codec of ready bitstrings is exact."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from pltz.archive.maintenance import tail_merge
+from pltz.coding.codecs.codec import Coded, Plain
+from pltz.experiments.archive import command as bench_archive
+from pltz.experiments.archive.measure import ReadyCodec
+from pltz.plt_codec.errors import CorruptError
+
+Run = Callable[..., Result]
+
+
+def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_archive, "QUICK", {"sessions": 1500, "entries": 20_000, "sharing": 500})
+    monkeypatch.setattr("pltz.experiments.archive.measure.LOOKUPS", 1000)
+    done = run("archive", "--writers", "1", "--where", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.strip().splitlines()[-1])
+    assert result["put"]["bitstring_bytes"] == 750 * 1700 + 50 * 375 and result["put"]["per_s"] > 0
+    assert result["reading"]["verify_sound"] and result["index"]["found_hits"] == 1000
+    over = result["overhead"]
+    assert 20 < over["bytes_per_session"] < 40 and 20 < over["collected"]["bytes_per_session"] < 40
+    flat, *shared = result["sharing"]
+    assert flat["bytes_per_session"] > 950 and all(200 < row["bytes_per_session"] < 800 for row in shared)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
+    monkeypatch.setattr(tail_merge, "FEW", 0)
+    words = ("--growing", "--turns", 5, "--turn-tokens", 40, "--where", tmp_path)
+    done = run("archive", *words)
+    assert done.exit_code == 0, done.output
+    whole, joined, turns, together = json.loads(done.output.strip().splitlines()[-1])["growing"]
+    rows = whole, joined, turns, together
+    assert [row["puts"] for row in rows] == [1, 5, 5, 5] and together["sessions"] == 4
+    for row in rows:
+        assert row["tokens"] == 200 and row["tokens_after_put"][-1] == 200
+        assert row["seconds_after_put"] == sorted(row["seconds_after_put"])
+        assert row["bytes_per_session_after_put"] == sorted(row["bytes_per_session_after_put"])
+        spent = row["puts"] * row["sessions"] / row["puts_per_s"]
+        assert row["seconds_after_put"][-1] == pytest.approx(spent, abs=0.001)  # rounded to milliseconds
+    assert whole["bytes_per_session"] < turns["bytes_per_session"]
+    assert turns["bytes_per_session_collected"] < turns["bytes_per_session"] < joined["bytes_per_session"]
+    assert "growing" in done.output
+
+
+def test_folders_and_formats_are_checked(run: Run, tmp_path: Path) -> None:
+    assert run("archive", "--where", str(tmp_path / "none")).exit_code == 2
+
+
+def test_ready_bitstrings_are_exact() -> None:
+    codec = ReadyCodec()
+    kept = codec.make(10, 8)
+    codec.keep()
+    tokens = codec.make(20, 12)
+    data = codec.encode([Plain(kept, kept[:0]), Plain(tokens, kept)])
+    assert [len(d) for d in data] == [8, 12]
+    found = codec.decode([Coded(d, 0, kept) for d in data])
+    assert all(np.array_equal(a, b) for a, b in zip(found, [kept, tokens], strict=True))
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(data[1][:-1] + b"\0" if data[1][-1] else data[1][:-1] + b"\1", 20, kept)])
+    codec.drop()
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(data[1], 20, kept)])

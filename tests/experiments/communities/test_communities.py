@@ -1,0 +1,80 @@
+"""Communities: the prompts are the same each time, and near to those of their group."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pltz.experiments.communities.command import records
+from pltz.experiments.communities.communities import (
+    BOTS,
+    COMMUNITIES,
+    GROUPS,
+    OWN,
+    Communities,
+    community_of,
+    sampled,
+    sentences,
+)
+from pltz.plt_codec.errors import UsageError
+from tests.cli.commands import Run
+
+
+def prompts() -> list[str]:
+    return ["".join(f"Prompt {n:02} says sentence {m:02} here. " for m in range(20)) for n in range(40)]
+
+
+def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
+    found = Communities(prompts())
+    assert [one.prompt for one in found.made] == [one.prompt for one in Communities(prompts()).made]
+    assert len(found.made) == COMMUNITIES
+    for number, one in enumerate(found.made):
+        parts = sentences(one.prompt)[1:]
+        kept = [part for part in parts if part.startswith(f"Prompt {number % GROUPS:02} ")]
+        assert one.shared == prompts()[number % GROUPS] and len(parts) == 20
+        assert len(kept) == 20 - len(one.own) and 8 <= len(kept) < 20
+    bots = list(found.bots())
+    assert len(bots) == BOTS
+    for number, bot in enumerate(bots):
+        assert bot.startswith(found.made[community_of(number)].prompt)
+        assert len(sentences(bot)) == 1 + 20 + OWN
+
+
+def test_bots_measured_are_of_all_groups() -> None:
+    """`tenants_of` takes every fifth bot of 100, every tenth of 50."""
+    assert Counter(map(community_of, range(BOTS))) == dict.fromkeys(range(COMMUNITIES), BOTS // COMMUNITIES)
+    for every in (5, 10):
+        groups = Counter(community_of(number) % GROUPS for number in range(0, BOTS, every))
+        assert groups == dict.fromkeys(range(GROUPS), BOTS // every // GROUPS)
+
+
+def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
+    found = Communities(prompts())
+    drawn = [one for made in found.made for one in made.own]
+    drawn += [one for bot in found.bots() for one in sentences(bot)[-OWN:]]
+    others = 35 * 20
+    assert len(set(drawn[:others])) == others and len(set(drawn[others : 2 * others])) == others
+
+
+def test_the_prompts_that_ship_are_enough() -> None:
+    assert len({one.prompt for one in sampled().made}) == COMMUNITIES
+    sources = [one["id"].split("-")[0] for one in records()]
+    assert (sources.count("communities"), sources.count("bots")) == (COMMUNITIES, BOTS)
+
+
+def test_too_few_prompts_are_refused() -> None:
+    with pytest.raises(UsageError, match="expected 5 prompts"):
+        Communities(prompts()[:6])
+
+
+def test_prompts_are_nearest_to_each_other(run: Run, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "communities.jsonl"
+    path.write_bytes(run("communities").stdout_bytes)
+    done = run("neighbours", "--data", path, "--sessions", 2, "--measure", "zstd", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["sources"]
+    assert [row["source"] for row in found] == ["bots", "communities"]
+    assert all(row["patched"] < row["zstd"] for row in found)

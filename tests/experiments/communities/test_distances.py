@@ -1,0 +1,61 @@
+"""The matrix of distances: every pair is coded, parts are those of the prompt, and the picture shows the groups."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.benchmarks.plots import distances
+from pltz.coding.codec import Codec
+from pltz.experiments.communities import measure_distances
+from pltz.experiments.communities.communities import Community
+from pltz.experiments.communities.measure_distances import matrix, parts
+from pltz.plt_codec.errors import ModelError
+
+
+class Coder:
+    """Takes a byte per token that is not in the context."""
+
+    def __init__(self, lossy: bool = False) -> None:
+        self.lossy, self.given = lossy, list[Any]()
+
+    def encode(self, sequences: Any, contexts: Any) -> Any:
+        self.given = list(sequences)
+        known = [set() if c is None else set(np.asarray(c).tolist()) for c in contexts]
+        rows = zip(sequences, known, strict=True)
+        return [SimpleNamespace(data=bytes(sum(one not in there for one in t.tolist()))) for t, there in rows]
+
+    def decode(self, items: Any) -> Any:
+        return [one + self.lossy for one in self.given]
+
+
+def codec(**how: bool) -> Any:
+    return SimpleNamespace(coder=Coder(**how))
+
+
+def test_every_session_is_coded_after_every_other_and_compared() -> None:
+    tokens = [np.arange(4) + 500, np.arange(4) + 500, np.arange(5) + 509]
+    assert matrix(codec(), tokens) == ([4, 4, 5], [[0, 0, 4], [0, 0, 4], [5, 5, 0]])
+    with pytest.raises(ModelError, match="changed"):
+        matrix(codec(lossy=True), tokens)
+
+
+def test_parts_are_what_a_community_shares_and_what_it_has_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(codec: Codec, prompts: list[str]) -> list[Any]:
+        return [np.array([500 + len(word) for word in one.split()]) for one in prompts]
+
+    monkeypatch.setattr(measure_distances, "tokens_of", words)
+    found = parts(codec(), [Community(prompt="a bb cccccc", shared="a bb ccc", own=["cccccc"])])
+    assert found == {"after_group": [1], "copied": [0], "own": [1], "own_after_group": [1], "own_tokens": [1]}
+
+
+def test_the_picture_tells_groups_apart() -> None:
+    pytest.importorskip("matplotlib")
+    after = [[40 if a % 2 == b % 2 else 90 for b in range(6)] for a in range(6)]
+    result = {"source": "communities", "groups": 2, "alone": [100] * 6, "after": after}
+    assert distances.within(result) == {"alone": 100, "same group": 40, "another group": 90, "nearest": 40}
+    drawn = distances.heat(result, ".svg").decode()
+    assert "prefers-color-scheme:dark" in drawn and drawn.count("group 1") and "coded after" in drawn

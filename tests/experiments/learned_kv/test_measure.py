@@ -1,0 +1,82 @@
+"""Measure decoders and codes on networks whose answer is known, and run both commands from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from pltz.experiments.learned_kv import __main__ as commands
+from pltz.experiments.learned_kv import measure
+from pltz.experiments.learned_kv.frozen_target import SINKS, ChangedForm, FrozenTarget
+from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
+from pltz.kv.calibrate.measure import compare
+
+Rows = NDArray[np.int32]
+WHOLE = Size("whole", 2, 0, 64, 4, 0)
+
+
+def test_a_form_that_changes_nothing_loses_nothing(frozen: FrozenTarget, rows: Rows) -> None:
+    form = ChangedForm("same", frozen, lambda ids, exact: exact, 4.0)
+    zero = ChangedForm("zero", frozen, lambda ids, exact: torch.zeros_like(exact), 0.0)
+    forms = [("same", form), ("zero", zero)]
+    same, lost = (one.row() for one in compare(frozen.target, rows[:2], 64, forms, control=False))
+    assert same["kl"] < 1e-6 and same["top1"] == 1 and same["bits"] == (4 * 60 + 16 * SINKS) / 64
+    assert lost["kl"] > 0.01 and lost["bits"] == 0
+
+
+def test_errors_are_those_of_the_decoder(frozen: FrozenTarget, rows: Rows) -> None:
+    whole, nothing = Decoder(frozen, WHOLE), Decoder(frozen, Size("nothing", 0, 0, 16, 1, 0))
+    exact, zero = (measure.errors(frozen, one, rows[:2]) for one in (whole, nothing))
+    assert max(exact["keys_error"] + exact["values_error"]) < 1e-4
+    assert zero["values_error"][1:] == [1.0, 1.0] and zero["values_error"][0] < 1e-4  # layer 0 is exact
+    assert all(0.01 < one < 0.3 for one in exact["keys_tolerance"] + exact["values_tolerance"])
+
+
+def test_bits_fall_to_none_with_exact_rows_and_not_with_rows_that_say_nothing(frozen: FrozenTarget, rows: Rows) -> None:
+    whole, nothing = Decoder(frozen, WHOLE), Decoder(frozen, Size("nothing", 0, 0, 16, 1, 0))
+    assert measure.bits_saved(frozen, whole, rows[:8], rows[8:]) < 0.05
+    assert measure.bits_saved(frozen, nothing, rows[:8], rows[8:]) == pytest.approx(1, abs=0.01)
+
+
+def test_the_series_is_in_order_of_its_kinds_and_below_the_prefill() -> None:
+    for shape in (TargetShape(4, 256, 4, 2, 64, 768), TargetShape(30, 576, 9, 3, 64, 1536)):
+        shares = [shape.macs(size, 1536) / shape.prefill_macs(1536) for size in measure.series(shape)]
+        assert all(0.02 < share < 0.7 for share in shares)
+        assert shares[1] < shares[2] == shares[3] < shares[5] < shares[8]
+
+
+def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_path: Path) -> None:
+    file, partial = tmp_path / "rows.npz", tmp_path / "partial.json"
+    np.savez(file, train=rows, test=rows[:4])
+    given: dict[str, Any] = {"model": str(deep_llama), "file": file, "device": "cpu", "batch": 4, "seconds": 10}
+    given |= {"test_rows": 2, "partial": partial, "steps": 4, "short": 48, "new": 8, "context": 64}
+    told = commands.decoders(**given, sizes=[WHOLE, Size("narrow", 0, 1, 16, 1, 32)])
+    whole, narrow = told["decoders"]
+    assert whole["loss"]["kl"] < 1e-6 < narrow["loss"]["kl"]
+    assert whole["trained"]["steps"] == 0 and narrow["trained"]["steps"] == 4
+    assert 0 < narrow["share"] < whole["share"] < 1 and narrow["s"] > 0
+    assert json.loads(partial.read_text()) == json.loads(json.dumps(told))
+    assert told["ends"][0]["kl"] < narrow["loss"]["kl"] < told["ends"][1]["kl"]
+    told = commands.codes(**given, ratios=[4])
+    assert [one["steps"] for one in told["codes"]] == [0, 0, 4, 4, 4]
+    assert told["codes"][0]["name"] == "principal directions, even"
+    assert all(sum(map(sum, one["ranks"])) == 48 and one["loss"]["bits"] < 5 for one in told["codes"])
+    assert {one["form"] for one in told["forms"]} == {"q8", "q4"}
+
+
+def test_rows_are_drawn_from_sessions(deep_llama: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "chats.jsonl", tmp_path / "rows.npz"
+    line = json.dumps({"messages": [{"role": "user", "content": "how are you " * 40}]})
+    file.write_text((line + "\n") * 12)
+    given = ["rows", str(deep_llama), "--train", str(file), "--test", str(file), "--length", "40"]
+    said = CliRunner().invoke(commands.learned, [*given, "--test-length", "50", "-o", str(out)])
+    assert said.exit_code == 0, said.output
+    kept = np.load(out)
+    assert kept["train"].shape[1] == 40 and kept["test"].shape[1] == 50 and len(kept["train"]) > 1

@@ -1,0 +1,118 @@
+"""The decoder of tokens to KV: what is exact, what training gains, what a size costs, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pltz.experiments.learned_kv.course import (
+    SOLVED,
+    Course,
+    batches,
+    centres_of,
+    regression,
+    scale_of,
+    train,
+)
+from pltz.experiments.learned_kv.frozen_target import FrozenTarget
+from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
+from pltz.plt_codec.errors import ModelError, UsageError
+
+Rows = NDArray[np.int32]
+COPIES = Size("copies", 0, 2, 64, 4, 64)
+
+
+def ids_of(rows: Rows) -> torch.Tensor:
+    return torch.from_numpy(rows.astype(np.int64))
+
+
+def test_all_layers_but_the_last_give_the_exact_kv(frozen: FrozenTarget, rows: Rows) -> None:
+    decoder = Decoder(frozen, Size("whole", 2, 0, 64, 4, 0))
+    exact = frozen.exact(ids_of(rows[:2]))
+    assert exact.shape == (2, 72, 3, 2 * 2 * 16)
+    assert torch.allclose(decoder(ids_of(rows[:2])), exact, atol=1e-4)
+
+
+def test_a_copy_of_all_layers_is_exact_once_its_readers_are_solved(frozen: FrozenTarget, rows: Rows) -> None:
+    decoder, ids = Decoder(frozen, COPIES), ids_of(rows)
+    exact = frozen.exact(ids)
+    scale = scale_of(exact)
+    assert regression(decoder(ids), exact, scale) > 0.5
+    decoder.solve_readers(iter([(ids, exact)]))
+    assert regression(decoder(ids), exact, scale) < 1e-4
+
+
+def test_thinner_copies_keep_the_largest_neurons(frozen: FrozenTarget) -> None:
+    block = Decoder(frozen, replace(COPIES, hidden=16)).blocks[0]
+    mlp = frozen.model.model.layers[0].mlp
+    size = mlp.gate_proj.weight.norm(dim=1) * mlp.up_proj.weight.norm(dim=1) * mlp.down_proj.weight.norm(dim=0)
+    kept = set(size.topk(16).indices.tolist())
+    rows_of: Any = block.gate
+    assert rows_of.shape == (1, 16, 64)
+    assert {int((mlp.gate_proj.weight == one).all(1).nonzero()[0, 0]) for one in rows_of[0]} == kept
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_training_lowers_error_and_kl(frozen: FrozenTarget, rows: Rows, experts: int) -> None:
+    size = Size("narrow", 0, 1, 16, 1, 32, experts)
+    centres = centres_of(frozen, rows, experts) if experts > 1 else None
+    torch.manual_seed(0)
+    decoder = Decoder(frozen, size, centres)
+    ids = ids_of(rows)
+    exact = frozen.exact(ids)
+    scale = scale_of(exact)
+    feed = batches(rows, 8, frozen.device, seed=1)
+    decoder.solve_readers((one, frozen.exact(one)) for one in [next(feed) for _ in range(SOLVED)])
+    before = regression(decoder(ids), exact, scale)
+    kl = frozen.loss(exact[:, :64], decoder(ids[:, :64]), ids[:, 64:])
+    told = train(decoder, frozen, rows, Course(8, 64, 8, steps=30))
+    assert told["steps"] == 30 and told["tokens"] == 30 * 8 * 72
+    assert regression(decoder(ids), exact, scale) < before
+    assert frozen.loss(exact[:, :64], decoder(ids[:, :64]), ids[:, 64:]) < kl
+
+
+def test_each_row_takes_the_expert_of_its_region(frozen: FrozenTarget, rows: Rows) -> None:
+    centres = centres_of(frozen, rows, 2)
+    decoder = Decoder(frozen, replace(COPIES, experts=2), centres)
+    decoder.solve_readers(iter([(ids_of(rows), frozen.exact(ids_of(rows)))]))
+    region = decoder.regions(ids_of(rows))
+    assert set(region.tolist()) == {0, 1}
+    before = decoder(ids_of(rows))
+    with torch.no_grad():
+        for block in decoder.blocks:
+            down: Any = block.down
+            down[1] = 0
+    changed = (decoder(ids_of(rows)) != before).flatten(1).any(1)
+    assert torch.equal(changed, region == 1)
+
+
+def test_a_size_costs_less_than_the_prefill_and_more_with_every_part(frozen: FrozenTarget) -> None:
+    shape = TargetShape.of(frozen)
+    whole = shape.macs(Size("whole", 2, 0, 64, 4, 0), 100)
+    assert whole < shape.prefill_macs(100)
+    # By hand: per layer 64 * 16 * (2 * 4 + 2 * 2) projections, 3 * 64 * 64 of the MLP, 4 * 16 * 100 of attention.
+    layer = 12288 + 12288 + 6400
+    assert shape.prefill_macs(100) == 3 * layer
+    assert whole == 2 * layer + 64 * 64
+    assert shape.macs(COPIES, 100) == 2 * layer + 3 * 64 * 64
+    assert shape.macs(replace(COPIES, experts=4), 100) == shape.macs(COPIES, 100)
+
+
+def test_what_does_not_fit_is_refused(frozen: FrozenTarget) -> None:
+    with pytest.raises(UsageError, match="fewer exact layers than 3"):
+        Decoder(frozen, Size("deep", 3, 0, 64, 4, 0))
+    with pytest.raises(UsageError, match="2 centres"):
+        Decoder(frozen, replace(COPIES, experts=2))
+    with pytest.raises(UsageError, match="a limit"):
+        Course(8, 64, 8)
+    frozen.model.config.model_type = "gemma"
+    try:
+        with pytest.raises(ModelError, match="found gemma"):
+            Decoder(frozen, COPIES)
+    finally:
+        frozen.model.config.model_type = "llama"

@@ -1,0 +1,144 @@
+"""bench thaw: every way is measured and checked, and the figures follow from each other."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+
+from pltz.archive.catalog.chain import LAST
+from pltz.archive.maintenance import tail_merge
+from pltz.benchmarks.kv.random_target import RandomTarget
+from pltz.cli.bench import shared
+from pltz.experiments.thaw import command as thaw
+from pltz.kv.thaw.thawed import Thawed
+from pltz.plt_codec.errors import ModelError, UsageError
+
+Run = Callable[..., Result]
+WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "--threads", 1)
+
+
+@pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
+def test_figures_follow_from_each_other(
+    run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_merge, "FEW", 0)
+    done = run("thaw", *WORDS, "--shape", shape)
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    rows = {row["way"]: row for row in found["rows"]}
+    assert len(rows) == 11 and next(iter(rows)) == "prefill"
+    for row in rows.values():
+        assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
+        assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01, abs=1e-4)
+    assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
+    assert found["fast_over_prefill"] == rows["thaw, fast layout"]["over_prefill"]
+    wider = rows["thaw, fast layout"]["stored_bytes"] - rows["thaw"]["stored_bytes"]
+    assert abs(wider) <= 2 * 5  # 60 ids stand in two lanes of the layout of turns, 2 to 5 bytes each
+    assert 0 < rows["thaw"]["stored_bytes"] < 500
+    kv = rows["host memory"]["stored_bytes"]
+    assert (
+        kv
+        == rows["safetensors on the disk"]["stored_bytes"]
+        == 60 * 2 * 2 * 2 * (8 * 4 if shape == "embedded" else 16 * 2)
+    )
+    assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
+    for stages in ("stages_ms", "fast_stages_ms"):
+        assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
+    assert [row["sessions"] for row in found["together"]] == [1, 3]
+    grown = [(row["turns_are"], row["layout"], row["turns"], row["records"]) for row in found["turns"]]
+    layouts = ("default", "fast")
+    apart = [("apart", layout, turns, turns) for layout in layouts for turns in (1, 5)]
+    joined = [("joined", layout, 5, 2) for layout in layouts]
+    left = [(row["layout"], row["turns"]) for row in found["not_merged"]]
+    merged = [("merged", layout, 5, 1) for layout in layouts if (layout, 5) not in left]
+    assert grown == apart + joined + merged and len(left) + len(merged) == 2
+    for row in found["turns"]:
+        assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
+        assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]
+        assert row["decode_ms"] + row["prefill_ms"] <= row["thaw_ms"] * 1.05 + 1
+        assert 0 < row["stored_bytes"] < 900
+    checked = found["checked"]
+    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * len(grown) and max(checked["kv"], checked["logits"]) < 0.06
+    assert shape != "embedded" or checked["same_next"] == checked["thaws"]
+    assert any(line.startswith("safetensors on the disk") for line in table)
+
+
+def test_a_thaw_that_went_wrong_is_no_figure() -> None:
+    ids, logits = np.arange(3), torch.tensor([0.0, 1.0])
+    cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))])
+    other: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.zeros(1))])
+
+    def checked(cache_: Any, ids_: Any, logits_: Any) -> thaw.Checked:
+        bench: Any = SimpleNamespace(checked=thaw.Checked(0.1))
+        thaw.ThawBench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
+        found: thaw.Checked = bench.checked
+        return found
+
+    good = checked(cache, ids, logits)
+    good.refuse()
+    assert (good.thaws, good.kv, good.same_next) == (1, 0.0, 1)
+    with pytest.raises(ModelError, match="no time of this run is valid"):
+        checked(cache, ids + 1, logits)
+    for wrong in ((other, ids, logits), (cache, ids, logits.flip(0)), (cache, ids, logits * float("nan"))):
+        with pytest.raises(ModelError, match="float noise"):
+            checked(*wrong).refuse()
+
+
+def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
+    for words in (
+        ["--shape", "llama-9b"],
+        ["--tokens", 5000],
+        ["--together", "x"],
+        ["--tokens", 9, "--turns", 10],
+    ):
+        assert run("thaw", *words).exit_code == 2
+
+
+def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    made = []
+    for folder in folders:
+        folder.mkdir()
+        made.append(RandomTarget.make("llama-tiny", tiny_tokenizer_json(), folder, "cpu"))
+    assert made[0].fingerprint == made[1].fingerprint and len(made[0].fingerprint) == 16
+    assert torch.equal(made[0].prefill([5, 6])[1], made[1].prefill([5, 6])[1])
+    assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    with pytest.raises(UsageError, match="llama-8b"):
+        RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained")
+def test_a_session_after_a_neighbour_is_thawed_beside_the_one_coded_alone(run: Run) -> None:
+    words = ("--tokens", 150, "--rounds", 1, "--together", 1, "--turns", 1, "--threads", 1)
+    done = run("thaw", *words, "--neighbour")
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    rows = [(row["layout"], row["in_a_row"]) for row in found["neighbour"]]
+    assert rows == [("default", 1), ("default", LAST), ("fast", 1), ("fast", 1)]
+    for row in found["neighbour"]:
+        assert 0 < row["near_bytes"] < row["alone_bytes"] < 2000
+        for way in ("cold", "warm"):
+            assert row[f"{way}_over_alone"] == pytest.approx(row[f"{way}_ms"] / row["alone_ms"], rel=0.01)
+            assert 0 < row[f"{way}_decode_ms"] <= row[f"{way}_ms"]
+    assert found["checked"]["thaws"] == 2 * 7 + 2 * 1 + 2 * 2 + 2 * 2 * 2 * 3
+    ways = [line.split()[2] for line in table if line.split()[:1] in (["default"], ["fast"])]
+    assert ways == ["alone", "cold", "warm"] * 4
+
+
+def test_a_session_that_takes_no_neighbour_is_no_figure(run: Run, tiny: Path) -> None:
+    done = run("thaw", "--tokens", 8, "--rounds", 1, "--together", 1, "--turns", 1, "--neighbour")
+    assert done.exit_code == 2 and "no shorter after a neighbour" in done.output
+
+
+def test_sessions_are_cut_from_different_places() -> None:
+    first, second = shared.cut(np.arange(10), 2, 7)
+    assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]

@@ -1,0 +1,334 @@
+"""Blocks with a meaning: metadata, pins, prompts of layers, reservations, and the loop that moves blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pltz.experiments.three_tiers.block_metadata import Hierarchy, MetadataTable, PrefixPins, PromptSection
+from pltz.experiments.three_tiers.context_pipeline import ContextPipeline, PromptLayer
+from pltz.experiments.three_tiers.memory_loop import MemoryLoop, Thresholds
+from pltz.experiments.three_tiers.reservation import Reservation
+from pltz.kv.errors import PoolFull
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.plt_codec.errors import UsageError
+from tests.kv.pool.pages import form, random_kv
+
+STABLE = list(range(1000, 1040))
+
+
+class Clock:
+    """A clock that is set."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table_of(blocks: int = 20, host: int = 0, kind: str = "raw", clock: Clock | None = None) -> MetadataTable:
+    pool = BlockPool(form(kind), blocks * 16, host_tokens=host * 16)
+    return MetadataTable(PrefixTree(pool), clock=clock or Clock())
+
+
+def ids(number: int, count: int = 64) -> list[int]:
+    return [number, *range(100, 99 + count)]
+
+
+def add(table: MetadataTable, number: int, source: str, importance: float = 0.5, count: int = 64) -> list[bytes]:
+    """Put a session into the tree, described as of one source, and return the names of its steps."""
+    session = PackedSession.of(random_kv(count, seed=number), table.tree.pool, keep=0)
+    table.tree.insert("acme", ids(number, count), session)
+    session.release()
+    return table.describe("acme", ids(number, count), [PromptSection(source, 0, count, importance)])
+
+
+# ---- metadata
+
+
+def test_a_block_belongs_to_its_section_of_the_highest_priority() -> None:
+    table = table_of()
+    add(table, 0, "")
+    names = table.describe("acme", ids(0), [PromptSection("rules", 0, 20, 0.9), PromptSection("user_turn", 20, 50)])
+    found = [table.blocks[name] for name in names]
+    assert [one.source for one in found] == ["rules", "rules", "user_turn", "user_turn"]
+    assert [one.priority for one in found] == [85, 85, 15, 15]
+    assert [one.tokens for one in found] == [(0, 16), (16, 32), (32, 48), (48, 64)]
+    assert (found[0].tenant, found[0].importance, found[0].created) == ("acme", 0.9, 1000.0)
+
+
+def test_the_hierarchy_is_the_applications_own() -> None:
+    table = MetadataTable(table_of().tree, Hierarchy({"plan": 7}, default=3))
+    names = add(table, 0, "plan") + add(table, 1, "axioms")
+    assert {table.blocks[name].priority for name in names[:4]} == {7}
+    assert {table.blocks[name].priority for name in names[4:]} == {3}
+    for wrong in (-1, 1000, 1.5):
+        with pytest.raises(UsageError, match="priorities"):
+            Hierarchy({"plan": wrong})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="importance"):
+        table.describe("acme", ids(0), [PromptSection("plan", 0, 3, 2.0)])
+
+
+def test_a_full_pool_gives_up_the_source_of_the_lowest_priority() -> None:
+    """The least recently used block would be one of the rules."""
+    table = table_of(12)
+    table.tree.rank = table.rank
+    rules, turn = add(table, 0, "rules"), add(table, 1, "user_turn")
+    add(table, 2, "memories", count=96)
+    assert all(name in table.tree for name in rules)
+    assert [name in table.tree for name in turn] == [True, True, False, False]
+    assert table.prune() == 2 and turn[3] not in table.blocks
+
+
+def test_a_full_pool_gives_up_the_blocks_that_nobody_looked_at() -> None:
+    clock = Clock()
+    table = table_of(12, clock=clock)
+    table.tree.rank = table.attention_rank
+    one, other = add(table, 0, "chat"), add(table, 1, "chat")
+    table.attended(one, [0.5, 0.3, 0.0, 0.2])
+    table.attended(other, [0.6, 0.02, 0.1, 0.0])
+    assert (table.blocks[one[0]].mass, table.blocks[one[0]].last_attended) == (0.25, 1000.0)
+    clock.now += 5
+    add(table, 2, "chat", count=96)
+    gone = {name for name in one + other if name not in table.tree}
+    assert gone == {other[3], other[2]}  # the ends first: a step stays while another follows it
+
+
+def test_pinned_prefixes_stay() -> None:
+    table = table_of(12)
+    pins = PrefixPins(table.tree)
+    kept, gone = add(table, 0, "rules"), add(table, 1, "rules")
+    name = pins.pin("acme", ids(0)[:32])
+    assert name == kept[1] and pins.pins == {name: 1}
+    add(table, 2, "rules", count=96)
+    assert [n in table.tree for n in kept + gone] == [True, True, False, False] + [True] * 4
+    with pytest.raises(PoolFull):
+        PackedSession.of(random_kv(11 * 16), table.tree.pool, keep=0)
+    assert kept[1] in table.tree
+    pins.unpin(name)
+    PackedSession.of(random_kv(12 * 16), table.tree.pool, keep=0)
+    assert kept[1] not in table.tree
+    with pytest.raises(UsageError, match="not pinned"):
+        pins.unpin(name)
+    assert pins.pin("acme", ids(0)) is None
+
+
+def test_a_clear_ends_pins_and_what_comes_again_has_none() -> None:
+    table = table_of(12)
+    pins = PrefixPins(table.tree)
+    add(table, 0, "rules")
+    name = pins.pin("acme", ids(0)[:32])
+    assert name is not None
+    table.tree.clear("acme", ids(0)[:16])
+    assert not pins.pins
+    add(table, 0, "rules")
+    assert not pins.pins and pins.pin("acme", ids(0)[:32]) == name
+    assert pins.pins == {name: 1}
+    pins.unpin(name)
+    with pytest.raises(UsageError, match="not pinned"):
+        pins.unpin(name)
+    longer = pins.pin("acme", ids(0)[:48])
+    assert longer is not None and longer != name and pins.pins == {longer: 1}
+    assert [step.pins for step in table.tree.steps() if step.name in (name, longer)] == [1, 1]
+
+
+# ---- prompts of layers
+
+
+def layers(chat: list[int], memories: int = 100) -> list[PromptLayer]:
+    return [
+        PromptLayer("rules", STABLE[:20], stable=True),
+        PromptLayer("capabilities", STABLE[20:], stable=True),
+        PromptLayer("memories", list(range(2000, 2000 + memories)), budget=20),
+        PromptLayer("user_turn", chat),
+    ]
+
+
+def run(pipeline: ContextPipeline, chat: list[int]) -> tuple[int, bool, int]:
+    """Run a turn: the tokens that were known, whether the prefix was, and the length of the prompt."""
+    context = pipeline.build(layers(chat))
+    known = 0
+    if context.session is not None:
+        known = context.session.tokens
+        context.session.release()
+    session = PackedSession.of(random_kv(len(context.ids)), pipeline.tree.pool, keep=0)
+    pipeline.done(context, session)
+    session.release()
+    return known, context.known, len(context.ids)
+
+
+def test_a_stable_prefix_is_pinned_again_after_a_clear() -> None:
+    table = table_of(40)
+    pins = PrefixPins(table.tree)
+    pipeline = ContextPipeline("acme", table, pins)
+    run(pipeline, [1] * 10)
+    table.tree.clear()
+    assert not pins.pins
+    run(pipeline, [1] * 10)
+    (name,) = pins.pins
+    assert [step.pins for step in table.tree.steps() if step.name == name] == [1]
+
+
+def test_the_stable_prefix_is_reused_and_pinned_and_budgets_follow_the_room() -> None:
+    table = table_of(40)
+    pins = PrefixPins(table.tree)
+    pipeline = ContextPipeline("acme", table, pins)
+    assert run(pipeline, [1] * 10) == (0, False, 40 + 100 + 10)  # 5 x 20 memories in an empty pool
+    assert len(pins.pins) == 1
+    known, same, _ = run(pipeline, [2] * 10)
+    assert same and known >= 32
+    busy = table.tree.pool.device.allocate(table.tree.pool.device.free)
+    assert pipeline.factor() == 1.0
+    context = pipeline.build(layers([3]))
+    assert len(context.ids) == 40 + 20 + 1 and context.session is not None
+    assert context.sections[2] == PromptSection("memories", 40, 60, 0.5)
+    table.tree.pool.device.release(busy[:9])
+    assert 1 < pipeline.factor() < 5
+    sources = {table.blocks[name].source for name in table.tree.names("acme", context.ids[:48])}
+    assert sources == {"rules", "capabilities"}
+
+
+def test_another_stable_prefix_is_pinned_in_place_of_the_one_before() -> None:
+    table = table_of(60)
+    pins = PrefixPins(table.tree)
+    pipeline = ContextPipeline("acme", table, pins)
+    run(pipeline, [1] * 10)
+    (before,) = pins.pins
+    context = pipeline.build([PromptLayer("rules", list(range(3000, 3040)), stable=True), PromptLayer("chat", [5] * 9)])
+    assert not context.known and context.session is None
+    session = PackedSession.of(random_kv(60), table.tree.pool, keep=0)  # the prompt, and a reply of 11
+    pipeline.done(context, session)
+    (after,) = pins.pins
+    assert after != before and table.blocks[after].tokens == (16, 32)
+    assert not any(step.pins for step in table.tree.steps() if step.name == before)
+
+
+def test_layers_that_make_no_sense() -> None:
+    pipeline = ContextPipeline("acme", table := table_of(), PrefixPins(table.tree))
+    for wrong in ([], [PromptLayer("chat", [1]), PromptLayer("rules", [2], stable=True)]):
+        with pytest.raises(UsageError, match="stable layers before"):
+            pipeline.build(wrong)
+    with pytest.raises(UsageError, match="factor"):
+        ContextPipeline("acme", table, PrefixPins(table.tree), most=0.5)
+
+
+# ---- reservations
+
+
+@pytest.mark.parametrize("kind", ["raw", "q4"])
+def test_a_reservation_is_cold_until_it_is_warmed(kind: str) -> None:
+    pool = table_of(12, 12, kind).tree.pool
+    assert pool.host is not None
+    bet = Reservation(pool, "memories", 100)
+    assert (pool.host.free, pool.device.free, bet.filled) == (5, 12, False)
+    with pytest.raises(UsageError, match="nothing was filled"):
+        bet.warm()
+    session = PackedSession.of(random_kv(70), pool, keep=10)
+    expected = session.kv()
+    bet.fill(session)
+    session.release()
+    assert pool.device.free == 12 and bet.filled
+    found = bet.warm()
+    assert torch.equal(found.kv(), expected) and pool.host.free == 12
+    found.release()
+    bet.release()
+    assert (pool.device.free, pool.host.free) == (12, 12)
+
+
+def test_a_wrong_bet_is_given_back() -> None:
+    pool = table_of(12, 6).tree.pool
+    assert pool.host is not None
+    bet = Reservation(pool, "memories", 90)
+    with pytest.raises(PoolFull):
+        Reservation(pool, "memories", 20)
+    bet.release()
+    bet.release()
+    assert pool.host.free == 6
+    session = PackedSession.of(random_kv(50), pool, keep=0)
+    for tokens, one in ((90, bet), (40, Reservation(pool, "memories", 40))):
+        with pytest.raises(UsageError, match=f"at most {tokens} tokens"):
+            one.fill(session)
+    with pytest.raises(PoolFull, match="host_tokens"):
+        Reservation(table_of().tree.pool, "memories", 20)
+
+
+def test_a_device_without_room_keeps_the_reservation() -> None:
+    pool = table_of(6, 6).tree.pool
+    session = PackedSession.of(random_kv(64), pool, keep=0)
+    bet = Reservation(pool, "memories", 64)
+    bet.fill(session)
+    with pytest.raises(PoolFull):
+        bet.warm()
+    session.release()
+    assert bet.warm().tokens == 64
+
+
+# ---- the loop
+
+
+def test_the_loop_moves_the_lowest_scores_out_and_brings_high_ones_back() -> None:
+    clock = Clock()
+    table = table_of(20, 40, clock=clock)
+    low = add(table, 0, "user_turn", 0.1)
+    high = add(table, 1, "axioms", 0.9)
+    middle = add(table, 2, "memories", 0.5, count=12 * 16 - 1)
+    loop = MemoryLoop(table, Thresholds(promote=0.6, demote=0.9, aim=0.75), clock=clock)
+    assert loop.tick() is None
+    clock.now += 60
+    cycle = loop.tick()
+    assert cycle is not None and (cycle.observed.device, cycle.demoted, cycle.promoted) == (0.95, 4, 0)
+    where = {step.name: step.spilled for step in table.tree.steps()}
+    assert [where[name] for name in low] == [True] * 4 and not any(where[name] for name in high + middle)
+    assert loop.tick() is None
+    table.tree.move(high + middle, to_host=True)
+    cycle = loop.cycle()
+    where = {step.name: step.spilled for step in table.tree.steps()}
+    assert cycle.promoted == 4 and not any(where[name] for name in high)
+    assert all(where[name] for name in low + middle)
+
+
+def test_a_full_host_gives_up_lower_scores_for_what_the_loop_demotes() -> None:
+    table = table_of(8, 4)
+    low, high = add(table, 0, "user_turn", 0.1), add(table, 1, "axioms", 0.9)
+    loop = MemoryLoop(table)
+    table.tree.move(low, to_host=True)
+    middle = add(table, 2, "memories", 0.5)
+    cycle = loop.cycle()
+    where = {step.name: step.spilled for step in table.tree.steps()}
+    assert cycle.demoted == 2 and [where.get(name) for name in low] == [True, True, None, None]
+    assert [where[name] for name in middle] == [False, False, True, True] and not any(where[name] for name in high)
+    add(table, 3, "user_turn", 0.0, count=32)  # lower than all in the host: nothing there makes way
+    assert loop.cycle().demoted == 0 and set(middle) < {step.name for step in table.tree.steps()}
+
+
+def test_blocks_in_use_and_pinned_blocks_stay() -> None:
+    table = table_of(8, 40)
+    pins = PrefixPins(table.tree)
+    pinned, used = add(table, 0, "user_turn"), add(table, 1, "user_turn")
+    pins.pin("acme", ids(0))
+    session = table.tree.match("acme", [*ids(1), 5])
+    assert session is not None
+    loop = MemoryLoop(table)
+    assert loop.cycle().demoted == 0
+    session.release()
+    assert loop.cycle().demoted == 2  # to three quarters
+    where = {step.name: step.spilled for step in table.tree.steps()}
+    assert not any(where[name] for name in pinned) and [where[name] for name in used] == [False, False, True, True]
+
+
+def test_thresholds_are_suggested_below_half_and_above_four_fifths() -> None:
+    table = table_of(8, 10)
+    loop = MemoryLoop(table, Thresholds(0.5, 0.9, 0.75), adapt=True)
+    host = table.tree.pool.host
+    assert host is not None
+    host.allocate(4)  # 40 %
+    assert loop.cycle().suggested == Thresholds(0.4, 0.9, 0.75) == loop.thresholds
+    host.allocate(4)  # 80 %
+    assert loop.cycle().suggested is None
+    host.allocate(1)
+    raised = loop.cycle().suggested
+    assert raised is not None and raised.promote == pytest.approx(0.52) and raised.demote == pytest.approx(0.92)
+    with pytest.raises(UsageError, match="thresholds"):
+        Thresholds(aim=0.95)

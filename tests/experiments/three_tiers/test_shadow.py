@@ -1,0 +1,414 @@
+"""The shadow of a pool: the same bytes, metadata and pins after a kill, and misses for what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins, PromptSection
+from pltz.experiments.three_tiers.shadow import MANIFEST, SEGMENT, Shadow
+from pltz.kv.errors import MemoryFailed
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.plt_codec.errors import UsageError
+from tests.kv.pool.pages import form, random_kv
+
+TOKENS = 64
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Memory:
+    """A pool with its tree, metadata, pins and shadow."""
+
+    def __init__(self, folder: Path, *, blocks: int = 60, host: int = 60, target: bytes = b"t" * 16) -> None:
+        self.pool = BlockPool(form("q4"), blocks * 16, host_tokens=host * 16)
+        self.tree = PrefixTree(self.pool)
+        self.table, self.pins = MetadataTable(self.tree), PrefixPins(self.tree)
+        self.now = 0.0
+        self.shadow = Shadow(folder, target, self.table, self.pins, clock=lambda: self.now)
+
+    def add(self, number: int, *, cold: bool = True) -> torch.Tensor:
+        """Put a session of 64 tokens into the tree, cold or not, and return its KV."""
+        session = PackedSession.of(random_kv(TOKENS, seed=number), self.pool, keep=0)
+        self.tree.insert("acme", ids(number), session)
+        kv = session.kv()
+        session.release()
+        sections = [PromptSection("rules", 0, 20, 0.7), PromptSection("chat", 20, 64)]
+        names = self.table.describe("acme", ids(number), sections)
+        if cold:
+            assert self.tree.move(names, to_host=True) == 4
+        return kv
+
+    def kv(self, number: int) -> torch.Tensor | None:
+        found = self.tree.match("acme", [*ids(number), 0])
+        return None if found is None else found.kv()
+
+
+def ids(number: int) -> list[int]:
+    return [number, *range(100, 100 + TOKENS - 1)]
+
+
+def test_cold_blocks_metadata_and_pins_come_back(tmp_path: Path) -> None:
+    before = Memory(tmp_path)
+    expected = [before.add(n) for n in range(4)]
+    expected.append(before.add(4, cold=False))  # on the device, and pinned
+    before.add(5, cold=False)
+    name = before.pins.pin("acme", ids(4)[:32])
+    assert name is not None
+    before.shadow.write()
+    before.shadow.close()
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 4 * 4 + 2
+    assert after.pins.pins == {name: 1} and after.shadow.stats.missed == 0
+    for n in range(4):
+        found = after.kv(n)
+        assert found is not None and torch.equal(found, expected[n])
+    pinned = after.kv(4)
+    assert pinned is not None and torch.equal(pinned, expected[4][:, :, :, :32])
+    assert after.kv(5) is None
+    kept = {step.name: before.table.blocks[step.name] for step in after.tree.steps()}
+    assert after.table.blocks == kept
+    one = kept[name]
+    assert (one.source, one.importance, one.tokens, one.tenant) == ("rules", 0.7, (16, 32), "acme")
+
+
+def test_the_cold_end_of_a_prefix_comes_back_although_its_beginning_was_hot(tmp_path: Path) -> None:
+    """A full device gives up ends first."""
+    before = Memory(tmp_path)
+    expected = before.add(0, cold=False)
+    names = before.tree.names("acme", ids(0))
+    assert before.tree.move(names[3:], to_host=True) == 1
+    before.shadow.write()
+    before.shadow.close()
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 4
+    found = after.kv(0)
+    assert found is not None and torch.equal(found, expected)
+
+
+def test_a_pass_writes_what_is_new_alone(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    first = memory.shadow.stats.blocks
+    memory.add(1)
+    memory.shadow.write()
+    assert memory.shadow.stats.blocks == 2 * first
+    files = sorted(memory.shadow.folder.iterdir())
+    memory.shadow.write()
+    assert memory.shadow.stats.blocks == 2 * first and sorted(memory.shadow.folder.iterdir()) == files
+
+
+def test_segments_that_are_mostly_given_up_go(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    expected = [memory.add(n) for n in range(4)][3]
+    memory.shadow.write()
+    for n in range(3):
+        memory.tree.clear("acme", ids(n)[:16])
+    memory.shadow.write()
+    assert [path.name for path in memory.shadow._files()] == ["00000001.safetensors"]
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    found = after.kv(3)
+    assert found is not None and torch.equal(found, expected) and len(after.tree) == 4
+
+
+def test_a_segment_stays_until_all_that_lives_in_it_was_copied(tmp_path: Path) -> None:
+    """A pass of little room copies one step of eight. The others are in the old segment alone."""
+    memory = Memory(tmp_path)
+    expected = [memory.add(n) for n in range(6)]
+    memory.shadow.write()
+    for n in range(4):
+        memory.tree.clear("acme", ids(n)[:16])
+    memory.shadow._rate, memory.now = 1.0, 61.0
+    assert memory.shadow.tick()
+    memory.shadow.wait()
+    assert memory.shadow.stats.left == 7 and len(memory.shadow._files()) == 2
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    for n in (4, 5):
+        found = after.kv(n)
+        assert found is not None and torch.equal(found, expected[n])
+
+
+def test_a_file_is_synced_whole_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves a name without its bytes, in place of the file before."""
+    sync, rename, done = os.fsync, Path.rename, list[tuple[str, int]]()
+
+    def synced(handle: int) -> None:
+        done.append(("sync", 0 if os.path.isdir(f"/proc/self/fd/{handle}") else os.fstat(handle).st_size))
+        sync(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(("rename", self.stat().st_size))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    size = MANIFEST.write(tmp_path / "one", {}, {"state": torch.zeros(1000, dtype=torch.uint8)})
+    assert done == [("sync", size), ("rename", size), ("sync", 0)]
+
+
+def test_a_step_that_came_again_is_written_again(tmp_path: Path) -> None:
+    """Its KV may differ by float noise from the one that was given up."""
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    memory.tree.clear("acme", ids(0)[:16])
+    session = PackedSession.of(random_kv(TOKENS, seed=77), memory.pool, keep=0)
+    memory.tree.insert("acme", ids(0), session)
+    expected = session.kv()
+    session.release()
+    memory.tree.move(memory.tree.names("acme", ids(0)), to_host=True)
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    found = after.kv(0)
+    assert found is not None and torch.equal(found, expected)
+
+
+def test_ticks_write_every_minute_and_no_more_than_their_share(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    for n in range(6):
+        memory.add(n)
+    each = 16 * memory.pool.form.token_bytes
+    memory.shadow._rate = 3 * each / (60 * 0.02)  # room for three blocks
+    assert not memory.shadow.tick()
+    written = []
+    for minute in range(1, 15):
+        memory.now = 60.0 * minute
+        assert memory.shadow.tick() and not memory.shadow.tick()
+        memory.shadow.wait()
+        memory.shadow._rate = 3 * each / (60 * 0.02)
+        written.append(memory.shadow.stats.blocks)
+    whole = sum(len(step.blocks) for step in memory.tree.steps())
+    assert written[0] <= 3 and written[1] > written[0] and written[-1] == whole == 36
+    assert memory.shadow.stats.left == 0
+
+
+def test_damage_is_a_miss(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    expected = memory.add(0)
+    memory.shadow.write()
+    memory.add(1)
+    memory.pins.pin("acme", ids(1))
+    memory.shadow.write()
+    memory.shadow.close()
+    first, second = memory.shadow._files()
+    manifest = memory.shadow.folder / "manifest.safetensors"
+    good = {path: path.read_bytes() for path in (first, second, manifest)}
+    draw = random.Random(4)
+    for path in (second, manifest):
+        size = len(good[path])
+        for at in [*range(0, 400, 7), *(draw.randrange(size) for _ in range(15)), size]:
+            for file, data in good.items():
+                file.write_bytes(data)
+            data = good[path]
+            path.write_bytes(data[: size // 2] if at == size else data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            after = Memory(tmp_path)
+            after.shadow.recover()
+            after.shadow.close()
+            found = after.kv(0)
+            assert found is not None and torch.equal(found, expected)
+            assert after.shadow.stats.missed == 1 and not path.exists()
+            assert len(after.tree) == (4 if path is second else 8) and not after.pins.pins
+
+
+@pytest.mark.parametrize("numbers", ["Infinity", "NaN", "1e999"])
+def test_numbers_that_are_none_in_a_manifest_are_a_miss(tmp_path: Path, numbers: str) -> None:
+    """JSON has them, and a whole number of them is an error of its own."""
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    memory.shadow.close()
+    state = {"pins": [], "blocks": {"00": ["", 0.5, 0.0, 0.0, 7, [0, 16], "acme", 0.0]}}
+    data = json.dumps(state).replace("7", numbers).encode()
+    path = memory.shadow.folder / "manifest.safetensors"
+    MANIFEST.write(path, {}, {"state": torch.frombuffer(bytearray(data), dtype=torch.uint8)})
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 4 and after.shadow.stats.missed == 1 and not path.exists()
+
+
+def test_counts_of_another_type_are_a_miss(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    memory.shadow.close()
+    [path] = memory.shadow._files()
+    found = SEGMENT.read(path, ("names", "parents", "counts", *memory.pool.form.types), lambda meta, shapes: None)
+    assert found is not None
+    SEGMENT.write(path, memory.shadow._meta, found[1] | {"counts": found[1]["counts"].float()})
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 0 and after.shadow.stats.missed == 1 and not path.exists()
+
+
+def test_steps_that_find_no_room_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long session in less memory took a walk to its beginning for each step: the square of its steps."""
+    memory = Memory(tmp_path, blocks=260, host=260)
+    long = [7, *range(200 * 16 - 1)]
+    session = PackedSession.of(random_kv(len(long), seed=1), memory.pool, keep=0)
+    memory.tree.insert("acme", long, session)
+    session.release()
+    assert memory.tree.move(memory.tree.names("acme", long), to_host=True) == 200
+    memory.shadow.write()
+    memory.shadow.close()
+    looked = list[bytes]()
+    line = Shadow._line
+
+    def noted(self: Shadow, *args: Any) -> list[bytes]:
+        looked.extend(found := line(self, *args))
+        return found
+
+    monkeypatch.setattr(Shadow, "_line", noted)
+    after = Memory(tmp_path, host=20)
+    assert 0 < after.shadow.recover() < 20 and len(looked) == 200
+
+
+def test_steps_without_their_parents_are_misses(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.shadow._rate = 0.0  # a step per pass
+    memory.add(0)
+    for minute in range(1, 5):
+        memory.now = 60.0 * minute
+        memory.shadow.tick()
+        memory.shadow.wait()
+        memory.shadow._rate = 0.0
+    memory.shadow.close()
+    files = memory.shadow._files()
+    assert len(files) == 4
+    after = Memory(tmp_path)
+    middle = list(memory.tree.steps())[2]  # a beginning is used last
+    segment = memory.shadow._written[middle.name][0]
+    files[segment].unlink()
+    assert 0 < after.shadow.recover() < 4
+    assert after.shadow.stats.missed == 3 - len(after.tree)
+
+
+def test_less_room_other_pages_and_other_targets(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    for n in range(4):
+        memory.add(n)
+    memory.pins.pin("acme", ids(0))
+    memory.shadow.write()
+    memory.shadow.close()
+    assert Memory(tmp_path, target=b"u" * 16).shadow.recover() == 0
+    small = Memory(tmp_path, host=7)
+    assert 4 <= small.shadow.recover() < 8
+    assert small.kv(0) is not None  # pinned ones first
+    with pytest.raises(UsageError, match="another process"):
+        Memory(tmp_path)
+    with pytest.raises(UsageError, match="empty tree"):
+        memory.shadow.recover()
+    with pytest.raises(UsageError, match="host_tokens"):
+        Memory(tmp_path / "other", host=0)
+
+
+def test_a_full_disk_loses_no_block_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(tmp_path)
+    expected = memory.add(0)
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", full)
+        with pytest.raises(MemoryFailed):
+            memory.shadow.write()
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    found = after.kv(0)
+    assert found is not None and torch.equal(found, expected)
+
+
+def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changed in between, so it would be taken for written."""
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    name = memory.pins.pin("acme", ids(0))
+    with monkeypatch.context() as patch, pytest.raises(MemoryFailed):
+        patch.setattr(os, "fsync", _full)
+        memory.shadow.write()
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    assert after.pins.pins == {name: 1}
+
+
+def _full(handle: int) -> None:
+    raise OSError(28, "no space left on device")
+
+
+def test_a_prefix_that_two_pinned_stays_pinned_by_one_after_a_restart(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(0)
+    name = memory.pins.pin("acme", ids(0))
+    assert name is not None and memory.pins.pin("acme", ids(0)) == name
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    after.pins.unpin(name)
+    assert after.pins.pins == {name: 1} and all(step.pins for step in after.tree.steps())
+    after.pins.unpin(name)
+    assert not after.pins.pins and not any(step.pins for step in after.tree.steps())
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from tests.experiments.three_tiers.test_shadow import Memory, ids
+memory = Memory(Path(sys.argv[1]))
+for number in range(10_000):
+    if number >= 8 and number != 11:
+        memory.tree.clear("acme", ids(number - 8)[:16])
+    memory.add(number)
+    if number == 3:
+        memory.pins.pin("acme", ids(3)[:32])
+    memory.shadow.write()
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    for run in range(3):
+        folder = tmp_path / str(run)
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert child.stdout is not None
+        for _ in range(draw.randrange(5, 12)):
+            last = int(child.stdout.readline())
+        time.sleep(draw.random() * 0.02)
+        os.kill(child.pid, signal.SIGKILL)
+        last = max([last, *map(int, child.stdout.read().split())])
+        child.wait()
+        after = Memory(folder)
+        after.shadow.recover()
+        assert len(after.pins.pins) == 1
+        for number in range(max(last - 6, 0), last + 1):
+            expected = PackedSession.of(random_kv(TOKENS, seed=number), after.pool, keep=0)
+            found = after.kv(number)
+            assert found is not None and torch.equal(found, expected.kv()), number
+            expected.release()
+        after.shadow.close()

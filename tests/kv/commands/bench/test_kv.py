@@ -1,0 +1,234 @@
+"""``pltz bench kv`` and ``pltz target calibrate``, on a target with random weights."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner, Result
+
+from pltz.benchmarks.kv import measure_bounds, measure_receipts
+from pltz.benchmarks.kv.kv_targets import toys
+from pltz.kv.calibrate import measure
+from pltz.kv.commands.bench.peers import installed, peers
+from pltz.kv.port.codec import Span
+from pltz.kv.port.rotary import Rotary
+from pltz.models.target.cache import pairs_of
+from pltz.models.target.target import Target
+
+FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
+SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of twelve texts."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("sessions")
+    for n in range(12):
+        (folder / f"{n}.txt").write_text("".join(rng.choice(list("abcdefgh "), 300)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+    from pltz.models.target import tokenizer_files
+
+    folder = tmp_path_factory.mktemp("llama")
+    config: Any = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    auto: Any = transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
+    source = folder / "bundle_tokenizer.json"
+    source.write_bytes(tiny_tokenizer_json(384))
+    tokenizer_files.write_tokenizer(source, folder, 256)
+    source.unlink()
+    return folder
+
+
+def test_a_target_is_calibrated_and_measured(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL)
+    assert made.exit_code == 0, made.output
+    result = json.loads(made.stdout)
+    path = Path(result["file"])
+    assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (4, 8)
+    assert path.name == f"{result['target']}.predictive-3.{result['digest']}.safetensors"
+    assert not list(tmp_path.glob("*.work")) and "receipts are of 8 rows only" in made.stderr
+    assert all(row["kl"] <= row["most"] and row["rows"] == 8 for row in result["receipts"])
+    tight, loose = result["bounds"]
+    assert tight == {"max_kl": 1e-9, "max_kl_recall": 4e-9, "measured": False}
+    assert loose["most"] <= 0.001 and loose["most_recall"] <= 0.004 and loose["bits"] > 0
+    again = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL[:-1])
+    assert again.exit_code == 0, again.output
+    assert f"max_kl=0.001 takes {loose['bits']:.2f} bits per element" in again.stdout and "at -8 " in again.stdout
+    assert "max_kl=1e-09: no point keeps to it" in again.stdout
+    there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
+    assert there.exit_code == 2 and "--force" in there.output
+    done = run(
+        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "--forms", "q8,predictive,turboquant-4", "--greedy", "2", *SMALL,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    rows = {row["form"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["control"]["kl"] < 1e-4 and rows["turboquant-4"]["bits"] == 5.0
+    # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
+    assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
+    assert sum(name.startswith("predictive") for name in rows) == len(result["receipts"]) - 2 >= 10
+    point = {row["point"]: row for row in result["receipts"]}[-8]
+    bound = run(
+        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "--forms", "predictive", "--max-kl", str(1.01 * point["most"]), "--bits", str(1.01 * point["bits"]), *SMALL,
+    )  # fmt: skip
+    assert bound.exit_code == 0, bound.output
+    _, by_kl, by_bits = json.loads(bound.stdout)["rows"]
+    assert by_kl["receipt"]["most"] <= 1.01 * point["most"] and by_kl["receipt"]["bits"] <= point["bits"]
+    assert 0.95 * point["bits"] < by_bits["receipt"]["bits"] <= 1.01 * point["bits"]
+    assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
+    other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
+    assert other.exit_code == 4 and "calibrate" in other.output
+    low, high = 0.001 * point["kl"], 1.01 * point["most"]
+    bounds = CliRunner().invoke(
+        measure_bounds.main,
+        [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--bound", str(low),
+         "--bound", str(high)],
+    )  # fmt: skip
+    assert bounds.exit_code == 0, bounds.output
+    found = json.loads(bounds.stdout)
+    assert (found["context"], found["new"], found["held_out"], found["rows"]) == (64, 8, 8, 3)
+    tight, loose = found["bounds"]
+    assert tight == {"bound": low}, "no point keeps to it"
+    assert loose["limit"]["said_most"] <= high < loose["mean"]["said_most"] and loose["mean"]["said_kl"] <= high
+    assert loose["mean"]["bits"] < loose["limit"]["bits"]
+    assert all(loose[by]["holds"] == (loose[by]["kl"] <= high) for by in ("limit", "mean"))
+
+
+def test_receipts_are_measured_on_kv_of_other_origins(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = tmp_path / "own.kv", list(map(str, sessions.iterdir()))
+    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *FEW, *SMALL)
+    assert made.exit_code == 0, made.output
+    monkeypatch.setattr(measure_receipts, "PROMPT", 8)
+    monkeypatch.setattr(measure_receipts, "LAST", 16)
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps([{"role": "user", "content": f"{n}zyx" * 40}]) for n in range(2)))
+    options = ["--rows", "2", "--longer", "2", "--max-kl", "1", "--other", str(other)]
+    done = CliRunner().invoke(measure_receipts.main, [str(llama), str(path), *files, *options])
+    assert done.exit_code == 0, done.output
+    found = {one["setting"]: one for one in json.loads(done.stdout)["settings"]}
+    own, *others = found
+    assert own == "as the receipts" and len(others) == 5 and found["contexts of 128"]["context"] == 128
+    assert all(one["rows"] == 2 and one["kl"] > 0 and one["holds"] for one in found.values())
+    assert found["behind others"]["bits"] > found[own]["bits"], "states and groups of six blocks"
+    assert len({one["kl"] for one in found.values()}) == 6, "each is another KV"
+
+
+def test_what_cannot_be_measured_is_refused(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    common = ("--target", str(llama), "--data", str(sessions), *SMALL)
+    assert "--calibration" in run("bench", "kv", "--forms", "predictive", *common).output
+    assert "expected forms among" in run("bench", "kv", "--forms", "zip", *common).output
+    lost = run("target", "calibrate", str(llama), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
+    assert lost.exit_code == 2 and "does not exist" in lost.output
+    long = ("--context", "250", "--new", "64", "--json")
+    many = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path / "x"), *long)
+    assert many.exit_code == 2 and "256 positions" in many.output
+    few = run("target", "calibrate", str(llama), "--data", str(sessions / "1.txt"), "-o", str(tmp_path / "x"), *SMALL)
+    assert few.exit_code == 2 and "give more sessions" in few.output and not (tmp_path / "x.work").exists()
+
+
+def test_a_target_that_cannot_be_turned_is_refused_before_data_is_read(
+    llama: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    folder = tmp_path / "dynamic"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling, "rope_scaling": scaling}))
+    made = run("target", "calibrate", str(folder), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
+    assert made.exit_code == 6 and "its rotary scaling is dynamic" in made.output, made.output
+    assert not (tmp_path / "x.work").exists()
+
+
+def test_a_run_goes_on_where_it_was(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    common = ("bench", "kv", "--target", str(llama), "--data", str(sessions), "--resume", str(file), *SMALL)
+    measured: list[tuple[int, list[str]]] = []
+    compare = measure.compare
+
+    def watched(target: Any, rows: Any, context: int, codecs: Any, **settings: Any) -> Any:
+        measured.append((len(rows), [name for name, _ in codecs]))
+        return compare(target, rows, context, codecs, **settings)
+
+    monkeypatch.setattr(measure, "compare", watched)
+
+    def rows(*options: str) -> dict[str, Any]:
+        measured.clear()
+        done = run(*common, *options)
+        assert done.exit_code == 0, done.output
+        return {row["form"]: row for row in json.loads(done.stdout)["rows"]}
+
+    first = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
+    assert measured == [(1, ["q8", "fp8"])] * 3
+    whole = file.read_bytes()
+    assert rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2") == first and not measured
+    file.write_bytes(whole[:-30])  # killed while it wrote the last line
+    again = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
+    assert measured == [(1, ["fp8"])] and again["q8"] == first["q8"]
+    assert again["fp8"]["kl"] == pytest.approx(first["fp8"]["kl"], rel=1e-3)
+    more = rows("--sessions", "4", "--forms", "q8,int4", "--greedy", "2")
+    assert measured == [(1, ["int4"])] * 3 + [(1, ["q8", "int4"])]
+    assert more["control"]["sessions"] == more["int4"]["sessions"] == 4 and "agreement" in more["q8"]
+    plain = run(*(word for word in common if word not in ("--resume", str(file))), "--sessions", "3", "--forms", "q8")
+    assert json.loads(plain.stdout)["rows"][1]["kl"] == pytest.approx(first["q8"]["kl"], rel=1e-3)
+    other = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "3")
+    assert other.exit_code == 2 and "another setting" in other.output
+    for broken in (b"{}", b"text\n", whole + b"{}\n", whole + b"\xff\n", whole + b"[1]\n"):
+        file.write_bytes(broken)
+        refused = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "2")
+        assert refused.exit_code == 2 and file.read_bytes() == broken, broken
+    nowhere = run(*common, "--resume", str(tmp_path / "no" / "file"), "--forms", "q8")
+    assert nowhere.exit_code == 2 and "cannot keep rows" in nowhere.output
+
+
+def test_peers_lose_what_their_bits_say() -> None:
+    torch.manual_seed(0)
+    kv = torch.randn(2, 2, 2, 256, 64)
+    span = Span(np.zeros(256, np.int32), 0)
+    most = {"q8_0": 1e-4, "fp8": 1e-3, "kivi-4": 0.01, "int4": 0.012, "q4_0": 0.01, "q4_0-rotated": 0.01,
+            "quanto-4": 0.012, "hqq-4": 0.012, "turboquant-4": 0.012, "turboquant-3": 0.04,
+            "turboquant-2": 0.13}  # fmt: skip
+    for peer in peers():
+        again = peer.decode(peer.encode(kv, span), span)
+        error = float((again - kv).pow(2).mean() / kv.pow(2).mean())
+        assert again.shape == kv.shape and error < most.get(peer.name, 1.0), (peer.name, error)
+    if installed("hqq"):
+        assert {"hqq-4", "hqq-2"} <= {peer.name for peer in peers()}
+    exact = {peer.name: peer for peer in peers()}["turboquant-3-ends"]
+    again = exact.decode(exact.encode(kv, span), span)
+    assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4]) and torch.equal(again[:, :, :, -128:], kv[:, :, :, -128:])
+
+
+def test_toys_say_what_mini_llama_says(tmp_path: Path) -> None:
+    toys(tmp_path)
+    ids = np.arange(100, 160)
+    expected = Target.load("mini-llama", dtype="float32").prefill(ids)[1].log_softmax(-1)
+    for name, bound in {"key-bias": 0.5, "heads-128": 0.01, "mha": 1e-5}.items():
+        toy = Target.load(tmp_path / name)
+        cache, logits = toy.prefill(ids)
+        assert float((expected.exp() * (expected - logits.log_softmax(-1))).sum()) < bound, name
+        Rotary.of(toy)
+    assert pairs_of(cache)[0][0].shape[1] == toy.model.config.num_attention_heads

@@ -1,0 +1,1 @@
+"""Commands of `pltz` that training brings: `cli/above.py` names them."""
