@@ -2,7 +2,8 @@
 
 A document that is a list of messages is one session, and a list of integers is ids. Any other list of objects, or of
 lists of objects, is one session per item. A JSONL file is one session per line, or one in all where its first lines
-are events of an agent (`registry.of_events`).
+are events of an agent (`registry.of_events`). Lines, and items, in a row that no format recognises are one session
+together: a text of JSON lines. So a log of an unknown agent is one session, and not one per event.
 
 JSON that Python would change is kept as it is: that line or document becomes a text session of its exact bytes.
 Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py). With ``exact``
@@ -14,7 +15,7 @@ has its line end, its byte order mark and the empty lines beside it, so the sess
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +34,18 @@ _KEYS = {"openai": "messages", "sharegpt": "conversations"}
 
 def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> Iterator[Part]:
     """Yield one session per line. ``ahead``: the line already taken off the source to look at it."""
+    writing = 0  # of the last part
+    for part, data in _in_runs(_lines(source, options, ahead), options):
+        kept = _exact(part, data, writing) if options.exact else part
+        writing = _writing(kept) or writing
+        yield kept
+
+
+def _lines(source: ByteInput, options: ReadOptions, ahead: bytes) -> Iterator[tuple[Part, bytes]]:
+    """Yield the session of each line with the bytes of the line: where bytes are kept, and of empty lines beside it."""
     number = 0
     begun = b""  # empty lines before the next line, where bytes are kept
-    held: tuple[Part, bytes] | None = None  # the last part with its bytes, to which empty lines behind it are added
-    writing = 0  # of the last part
+    held: tuple[Part, bytes] | None = None  # the last part, to whose bytes empty lines behind it are added
     line: bytes | None = ahead or source.line()
     while line is not None:
         number += 1
@@ -44,12 +53,11 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
         text = _content(line, number == 1, place)
         if text.strip(b" \t\r\n"):
             if held is not None:
-                yield (kept := _exact(*held, writing))
-                writing = _writing(kept) or writing
+                yield held
             part = _of_line(text, options, place, whole=line.endswith(b"\n"))
             held, begun = (part, begun + line), b""
             if not options.exact:
-                yield part
+                yield part, text + b"\n"
                 held = None
         elif options.exact and held is not None:
             held = held[0], held[1] + line
@@ -59,9 +67,47 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
             check_bytes(len(begun))
         line = source.line()
     if held is not None:
-        yield _exact(*held, writing)
+        yield held
     elif begun:
-        yield Part(Session("text", begun), source.name, "text")
+        yield Part(Session("text", begun), source.name, "text"), begun
+
+
+def _in_runs(parts: Iterable[tuple[Part, bytes]], options: ReadOptions) -> Iterator[tuple[Part, bytes]]:
+    """Yield parts with their bytes, and those in a row that no format recognises as one: a text of JSON lines.
+
+    Parts without bytes have those of their line. No text is longer than a session may be. Where a part cannot be read,
+    those before it are given first.
+    """
+    first: Part | None = None  # of the run
+    count, lines = 0, bytearray()  # of the run
+
+    def run() -> Iterator[tuple[Part, bytes]]:
+        if first is not None:
+            data = bytes(lines)
+            yield (first if count == 1 else Part(Session("text", data), first.place, "json")), data
+
+    try:
+        for part, data in parts:
+            if options.format != "auto" or part.noun != "json":
+                yield from run()
+                yield part, data
+                first = None
+                continue
+            data = data or _session_of(part).to_json_line()
+            if first is None or len(lines) + len(data) > options.max_bytes:
+                yield from run()
+                first, count, lines = part, 0, bytearray()
+            count += 1
+            lines += data
+    except UsageError:
+        yield from run()
+        raise
+    yield from run()
+
+
+def _session_of(part: Part) -> Session:
+    assert isinstance(part.content, Session)
+    return part.content
 
 
 def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
@@ -147,7 +193,7 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
     if options.format == "ids":
         return Part(_of_ids(session.value, place), place)
     _check_shape(session, options.format, place)
-    return Part(session, place, "json" if session.kind == "text" else None)
+    return Part(session, place, _noun_of_part(session, options.format))
 
 
 def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
@@ -155,8 +201,7 @@ def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
 
     ``writing``: of the part before it.
     """
-    session = part.content
-    assert isinstance(session, Session)
+    session = _session_of(part)
     if session.to_input_bytes() == data:
         return part
     if session.kind == "ids":
@@ -204,7 +249,7 @@ def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
     except UsageError as exc:
         raise UsageError(f"{name}: {exc}; --format text takes files of any content") from exc
     if document.kind == "chat":
-        parts = list(_of_value(document.value, options.format, name))
+        parts = list(_of_value(document.value, options, name))
         if options.exact and len(parts) != 1:
             yield Part(Session("text", data), name, _noun_of(document.value))
         elif options.exact:
@@ -238,8 +283,16 @@ def _noun_of(value: Any) -> Noun:
     return "json" if None in known or known[0] is None else known[0].noun
 
 
-def _of_value(value: Any, format: str, name: str) -> Iterator[Part]:
+def _noun_of_part(session: Session, format: str) -> Noun | None:
+    """Return json of a session that no format recognises or that is kept as it is; None of others."""
+    if session.kind != "chat":
+        return "json"
+    return None if format != "auto" or registry.of_value(session.value) or registry.of_row(session.value) else "json"
+
+
+def _of_value(value: Any, options: ReadOptions, name: str) -> Iterator[Part]:
     """Yield the sessions of a JSON document's value, by the rule at the top of this file."""
+    format = options.format
     if format == "ids" or (format == "auto" and (_is_ids(value) or _is_rows(value))):
         rows = value if _is_rows(value) else [value]
         for number, row in enumerate(rows, 1):
@@ -248,10 +301,16 @@ def _of_value(value: Any, format: str, name: str) -> Iterator[Part]:
         return
     one = format == "auto" and value and registry.of_value(value) is not None and not _all(value, _has_messages)
     many = isinstance(value, list) and not one and (_all(value, _is_session) or not value)
-    for number, item in enumerate(value if many else [value], 1):
+    yield from (part for part, _ in _in_runs(_items(value if many else [value], format, name, many=many), options))
+
+
+def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator[tuple[Part, bytes]]:
+    """Yield the values of a document as parts. ``many``: they are items of a list."""
+    for number, item in enumerate(values, 1):
         place = f"{name}: session {number}" if many else name
-        _check_shape(Session("chat", item), format, place)
-        yield Part(Session("chat", item), place)
+        session = Session("chat", item)
+        _check_shape(session, format, place)
+        yield Part(session, place, _noun_of_part(session, format)), b""
 
 
 def _all(value: Any, test: Callable[[Any], bool]) -> bool:

@@ -19,7 +19,8 @@ suffix are unpacked first, and so is such data under any other name. A folder st
 in the order of their paths. Archives of pltz in it are left out.
 
 Each session is recognised: `recognise` says what it is and by which format. JSON of no known format is json, never
-silently a chat. Such remarks are warnings (`InputWarning`), or go to `ReadOptions.warn`.
+silently a chat, and values of it in a row are one session of JSON lines (json_files.py). Such remarks are warnings
+(`InputWarning`), or go to `ReadOptions.warn`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
@@ -38,7 +40,7 @@ from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import dropped
 from pltz.datasets.formats.messages import why_no_chat
-from pltz.datasets.input_format import EVENTS, HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
+from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
@@ -329,13 +331,14 @@ def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOpt
 
 
 def _json_of(session: Session) -> Any:
-    """Return the value of a session that is JSON, which may be kept as its bytes."""
+    """Return the value of a session that is JSON, which may be kept as its bytes: of JSON lines that of the first."""
     if session.kind != "text":
         return session.value
-    try:
-        return json.loads(session.value.removeprefix(json_files.BOM))
-    except (ValueError, RecursionError):
-        return {}
+    text = session.value.removeprefix(json_files.BOM)
+    for data in (text, text.lstrip().partition(b"\n")[0]):
+        with suppress(ValueError, RecursionError):
+            return json.loads(data)
+    return {}
 
 
 def _recognised(
@@ -424,17 +427,11 @@ def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
     if isinstance(content, bytes):
         content, noun = _of_bytes(content)
     if noun is None and content.kind == "chat":
-        known = registry.of_value(content.value) or (_of_row(content) if part.given else None) or known
+        known = registry.of_value(content.value) or (registry.of_row(content.value) if part.given else None) or known
         noun = known.noun if known and (known.of_value or known.of_events) else "json"
         return Recognised(content, noun, known.name if known else "json", file, part.place)
     noun = noun or cast("Noun", content.kind)
     return Recognised(content, noun, known.name if known else noun, file, part.place)
-
-
-def _of_row(session: Session) -> InputFormat | None:
-    """Return the format of the log of an agent that is in one row, as a list of its events; None of any other."""
-    events = session.value[:EVENTS] if isinstance(session.value, list) else []
-    return registry.of_events(events) if events and all(isinstance(event, dict) for event in events) else None
 
 
 def _of_bytes(data: bytes) -> tuple[Session, Noun | None]:

@@ -28,7 +28,7 @@ from pltz.datasets.formats import (
     swe_agent,
     table,
 )
-from pltz.datasets.input_format import InputFormat
+from pltz.datasets.input_format import EVENTS, InputFormat
 
 FORMATS: tuple[InputFormat, ...] = (
     *packed.FORMATS,
@@ -75,4 +75,11 @@ def of_value(value: Any) -> InputFormat | None:
     'openai'
     >>> of_value({"messages": "oops"})
     """
-    return next((known for known in FORMATS if known.of_value and known.of_value(value)), None)
+    tried = FORMATS if value else ()  # {} and [] may be a million of a file
+    return next((known for known in tried if known.of_value and known.of_value(value)), None)
+
+
+def of_row(value: Any) -> InputFormat | None:
+    """Return the format of the log of an agent that is in one row, as a list of its events; None of any other."""
+    events = value[:EVENTS] if isinstance(value, list) else []
+    return of_events(events) if events and all(isinstance(event, dict) for event in events) else None

@@ -63,10 +63,10 @@ def event_lines(session: Session, number: int) -> bytes:
 
 
 def json_line(session: Session, number: int) -> bytes:
-    """Return one JSONL line. Raises ContentError, with a way out, for a text that is no JSON line."""
+    """Return one JSONL line, or the lines that a session is. Raises ContentError, with a way out, for other texts."""
     kept = session.to_input_bytes() if session.writing or session.kind == "text" else b""
-    if kept and _is_json_line(line := kept.removesuffix(b"\n")):
-        return line + b"\n"  # kept by --exact as the line that it is
+    if kept and _are_json_lines(lines := kept.removesuffix(b"\n")):
+        return lines + b"\n"  # kept as they are, by --exact or as JSON of no known format
     try:
         return session.to_json_line()
     except ContentError as error:
@@ -76,8 +76,9 @@ def json_line(session: Session, number: int) -> bytes:
         ) from error
 
 
-def _is_json_line(text: bytes) -> bool:
-    """Return whether a text is one line that holds a JSON object or list."""
+def _are_json_lines(text: bytes) -> bool:
+    """Return whether a text is a line that holds a JSON object or list, or several lines each of which is JSON."""
     from pltz.datasets.json_files import is_json
 
-    return text.lstrip()[:1] in (b"{", b"[") and b"\n" not in text and is_json(text)
+    lines = [line for line in text.split(b"\n") if line.strip()]
+    return (len(lines) > 1 or text.lstrip()[:1] in (b"{", b"[")) and all(map(is_json, lines))

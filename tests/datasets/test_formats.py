@@ -215,11 +215,11 @@ def test_bytes_are_recognised_as_their_values_are(value: Any, tmp_path: Path) ->
 def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines([value, value]))
-    found, [remark] = read(path)
-    assert [one.noun for one in found] == ["json", "json"] and found[0].session.value == value
-    assert why in remark and "2 sessions are kept as JSON" in remark and "line 1" in remark
+    [found], [remark] = read(path)
+    assert (found.noun, found.session) == ("json", Session("text", path.read_bytes()))
+    assert why in remark and "1 session is kept as JSON" in remark and "line 1" in remark
     with pytest.warns(InputWarning, match="kept as JSON"):
-        assert len(list(load(path))) == 2
+        assert len(list(load(path))) == 1
     assert read(path, format="jsonl")[1] == []
     path.write_bytes(json.dumps(value).encode() + b"\n")  # with spaces, so exact keeps a writing
     [kept], [remark] = read(path, exact=True)
@@ -300,18 +300,9 @@ def test_a_log_in_markdown_is_one_text(format: str, tmp_path: Path) -> None:
     assert not remarks
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"type": "qa", "timestamp": NOON, "messages": [USER]},
-        {"prompt": "1 + 1", "type": "task", "created_at": NOON},
-        {"role": "assistant", "content": "an answer"},
-        {"id": 1, "text": "a row"},
-    ],
-)
-def test_lines_that_are_sessions_stay_sessions(value: Any) -> None:
-    found, _ = read(lines([value, value]))
-    assert len(found) == 2
+def test_lines_that_are_sessions_stay_sessions() -> None:
+    for value in ({"type": "qa", "timestamp": NOON, "messages": [USER]}, CLAUDE_CODE):  # a log is a line of an export
+        assert [one.session.value for one in read(lines([value, value]))[0]] == [value, value]
 
 
 @pytest.mark.parametrize(("data", "noun"), [(b"caf\xc3\xa9", "text"), (b"\xff\xfe\x00", "binary"), (b"a\0b", "binary")])
@@ -418,6 +409,7 @@ PIECES = [
     LINE + b"\n",
     LINE,
     b'{"a":1}\n { "a":1}\n{"a":1.50}\n' + LINE + b"\n",
+    b'{"a":1}\r\n\r\n5\n\n' + LINE + b"\n[1]\n\n",
     b"\xef\xbb\xbf" + LINE + b"\r\n\r\n" + LINE + b"\n\n \n" + LINE,
     b"\n\n" + LINE + b"\n",
     b"\n \n",

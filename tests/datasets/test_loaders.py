@@ -60,7 +60,13 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
     ("a.jsonl", b"\n" + lines(HI).replace(b"\n", b"\r\n") + b" \n" + lines(YO), [chat(HI), chat(YO)]),
     ("a.jsonl", b"", []),
     ("a.jsonl", b"\n\n", []),
-    ("a.jsonl", b"[1,2]\n3\n", [chat([1, 2]), chat(3)]),
+    ("a.jsonl", b"[1,2]\n\n3\n", [Session("text", b"[1,2]\n3\n")]),
+    ("a.jsonl", lines(*[{}] * 900), [Session("text", lines(*[{}] * 900))]),
+    ("a.jsonl", lines({"a": 1}) + b"-0\r\n7", [Session("text", b'{"a":1}\n-0\n7\n')]),
+    ("a.jsonl", lines(HI, 1, 2, YO, 3), [chat(HI), Session("text", b"1\n2\n"), chat(YO), chat(3)]),
+    ("a.json", json.dumps([{}] * 900).encode(), [Session("text", lines(*[{}] * 900))]),
+    ("a.json", json.dumps([{}, HI, {}, 1]).encode(), [chat([{}, HI, {}, 1])]),
+    ("a.json", json.dumps([{}, HI, {}, {}]).encode(), [chat({}), chat(HI), Session("text", lines({}, {}))]),
     (
         "a.jsonl",
         lines(HI) + b'{"a":1,"a":2}\r\n' + lines(YO),
@@ -79,7 +85,7 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
         json.dumps([HI["messages"], YO["messages"]]).encode(),
         [chat(HI["messages"]), chat(YO["messages"])],
     ),
-    ("a.json", b'[{"prompt":"a"},{"prompt":"b"}]', [chat({"prompt": "a"}), chat({"prompt": "b"})]),
+    ("a.json", b'[{"prompt":"a"}]', [chat({"prompt": "a"})]),
     ("a.json", b'[{"role":"x","messages":[]}]', [chat({"role": "x", "messages": []})]),
     ("a.json", b'["a",{}]', [chat(["a", {}])]),
     ("a.json", b"[]", []),
@@ -221,6 +227,15 @@ def test_sessions_before_a_bad_line_are_given() -> None:
     assert [next(sessions), next(sessions)] == [chat(HI), chat(YO)]
     with pytest.raises(UsageError, match="line 3"):
         next(sessions)
+
+
+def test_lines_of_no_known_format_are_one_session_up_to_a_bad_line_and_to_the_limit() -> None:
+    sessions = load(b"{}\n" * 9 + b"oops")
+    assert next(sessions) == Session("text", b"{}\n" * 9)
+    with pytest.raises(UsageError, match="line 10"):
+        next(sessions)
+    assert [session.value for session in load(b"{}\n" * 9, max_bytes=15)] == [b"{}\n" * 5, b"{}\n" * 4]
+    assert list(load(b"{}\n" * 9, "jsonl")) == [chat({})] * 9
 
 
 def test_a_call_that_is_wrong_is_refused_at_once(tmp_path: Path) -> None:
