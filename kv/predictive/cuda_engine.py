@@ -13,7 +13,7 @@ from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.cuda_decoder import CudaDecoder
 from pltz.kv.predictive.cuda_encoder import CudaEncoder
-from pltz.kv.predictive.engine import SpanEngine
+from pltz.kv.predictive.host_engine import HostEngine
 from pltz.kv.predictive.layer import Layer
 from pltz.kv.predictive.operands import Operands
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CudaEngine:
-    """An engine on the device of ``layers``. ``otherwise``: takes what the kernels cannot hold. See `SpanEngine`."""
+    """An engine on the device of ``layers``. ``otherwise``: takes what the kernels cannot hold."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CudaEngine:
         layers: Sequence[Layer],
         rotary: Rotary,
         point: float,
-        otherwise: SpanEngine,
+        otherwise: HostEngine,
     ) -> None:
         self._kernels, self._calibration, self._layers, self._rotary = kernels, calibration, layers, rotary
         self._point, self._otherwise = point, otherwise
@@ -44,7 +44,7 @@ class CudaEngine:
         self._operands: dict[bool, Operands] = {}
 
     def encode(self, kv: torch.Tensor, span: Span, embedded: torch.Tensor, classes: NDArray[np.uint8]) -> Parts:
-        """Return the parts of KV. See `SpanEngine.encode`."""
+        """Return the parts of KV. See `HostEngine.encode`."""
         for operands in self._tried(kv.dtype):
             encoder = CudaEncoder(self._kernels, self._tables, operands)
             if (found := encoder.encode(kv, span, embedded, classes, self._rotary)) is not None:
@@ -52,7 +52,7 @@ class CudaEngine:
         return self._otherwise.encode(kv, span, embedded, classes)
 
     def decode(self, parts: Parts, span: Span, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the KV of parts. See `SpanEngine.decode`."""
+        """Return the KV of parts. See `HostEngine.decode`."""
         marker = parts["kv.type"]
         for operands in self._tried(marker.dtype) if str(marker.dtype) in TYPES else ():
             decoder = CudaDecoder(self._kernels, self._tables, operands)

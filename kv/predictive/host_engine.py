@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class HostEngine:
-    """An engine whose integers are coded on the CPU. See `SpanEngine`."""
+    """An engine whose integers are coded on the CPU. Any thread may call it.
+
+    ``embedded``: (T, hidden) float32, the embeddings of the span's ids on the engine's device.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], shape: KVShape, tables: Tables, rotary: Rotary, point: float
@@ -36,7 +39,10 @@ class HostEngine:
         self._layers, self._shape, self._tables, self._rotary, self._point = layers, shape, tables, rotary, point
 
     def encode(self, kv: torch.Tensor, span: Span, embedded: torch.Tensor, classes: NDArray[np.uint8]) -> Parts:
-        """Return the parts of KV. See `SpanEngine.encode`."""
+        """Return the parts of KV, (layers, 2, heads, T, D), on its device. ``classes``: (T,), each below 16.
+
+        Raises UsageError for KV that is not finite, or too far from its prediction.
+        """
         import torch
 
         with torch.inference_mode():
@@ -52,7 +58,7 @@ class HostEngine:
         return {name: part.to(kv.device) for name, part in parts.items()} | {"kv.type": kv.new_empty(0)}
 
     def decode(self, parts: Parts, span: Span, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the KV of parts. See `SpanEngine.decode`."""
+        """Return the KV of parts, of the type and on the device of their ``kv.type``. Raises CorruptError."""
         import torch
 
         marker = parts["kv.type"]

@@ -30,7 +30,6 @@ from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FINER, PREDICTIVE, Calibration
 from pltz.kv.predictive.cuda_engine import CudaEngine
-from pltz.kv.predictive.engine import SpanEngine
 from pltz.kv.predictive.host_engine import HostEngine
 from pltz.kv.predictive.layer import Layer, layers_of
 from pltz.kv.predictive.steps import classes_of
@@ -78,7 +77,7 @@ class PredictiveCodec:
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
 
     @functools.cached_property
-    def _engine(self) -> SpanEngine:
+    def _engine(self) -> HostEngine | CudaEngine:
         """Return what computes here: a GPU with its kernels, else torch. Chosen at the first use."""
         host = HostEngine(self.layers, self.calibration.shape, self.tables, self.rotary, self.point)
         kernels = kernels_on(self.embedding.device)
