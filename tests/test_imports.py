@@ -64,7 +64,7 @@ WINGS = {
         "session_file",
     ),
     "archive": (
-        "errors concurrency humanize html_page arguments",
+        "errors concurrency humanize arguments",
         "format",
         "storage",
         "encryption",
@@ -74,7 +74,7 @@ WINGS = {
         "opener retention",
         "copy",
         "archive version_sizes",
-        "archive_report bulk",
+        "bulk",
     ),
     "benchmarks": (
         "peers plots records speed",

@@ -11,7 +11,6 @@ COMMANDS = {
     "ls": "pltz.cli.archive.list:ls",
     "find": "pltz.cli.archive.list:find",
     "stat": "pltz.cli.archive.list:stat",
-    "report": "pltz.cli.archive.report:report",
     "verify": "pltz.cli.archive.verify:verify",
     "repair": "pltz.cli.archive.repair:repair",
     "forget": "pltz.cli.archive.forget:forget",
