@@ -1,4 +1,4 @@
-"""Numbers in words, for the command line, the nightly report and error messages.
+"""Numbers and times in words, for the command line and error messages.
 
 >>> counted(1, "session"), counted(1200, "session"), size(1923)
 ('1 session', '1,200 sessions', '1.9 kB')
@@ -35,16 +35,14 @@ def moment(seconds: int) -> str:
 def duration(seconds: float) -> str:
     """Return a duration in a readable unit.
 
-    >>> duration(0.25), duration(42), duration(1234), duration(8000), duration(400_000)
-    ('0.2 s', '42 s', '21 min', '2 h 13 min', '4 d 15 h')
+    >>> [duration(seconds) for seconds in (42.4, 250, 7200, 9000, 400_000, 10**9)]
+    ['42 s', '4 min', '2 h', '2.5 h', '4.63 d', '31.7 y']
     """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
+    if seconds < 100:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    for unit, length, up_to in (("h", 3600, 2 * 86400), ("d", 86400, 730 * 86400)):
+        if seconds < up_to:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / (365 * 86400):.3g} y"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.format.record import unfinished_size
-from pltz.archive.humanize import counted, size
+from pltz.archive.humanize import counted, duration, size
 from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
@@ -195,19 +195,8 @@ def _cells(record: dict[str, Any]) -> list[str]:
     words = _words(record)
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
-    return [name, f"{record['version']}", age(record["age"]), kind, words["method"], *numbers, printable(words["tags"])]
-
-
-def age(seconds: int) -> str:
-    """Return an age in words.
-
-    >>> age(40), age(7200), age(400_000), age(10**9)
-    ('40 s', '2 h', '4 d', '31 y')
-    """
-    for unit, length, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 2 * 86400), ("d", 86400, 730 * 86400)):
-        if seconds < up_to:
-            return f"{seconds // length} {unit}"
-    return f"{seconds // (365 * 86400)} y"
+    age, tags = duration(record["age"]), printable(words["tags"])
+    return [name, f"{record['version']}", age, kind, words["method"], *numbers, tags]
 
 
 class Turns:

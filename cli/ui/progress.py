@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from pltz.archive.humanize import size
+from pltz.archive.humanize import duration, size
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
 FIRST_S = 1.0  # seconds before the first line in a log
@@ -29,17 +29,6 @@ KNOWN = 0.1  # share of the work after which the rate tells how long the rest ta
 def wanted(flag: bool | None) -> bool:
     """Return whether to show progress: as ``--progress/--no-progress`` says, else when stderr is a terminal."""
     return sys.stderr.isatty() if flag is None else flag
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    >>> duration(42.4), duration(250), duration(9000)
-    ('42 s', '4 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
