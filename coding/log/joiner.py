@@ -224,8 +224,6 @@ class Joiner:
             value = op == codes.TRUE
         elif op == codes.INTEGER:
             value = self._integer(slot)
-        elif op in (codes.SHARED, codes.ADDED, codes.SUMMED):
-            value = self._sum(slot, op)
         elif op == codes.EPOCH:
             value = self._moment(slot, 3)
         elif op == codes.BITS:
@@ -315,42 +313,10 @@ class Joiner:
             value = self._coder.signed(slot.model, 0, codes.PLAIN)
         else:
             value = slot.number + self._coder.signed(slot.model, 0, codes.DELTA)
-        self._past.integer(slot, self._fitting(value), True)
-        return value
-
-    def _fitting(self, value: int) -> int:
         if not -codes.FIT < value < codes.FIT:
             damaged("a whole number too large")
+        self._past.integer(slot, value)
         return value
-
-    def _sum(self, slot: Slot, op: int) -> int:
-        past, coder = self._past, self._coder
-        if op == codes.SHARED:
-            value = self._source_slot(slot, slot.shares, codes.SHARE).number
-        elif op == codes.ADDED:
-            value = slot.number + self._source_slot(slot, slot.terms, codes.TERM).number
-        else:
-            if not coder.bit(slot.model, codes.TERM):
-                slot.pairs = [(self._slot(past.slots), self._slot(past.slots))]
-            if not slot.pairs:
-                damaged("a sum of nothing")
-            value = slot.pairs[0][0].number + slot.pairs[0][1].number
-        past.integer(slot, self._fitting(value), False)
-        return value
-
-    def _slot(self, slots: list[Slot]) -> Slot:
-        place = self._coder.number(self._past.model, 0, codes.SLOT)
-        if place >= len(slots):
-            damaged("a value from nowhere")
-        return slots[place]
-
-    def _source_slot(self, slot: Slot, sources: list[Slot], base: int) -> Slot:
-        place = self._coder.number(slot.model, 0, base)
-        if place > len(sources):
-            damaged("a value from nowhere")
-        source = sources[place - 1] if place else self._slot(self._past.slots)
-        to_front(sources, source, SOURCES)
-        return source
 
     def _moment(self, slot: Slot, digits: int) -> int:
         past = self._past
@@ -373,7 +339,7 @@ class Joiner:
 
     def _string(self, slot: Slot, op: int, depth: int) -> str:
         past = self._past
-        # Times and texts that many fields sign are no text that later ones may repeat.
+        # A time is no text that later ones may repeat.
         if op == codes.TIME:
             style = self._coder.number(slot.model, 0, codes.DIGITS)
             if style >= 30:
@@ -385,8 +351,6 @@ class Joiner:
                 raise CorruptError(
                     "the columns of a log hold a time that is none: the file is damaged"
                 ) from exc
-        if op == codes.SIGNED:
-            return self._signed(slot)
         # Texts that were met, then new ones, each as its writer saw it.
         if op in (codes.RECENT, codes.ELSEWHERE, codes.OLD):
             text = past.strings[self._known(slot, op)]
@@ -399,8 +363,6 @@ class Joiner:
             text = self._lines(slot, depth)
         elif op == codes.PARSED:
             text = self._parsed(slot, depth)
-        elif op == codes.PAIRED:
-            text = self._paired(slot, depth)
         elif op == codes.MESSAGE:
             text = self._message(slot, depth)
         else:
@@ -419,29 +381,22 @@ class Joiner:
         if op == codes.RECENT:
             rank, recent = coder.number(slot.model, 0, codes.RANK), slot.recent
         else:
-            source = self._source_slot(slot, slot.sources, codes.SOURCE)
+            source = self._source(slot)
             rank, recent = coder.number(slot.model, 0, codes.DISTANCE), source.recent
         if rank >= len(recent):
             damaged("a string that was not met there")
         return recent[rank]
 
-    def _signed(self, slot: Slot) -> str:
-        past, model, bit = self._past, slot.model, self._coder.bit
-        sign = next((n for n in range(2) if bit(model, codes.MARK + 90 + n)), 2)
-        if bit(model, codes.MARK + 96):
-            if bit(model, codes.COPY):
-                source = past.expected
-            else:
-                source = len(past.lines) - 1 - self._coder.number(past.model, 0, codes.LINE_AGE)
-            if not 0 <= source < len(past.lines):
-                damaged("a copy from beyond the text")
-            body = past.lines[source]
-            past.expected = source + 1
-        else:
-            body = self._next(1)[0]
-        self._spend(len(body) + 1)
-        past.line(body)
-        return SIGNS[sign] + body
+    def _source(self, slot: Slot) -> Slot:
+        """Return the slot that a string of another slot comes from."""
+        past, coder = self._past, self._coder
+        place = coder.number(slot.model, 0, codes.SOURCE)
+        sources, at = (slot.sources, place - 1) if place else (past.slots, coder.number(past.model, 0, codes.SLOT))
+        if at >= len(sources):
+            damaged("a value from nowhere")
+        source = sources[at]
+        to_front(slot.sources, source, SOURCES)
+        return source
 
     def _parsed(self, slot: Slot, depth: int) -> str:
         style = self._coder.number(slot.model, 0, codes.SPELLING)
@@ -471,14 +426,6 @@ class Joiner:
         text = opaque.base64_text(flavour, data)
         self._spend_rest(text, left)  # each message in a message is a third longer
         return text
-
-    def _paired(self, slot: Slot, depth: int) -> str:
-        if depth >= codes.MAX_DEPTH:
-            damaged("values too deep in each other")
-        halves = [self._value(part, depth + 1) for part in self._past.halves(slot)]
-        if not all(type(half) is str for half in halves):
-            damaged("a pair of no strings")
-        return "|".join(halves)
 
     def _bits_of(self, bits: int) -> int:
         """Return a number of opaque bits."""

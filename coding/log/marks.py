@@ -10,8 +10,6 @@ import re
 from typing import Final, NamedTuple
 
 HUNK: Final = re.compile(r"@@ -[0-9]{1,9}(?:,([0-9]{1,9}))? \+[0-9]{1,9}(?:,([0-9]{1,9}))? @@")
-OPENS: Final = re.compile(r"@@(?: (?!-).*)?$|\*\*\* Add File: ")  # an open hunk, of apply_patch
-HEADS: Final = ("@@", "**")  # of lines before a hunk, and of lines after one that is open
 NUMBERED: Final = re.compile(r"( *|0*)([1-9][0-9]{0,8}|0)(→|\t|: |\| |\. |:|\||│)")
 PATH: Final = re.compile(r"[^\s:]{2,200}:(?=[0-9]{1,9}:)")
 ENDS: Final = ("→", "\t", ": ", "| ", ". ", ":", "|", "│")
@@ -98,12 +96,11 @@ def numbering_of(line: str) -> Numbering | None:
 class Marks:
     """The lines of a text met so far, which foretell the mark of the next one."""
 
-    __slots__ = ("lines", "missed", "new", "numbering", "old", "open", "pointer", "sign")
+    __slots__ = ("lines", "missed", "new", "numbering", "old", "pointer", "sign")
 
     def __init__(self) -> None:
         self.lines = 0
-        self.old = self.new = 0  # lines that are left of a hunk of a diff, before and after it; (1, 0): open
-        self.open = False  # whether the hunk ends at a line of its own kind, not by counting
+        self.old = self.new = 0  # lines that are left of a hunk of a diff, before and after it
         self.sign = 0  # of the last line of the hunk: its place in SIGNS, 3: none
         self.numbering: Numbering | None = None
         self.pointer = 0  # of the last numbered line
@@ -114,16 +111,12 @@ class Marks:
         self.lines += 1
         if self.old or self.new:
             self.sign = sign
-            if not self.open:
-                if sign != 1 and self.old:
-                    self.old -= 1
-                if sign != 2 and self.new:
-                    self.new -= 1
-            elif sign == 3 and line[:2] in HEADS:
-                self.old = 0
-                self._head(line)
-                return
-        elif line[:2] in HEADS and self._head(line):
+            if sign != 1 and self.old:
+                self.old -= 1
+            if sign != 2 and self.new:
+                self.new -= 1
+        elif (match := HUNK.match(line)) is not None:
+            self.old, self.new, self.sign = int(match[1] or 1), int(match[2] or 1), 0
             return
         if found is not None:
             self.numbering, self.missed = found, 0
@@ -135,14 +128,3 @@ class Marks:
             self.missed += 1
             if self.missed > PATIENCE:
                 self.numbering = None
-
-    def _head(self, line: str) -> bool:
-        """Learn the line before a hunk, and return whether it is one."""
-        match = HUNK.match(line)
-        self.open = match is None and OPENS.match(line) is not None
-        if match is not None:
-            self.old, self.new = int(match[1] or 1), int(match[2] or 1)
-        elif self.open:
-            self.old = 1
-        self.sign = 0
-        return match is not None or self.open

@@ -52,11 +52,6 @@ def split_id(text: str) -> str | None:
     return head
 
 
-def is_opaque(text: str) -> bool:
-    """Return whether a string looks like an id or like base64."""
-    return split_id(text) is not None or (len(text) > 40 and BASE64.fullmatch(text) is not None)
-
-
 def alphabet_of(digits: str) -> int:
     """Return the number of the smallest alphabet that has all these digits."""
     found = set(digits)

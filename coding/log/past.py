@@ -10,12 +10,9 @@ from pltz.coding.log.times import scaled
 RECENT: Final = 128  # strings that a slot keeps, the latest first
 SHAPES: Final = 64  # shapes that a slot keeps, the latest first
 SOURCES: Final = 32  # slots that a slot keeps as sources, the latest first
-SMALL: Final = 16  # whole numbers below are not looked for elsewhere
-INTEGERS: Final = 1 << 16  # whole numbers whose slot is kept
-TERMS: Final = 12  # slots among which terms of a sum are looked for
 MOMENTS: Final = 8  # slots whose last times are looked at
 MOST_BIAS: Final = 64
-OPS: Final = 32
+OPS: Final = 23  # ways of values
 LEAST_LINE: Final = 12  # characters of a line of text that a copy may start with
 
 
@@ -32,14 +29,11 @@ class Slot:
         "number",
         "number_of",
         "ops",
-        "pairs",
         "recent",
         "reference",
         "rows",
         "shapes",
-        "shares",
         "sources",
-        "terms",
         "time",
         "ways",
     )
@@ -56,9 +50,6 @@ class Slot:
         self.ops = bytearray(range(OPS))  # latest first
         self.bias = 0  # bits by which differences were longer than values
         self.follows: dict[int, int] = {}  # shape of an object -> shape of the next one, the last time
-        self.shares: list[Slot] = []  # slots that had the same whole number, latest first
-        self.terms: list[Slot] = []  # slots whose whole number was added to the last one, latest first
-        self.pairs: list[tuple[Slot, Slot]] = []  # slots whose whole numbers were added, latest first
         self.identity = ""  # the last id here
         self.time = (3, 0)  # the last time here: digits of a second's fraction, units
         self.reference: Slot | None = None  # whose last time was nearest to the last one here
@@ -86,8 +77,6 @@ class Past:
         self.slots: list[Slot] = []
         self.root = Field(self.slot())
         self.text = Field(self.slot())  # lines that are no JSON
-        self.integer_of: dict[int, Slot] = {}  # whole number -> the last slot where it was
-        self.integers: list[Slot] = []  # the last slots of whole numbers
         self.blocks: dict[tuple[int, str | None], Field] = {}  # of parts of documents, by indentation and key
         self.model: Model = {}  # of all that belongs to no slot
         self.shapes: list[tuple[str, ...]] = []
@@ -140,18 +129,11 @@ class Past:
             fields = slot.rows[-2] = [Field(self.child(slot, "{}"))]
         return fields[0]
 
-    def halves(self, slot: Slot) -> list[Field]:
-        """Return the fields of what stands before and behind a bar in the strings of a slot."""
-        fields = slot.rows.get(-3)
-        if fields is None:
-            fields = slot.rows[-3] = [Field(self.child(slot, "|")), Field(self.child(slot, "||"))]
-        return fields
-
     def message(self, slot: Slot) -> Field:
         """Return the field of the messages that strings of a slot are the base64 of."""
-        fields = slot.rows.get(-4)
+        fields = slot.rows.get(-3)
         if fields is None:
-            fields = slot.rows[-4] = [Field(self.child(slot, "()"))]
+            fields = slot.rows[-3] = [Field(self.child(slot, "()"))]
         return fields[0]
 
     def element(self, slot: Slot) -> Field:
@@ -207,21 +189,11 @@ class Past:
                 del moments[0]
             moments.append(slot)
 
-    def integer(self, slot: Slot, value: int, coded: bool) -> None:
-        """Remember a whole number; ``coded``: it was coded by itself, so its length tells how best to do it."""
-        if coded:
-            bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
-            slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
+    def integer(self, slot: Slot, value: int) -> None:
+        """Remember a whole number, and how best to code the next one."""
+        bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
+        slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
         slot.number = value
-        if abs(value) >= SMALL:
-            if len(self.integer_of) >= INTEGERS:
-                self.integer_of.clear()
-            self.integer_of[value] = slot
-        if slot in self.integers:
-            self.integers.remove(slot)
-        elif len(self.integers) == TERMS:
-            del self.integers[0]
-        self.integers.append(slot)
 
     def line(self, line: str) -> None:
         """Remember a line of text."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import Model, Numbers
 from pltz.coding.log.marks import FIRST, POINTERS, SIGNS, Marks, Numbering, numbering_of
-from pltz.coding.log.past import LEAST_LINE, SHAPES, SMALL, SOURCES, Field, Past, Slot, to_front
+from pltz.coding.log.past import LEAST_LINE, SHAPES, SOURCES, Field, Past, Slot, to_front
 from pltz.models.session import spelling
 from pltz.models.session.spelling import Json
 
@@ -26,7 +26,6 @@ BLOCK: Final = re.compile(
     rb'( *|\t*)(?:("(?:[^"\\]|\\.)*"): )?'  # indentation and key
     rb'((?:([{\[])|"(?:[^"\\]|\\.)*",?|[-+.0-9a-zA-Z]+,?|\[\],?|\{\},?))'
 )
-LEAST_TERM: Final = 100  # of a sum that is looked for among all numbers
 DECIMAL: Final = re.compile("\0(-?[0-9]{1,30})[.]([0-9]{1,30})")
 EPOCH_MS: Final = range(10**12, 4 * 10**12)
 OTHER: Final = 5
@@ -284,64 +283,12 @@ class Splitter:
         if not (-codes.FIT < value < codes.FIT):
             self._json(field, value)
             return
-        # By reference first: another column's number, its sum with this one's, or a sum of two.
-        small = abs(value) < SMALL
-        source = past.integer_of.get(value)
-        if slot.shares and slot.shares[0].number == value and (field.op == codes.SHARED or not small):
-            source = slot.shares[0]
-        if source is not None and source.number == value and source is not slot:
-            self._op(field, codes.SHARED)
-            self._source_slot(slot, slot.shares, source, codes.SHARE)
-        elif abs(value - slot.number) >= SMALL and (term := self._term(slot, value - slot.number)) is not None:
-            self._op(field, codes.ADDED)
-            self._source_slot(slot, slot.terms, term, codes.TERM)
-        elif not small and (pair := self._pair(slot, value)) is not None:
-            self._op(field, codes.SUMMED)
-            first = slot.pairs[0] if slot.pairs else None
-            if not coder.bit(slot.model, codes.TERM, pair == first):
-                coder.number(past.model, pair[0].number_of, codes.SLOT)
-                coder.number(past.model, pair[1].number_of, codes.SLOT)
-                slot.pairs = [pair]
+        self._op(field, codes.INTEGER)
+        if slot.bias > 0:
+            coder.signed(slot.model, value, codes.PLAIN)
         else:
-            self._op(field, codes.INTEGER)
-            if slot.bias > 0:
-                coder.signed(slot.model, value, codes.PLAIN)
-            else:
-                coder.signed(slot.model, value - slot.number, codes.DELTA)
-            past.integer(slot, value, True)
-            return
-        past.integer(slot, value, False)
-
-    def _source_slot(self, slot: Slot, sources: list[Slot], source: Slot, base: int) -> None:
-        """Code a slot, by rank where it was a source before."""
-        known = source in sources
-        self._coder.number(slot.model, sources.index(source) + 1 if known else 0, base)
-        if not known:
-            self._coder.number(self._past.model, source.number_of, codes.SLOT)
-        to_front(sources, source, SOURCES)
-
-    def _term(self, slot: Slot, value: int) -> Slot | None:
-        """Return a slot whose whole number is ``value``, the last terms first."""
-        for source in slot.terms:
-            if source.number == value and source is not slot:
-                return source
-        other = self._past.integer_of.get(value) if value >= LEAST_TERM else None
-        return other if other is not None and other.number == value and other is not slot else None
-
-    def _pair(self, slot: Slot, value: int) -> tuple[Slot, Slot] | None:
-        """Return two slots whose whole numbers have the sum ``value``, the last pair first."""
-        for pair in slot.pairs:
-            if pair[0].number + pair[1].number == value:
-                return pair
-        integers = self._past.integers
-        if value < LEAST_TERM:
-            return None
-        numbers = {source.number: source for source in integers if source is not slot and source.number > 0}
-        for source in numbers.values():
-            other = numbers.get(value - source.number)
-            if other is not None and other is not source:
-                return (source, other)
-        return None
+            coder.signed(slot.model, value - slot.number, codes.DELTA)
+        past.integer(slot, value)
 
     def _moment(self, slot: Slot, digits: int, units: int) -> None:
         past = self._past
@@ -364,8 +311,6 @@ class Splitter:
     def _string(self, field: Field, text: str, depth: int) -> None:
         past, slot, coder = self._past, field.slot, self._coder
         number = past.string_of.get(text)
-        if text[:1] in SIGNS and text and self._signed(field, text, number is not None):
-            return
         if number is not None:
             self._known(field, number)
         elif (time := times.read_time(text)) is not None and abs(time[1]) < codes.FIT >> 1:
@@ -373,7 +318,7 @@ class Splitter:
             coder.number(slot.model, time[0], codes.DIGITS)
             self._moment(slot, time[0] // 3, time[1])
             return
-        elif not any(way(field, text, depth) for way in (self._paired, self._opaque, self._parsed)):
+        elif not any(way(field, text, depth) for way in (self._opaque, self._parsed)):
             if len(text) < codes.SHORTEST_LONG and "\n" not in text:
                 self._op(field, codes.SHORT)
                 self._write([text])
@@ -395,7 +340,11 @@ class Splitter:
             coder.number(past.model, len(past.strings) - 1 - number, codes.STRING_AGE)
             return
         self._op(field, codes.ELSEWHERE)
-        self._source_slot(slot, slot.sources, source, codes.SOURCE)
+        place = slot.sources.index(source) + 1 if source in slot.sources else 0
+        coder.number(slot.model, place, codes.SOURCE)
+        if not place:
+            coder.number(past.model, source.number_of, codes.SLOT)
+        to_front(slot.sources, source, SOURCES)
         coder.number(slot.model, source.recent.index(number), codes.DISTANCE)
 
     def _bits(self, number: int, bits: int) -> None:
@@ -428,18 +377,6 @@ class Splitter:
             return self._base64(field, match[1] or "", match[2], depth)
         else:
             return False
-        return True
-
-    def _paired(self, field: Field, text: str, depth: int) -> bool:
-        """Code two ids with a bar between them."""
-        if depth == codes.MAX_DEPTH or text.count("|") != 1:
-            return False
-        halves = text.split("|")
-        if not all(half in self._past.string_of or opaque.is_opaque(half) for half in halves):
-            return False
-        self._op(field, codes.PAIRED)
-        for part, half in zip(self._past.halves(field.slot), halves, strict=True):
-            self._value(part, half, depth + 1)
         return True
 
     def _uuid(self, slot: Slot, number: int, version: str) -> None:
@@ -496,28 +433,6 @@ class Splitter:
             for part in parts:
                 coder.number(slot.model, len(part), codes.SIZE)
         self.opaque += data
-        return True
-
-    def _signed(self, field: Field, text: str, known: bool) -> bool:
-        """Code a string that is a line of a diff."""
-        past, model, bit = self._past, field.slot.model, self._coder.bit
-        body = text[1:]
-        source = self._source(body, 0)
-        hit = source >= 0 and source == past.expected
-        if "\n" in text or not (hit or (not known and (source >= 0 or field.op == codes.SIGNED))):
-            return False
-        self._op(field, codes.SIGNED)
-        sign = SIGNS.index(text[0])
-        for n in range(min(sign + 1, 2)):
-            bit(model, codes.MARK + 90 + n, n == sign)
-        if bit(model, codes.MARK + 96, source >= 0):
-            bit(model, codes.COPY, hit)
-            if not hit:
-                self._coder.number(past.model, len(past.lines) - 1 - source, codes.LINE_AGE)
-            past.expected = source + 1
-        else:
-            self._write([body])
-        past.line(body)
         return True
 
     def _parsed(self, field: Field, text: str, depth: int) -> bool:

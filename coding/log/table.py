@@ -12,8 +12,8 @@ Spec: FORMAT.md.
 
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
     >>> table = split(line)
-    >>> table.pieces[0].text.split()[-1], table.opaque_bits
-    ('hello', 128)
+    >>> table.pieces[0].text.split()[-1], len(table.opaque)
+    ('hello', 15)
     >>> join(table.columns, table.opaque, table.pieces, len(line)) == line
     True
 """
@@ -35,7 +35,7 @@ from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.versions import Readers
 
-VERSION: Final = 5
+VERSION: Final = 6
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
 
@@ -53,7 +53,6 @@ class Table(NamedTuple):
     columns: bytes  # packed
     opaque: bytes  # stored as they are
     pieces: list[TextPiece]
-    opaque_bits: int  # of the log that no coder shrinks
 
 
 def split(data: bytes, above: bytes = b"", *, remember: bool = False) -> Table:
@@ -71,7 +70,7 @@ def split(data: bytes, above: bytes = b"", *, remember: bool = False) -> Table:
     if remember and data and not above:
         PASTS.put(data, pickle.dumps(past))
     pieces = [TextPiece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
-    return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces, 8 * len(splitter.opaque))
+    return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces)
 
 
 def join(

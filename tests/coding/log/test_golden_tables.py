@@ -33,7 +33,7 @@ def maker() -> ModuleType:
 def test_golden_tables_join_and_split_again(row: dict[str, Any]) -> None:
     data, above = maker().parts(row["name"])[row["part"]]
     pieces = [TextPiece(*piece) for piece in row["pieces"]]
-    known = Table(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), pieces, row["opaque_bits"])
+    known = Table(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), pieces)
     assert table.join(known.columns, known.opaque, known.pieces, row["count"], above) == data
     assert table.split(data, above) == known
 

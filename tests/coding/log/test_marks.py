@@ -20,8 +20,6 @@ FORMS = {
     + "\n".join(f"src/first.py:{n * 7 + 10}:{line}" for n, line in enumerate(LINES)),
     "pointers": "*12│another line, which is new here\n" + "\n".join(f" {n}│{line}" for n, line in enumerate(LINES, 13)),
     "hunk": "--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n " + "\n ".join(LINES[:2]) + f"\n-{LINES[2]}\n+{LINES[3]}\nend",
-    "patch": "*** Begin Patch\n*** Update File: x.py\n@@\n " + "\n-".join(LINES) + "\n*** End Patch",
-    "added": "*** Add File: x.py\n+" + "\n+".join(LINES) + "\n@@ def f():\n " + LINES[0] + "\n*** Add File: y\n+one",
 }
 
 
@@ -29,14 +27,6 @@ FORMS = {
 def test_marked_lines_come_back_and_are_found_again(form: str) -> None:
     plain = json.dumps({"text": "\n".join(LINES)}).encode() + b"\n"
     marked = json.dumps({"text": FORMS[form]}, ensure_ascii=False).encode() + b"\n"
-    found = table.split(marked, plain)
-    assert table.join(found.columns, found.opaque, found.pieces, len(marked), plain) == marked
-    assert not any("compute_the_value_of" in piece.text for piece in found.pieces)
-
-
-def test_lines_of_a_diff_in_a_list_are_found_again() -> None:
-    plain = json.dumps({"text": "\n".join(LINES)}).encode() + b"\n"
-    marked = json.dumps({"patch": [sign + line for sign, line in zip(" -+ ", LINES, strict=True)]}).encode() + b"\n"
     found = table.split(marked, plain)
     assert table.join(found.columns, found.opaque, found.pieces, len(marked), plain) == marked
     assert not any("compute_the_value_of" in piece.text for piece in found.pieces)

@@ -46,7 +46,6 @@ OBJECTS = st.dictionaries(KEYS, VALUES, max_size=5)
 def back(data: bytes, above: bytes = b"") -> bytes:
     """Return what `join` makes of the split of ``data``."""
     found = table.split(data, above)
-    assert found.opaque_bits <= 8 * len(found.opaque)
     return table.join(found.columns, found.opaque, found.pieces, len(data), above)
 
 

@@ -4,8 +4,7 @@ once must thaw.
 
     python tests/golden/logs/make.py
 
-A file is named after the bundle, the version of the table, and the method. The frames of an older table are refused by
-name.
+A file is named after the bundle, the version of the table, and the method.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def main() -> None:
     for name in logs.LOGS:
         for number, (data, above) in enumerate(parts(name)):
             found = table.split(data, above)
-            row = {"name": name, "part": number, "count": len(data), "opaque_bits": found.opaque_bits}
+            row = {"name": name, "part": number, "count": len(data)}
             pieces = [list(piece) for piece in found.pieces]
             rows.append({**row, "columns": found.columns.hex(), "opaque": found.opaque.hex(), "pieces": pieces})
     path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
