@@ -24,13 +24,14 @@ from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
 from pltz.kv.pool.prefix_tree import PrefixTree
-from pltz.kv.port.codec import RAW
+from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.port.private_file import opened
 from pltz.kv.predictive.calibration import Calibration, KVShape, expected
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
 from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.weights import Array
 from tests.kv.pool.pages import form, random_kv, rotary
 
 A, B, ROOM = b"a" * 16, b"b" * 16, 1 << 30
@@ -60,7 +61,7 @@ def _open_umask() -> Iterator[None]:
 
 
 def test_warm_files(tmp_path: Path) -> None:
-    codecs = [RAW, Q8Codec(rotary(16))]
+    codecs: list[KVCodec] = [RAW, Q8Codec(rotary(16))]
     folder = tmp_path / "new" / "warm"
     expected = dict[tuple[bytes, bytes, str], torch.Tensor]()
     for number, (space, segment, codec) in enumerate((s, g, c) for s in (A, B) for g in (A, B) for c in codecs):
@@ -153,9 +154,9 @@ def calibration(target: bytes, constant: float) -> Calibration:
     """Return one of the smallest shape that there is."""
     shape = KVShape(1, 1, 2, 2)
     freq, mean = laplace()
-    given = {"freq": freq, "mean": mean, "basis": np.eye(4, dtype=np.int8)[None]}
+    given: dict[str, Array] = {"freq": freq, "mean": mean, "basis": np.eye(4, dtype=np.int8)[None]}
     types = {"I8": np.int8, "I16": np.int16, "U16": np.uint16, "F32": np.float32}
-    tensors = {
+    tensors: dict[str, Array] = {
         name: given.get(name, np.full(size, constant if kind == "F32" else 0, types[kind]))
         for name, (kind, size) in expected(shape, [0]).items()
     }

@@ -29,6 +29,7 @@ from pltz.archive.format.settings import Settings
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.log import table
 from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
+from pltz.kv.port.private_file import opened
 from pltz.kv.predictive import calibration
 from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.store import warm_file
@@ -84,7 +85,7 @@ def a_warm_file(path: Path) -> Path:
 
 
 def read_warm_file(path: Path) -> object:
-    handle = warm_file.opened(next(path.glob("*/*.safetensors")))
+    handle = opened(next(path.glob("*/*.safetensors")))
     return warm_file._Reading(handle, ID, ID, DiskTier(path, 1 << 24).codec, False)
 
 

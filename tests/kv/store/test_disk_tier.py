@@ -221,7 +221,12 @@ def test_the_folder_is_listed_when_it_is_full_and_not_at_each_write(
     size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folders = [DiskTier(tmp_path / "warm", 16 * size) for _ in range(2)]
     listed, inner = list[int](), DiskTier._files
-    monkeypatch.setattr(DiskTier, "_files", lambda tier: listed.append(1) or inner(tier))
+
+    def counted(tier: DiskTier) -> object:
+        listed.append(1)
+        return inner(tier)
+
+    monkeypatch.setattr(DiskTier, "_files", counted)
     for n in range(24):
         assert folders[n % 2].write(SPACE, bytes([n]) * 16, StoredBlock(block(), PARENT, 0))
     count = len(listed)
