@@ -22,8 +22,10 @@ def named_file(path: str | os.PathLike[str], most: int) -> bytes:
     return data
 
 
-def secret_file(path: str | os.PathLike[str], most: int) -> bytes:
+def secret_file(path: str | os.PathLike[str], most: int, otherwise: str = "") -> bytes:
     """Return the bytes of a file that its owner alone may read, of at most ``most``. No pipe is waited for.
+
+    ``otherwise``: what else to do about a file that is refused, for the message.
 
     Raises OSError, and UsageError where it is no plain file, is larger, or others may read it.
     """
@@ -31,9 +33,9 @@ def secret_file(path: str | os.PathLike[str], most: int) -> bytes:
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
-            raise UsageError(f"expected a key in a plain file, found none in {name}: name another file")
+            raise UsageError(f"expected a key in a plain file, found none in {name}: name another file{otherwise}")
         if mode & 0o077:
-            raise UsageError(f"others may read the key in {name}: chmod 600 {name}")
+            raise UsageError(f"others may read the key in {name}: chmod 600 {name}{otherwise}")
         data = file.read(most + 1)
     if len(data) > most:
         raise UsageError(f"{name} has more than {most} bytes: name another file")

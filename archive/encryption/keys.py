@@ -70,7 +70,7 @@ class Secret:
     def file(cls, path: str | os.PathLike[str]) -> Secret:
         """Return the secret in a file of at least 16 random bytes, which nobody else may read. Raises UsageError."""
         try:
-            data = secret_file(path, MAX_SECRET)
+            data = secret_file(path, MAX_SECRET, ", or let a command print the key: --key-command 'cat FILE'")
         except OSError as exc:
             raise UsageError(f"cannot read the key file: {exc.strerror}") from exc
         return cls._raw(data, "the key file")
