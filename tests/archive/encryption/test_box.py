@@ -193,7 +193,7 @@ def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCo
 
 def test_no_key_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(UsageError, match="plain file.* --key-command 'cat FILE'"):
+    with pytest.raises(UsageError, match=r"plain file.* --key-command 'cat FILE'"):
         Secret.file(tmp_path / "pipe")
     with pytest.raises(UsageError, match="over 1048576 bytes"):
         Secret.command("exec cat /dev/zero")
