@@ -3,6 +3,7 @@
     log of an agent, text    the earlier bytes or events come first, unchanged
     chat                     the earlier messages come first, unchanged, and no id of the chat is another one
     JSON document            so do the items of its list of messages, turns, ...
+    line of JSON             it is the first of several lines
 
 The last item of a document may have grown where it says by an id or a time that it is the same one: agents write
 messages that are not complete yet.
@@ -36,6 +37,8 @@ def continues(earlier: Session, later: Session) -> bool:
     if earlier == later or (earlier.kind == later.kind == "text" and later.value.startswith(earlier.value)):
         return True
     first, second = _value(earlier), _value(later)
+    if earlier.kind == "chat" and later.kind == "text" and isinstance(second, list) and second[:1] == [first]:
+        return True
     before, after = _turns(first), _turns(second)
     if before is None or after is None or _are_two(first, second):
         return False

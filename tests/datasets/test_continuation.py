@@ -40,6 +40,7 @@ def export(turns: Any) -> Session:
         (Session("ids", [1, 2]), Session("ids", [1, 2, 3])),
         (chat({"messages": []}), chat({"messages": TURNS})),
         (chat({"a": 1}), chat({"a": 1})),
+        (chat({"a": 1}), lines([{"a": 1}, 5])),
     ],
 )
 def test_what_continues(earlier: Session, later: Session) -> None:
@@ -56,6 +57,7 @@ def test_what_continues(earlier: Session, later: Session) -> None:
         (lines(EVENTS[:3]), lines(EVENTS[1:])),
         (export(TURNS[:2]), export(TURNS[2:])),
         (Session("text", b"one"), Session("text", b"two")),
+        (chat({"a": 1}), lines([{"a": 2}, {"a": 1}])),
         (Session("ids", [1, 2]), Session("ids", [1, 3, 4])),
         (Session("ids", [1, 2]), Session("text", b"\x01")),
         (Session("text", b"one"), chat({"messages": TURNS})),
