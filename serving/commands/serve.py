@@ -248,6 +248,7 @@ def _run(
     config = uvicorn.Config(
         app_of(service, names, key),
         http=connection_class(),
+        ws="none",
         log_level="warning",
         access_log=False,
         limit_concurrency=MOST + WAITING,
