@@ -447,12 +447,13 @@ def test_a_session_of_a_damaged_pack_that_no_manifest_can_name_is_not_called_abs
     for name in [name for name in disk.seen.files() if name.startswith(MANIFEST)]:
         disk.vanish(name)
     spoil(lambda data: data[:200] + bytes(len(data) - 200))(disk, path)
-    reopen(disk, codec).put([session("c")])
+    [put] = reopen(disk, codec).put([session("c")])
     assert named(disk).gaps
     reader = reopen(disk, codec)
-    assert reader.get("c").tokens.tolist() == tokens("c")
-    with pytest.raises(LostError):
-        reader.get("b")
+    assert reader.get("c", version=put.version).tokens.tolist() == tokens("c")
+    for name in ("b", "c"):  # a newer version may have been there
+        with pytest.raises((ArchiveError, LostError), match="see pltz archive repair"):
+            reader.get(name)
 
 
 @pytest.mark.parametrize("indexed", [False, True])
