@@ -171,21 +171,29 @@ class _NightlyRun:
         return self._step("retention", self._forget) if self.config.retention else None
 
     def _forget(self) -> dict[str, Any]:
-        opened, looked, forgotten, left = self._open(), 0, 0, 0
-        for rule in self.config.retention:
-            batch: list[Version] = []
-            for history in opened.catalog.lookup.histories():
-                if rule.tenant is not None and history[0].tenant != rule.tenant:
-                    continue
-                looked += len(history)
-                if not opened.catalog.histories.are_whole(history):
-                    left += 1
-                    continue
-                batch += expired(history, rule.policy, opened.store.now())
-                if len(batch) >= FORGET:
-                    forgotten += self._forgotten(opened, batch)
-                    batch = []
-            forgotten += self._forgotten(opened, batch)
+        opened, forgotten = self._open(), 0
+
+        def work() -> tuple[int, int]:
+            """Forget what each rule lets expire. Return the versions looked at, and the sessions left as they are."""
+            nonlocal forgotten
+            looked = left = 0
+            for rule in self.config.retention:
+                batch: list[Version] = []
+                for history in opened.catalog.lookup.histories():
+                    if rule.tenant is not None and history[0].tenant != rule.tenant:
+                        continue
+                    looked += len(history)
+                    if not opened.catalog.histories.are_whole(history):
+                        left += 1
+                        continue
+                    batch += expired(history, rule.policy, opened.store.now())
+                    if len(batch) >= FORGET:
+                        forgotten += self._forgotten(opened, batch)
+                        batch = []
+                forgotten += self._forgotten(opened, batch)
+            return looked, left
+
+        looked, left = opened.catalog.decide(work)
         if left:
             self.failures.append(
                 f"retention: left {counted(left, 'session')} as they are, of which damage may hide versions: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,17 @@ import zstandard
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.writing.cut import SessionCutter
+from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES
-from pltz.serving.nightly import freeze
+from pltz.serving.nightly import freeze, job
 from pltz.serving.nightly.state import Busy
 from tests.archive.peek import records
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, TowerArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -423,3 +425,38 @@ def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Call
     assert (total["frozen"], total["by_model"]) == (2, 2) and total["ratio"] > 4
     cold = SessionArchive.open(tmp_path / "cold", [Bundle.load()])
     assert [cold.get(f"a/{n}").value for n in (1, 2)] == chats
+
+
+def test_retention_decides_anew_where_an_older_manifest_came_back(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another night of this machine put a version after the look, and then the manifest of before it came back."""
+    shutil.rmtree(nightly.root / "cold")
+    TowerArchive.create(nightly.root / "cold", [], manifest=True)
+    manifest, kept, forgotten = nightly.root / "cold/manifest", nightly.root / "kept", job._NightlyRun._forgotten
+
+    def freeze(turns: int) -> dict[str, Any]:
+        nightly.write("chats/a.jsonl", make_lines([make_chat(0, turns)]))
+        return nightly.run()
+
+    for turns in (1, 2):
+        freeze(turns)
+    todo = [True]
+
+    def delayed(*args: Any) -> int:
+        if todo:
+            todo.clear()
+            shutil.copytree(manifest, kept)
+            cold = SessionArchive.open(nightly.root / "cold", nightly.bundles)
+            assert list(cold.put([PutRequest("chat-0", make_chat(0, 5))]))
+            shutil.rmtree(manifest)
+            shutil.copytree(kept, manifest)
+        return forgotten(*args)
+
+    monkeypatch.setattr(job._NightlyRun, "_forgotten", delayed)
+    nightly.rest = "[[retention]]\nkeep_last = 1\n"
+    assert freeze(3)["retention"] == {"versions": 4, "forgotten": 3}
+    assert nightly.content() == {("default", "chat-0"): [json.dumps(make_chat(0, 5))]}
