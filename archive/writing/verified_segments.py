@@ -16,6 +16,7 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
+from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
 from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import Tokens
@@ -114,7 +115,7 @@ class VerifiedSegments:
     def _decodes(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record is reliable and decodes to a segment's tokens.
 
-        Raises CorruptError where different tokens have its id.
+        Raises CorruptError where different tokens have its id, StoreError.
         """
         if item.context.mode & (RUN | WITHIN):
             return self._in_run(item, segment)
@@ -127,6 +128,8 @@ class VerifiedSegments:
                 return True
             above = self._before(item, segment, codec)
             tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
+        except StoreError:
+            raise
         except (PltzError, FileNotFoundError) as exc:
             self._problem(item, str(exc))
             return False
@@ -187,12 +190,14 @@ class VerifiedSegments:
     def _in_run(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.
 
-        Raises CorruptError where different tokens have an id.
+        Raises CorruptError where different tokens have an id, StoreError.
         """
         if item.location.pack in self.catalog.listing.condemned or self._going(item, segment.id):
             return False
         try:
             tower = Chains(self.catalog, self.codecs, heard=self.heard).tower(segment.id)
+        except StoreError:
+            raise
         except (PltzError, FileNotFoundError) as exc:
             self._problem(item, str(exc))
             return False

@@ -281,6 +281,26 @@ def test_a_key_that_the_store_cannot_give_is_no_damage(monkeypatch: pytest.Monke
         archive.get("s", "acme")
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_put_on_what_the_store_cannot_give_is_no_damage(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was noted as damage of the record, and coded again."""
+    disk, turns = disk_of(made("sealed", 1)[0][-1]), [np.arange(n, n + 9) for n in range(4)]
+    archive = opened(disk, "sealed")
+    for count in (2, 3, 4):
+        archive.put([NewSession("grown", turns[:count], "acme")])
+    if merged:
+        assert archive.merge(cold=0).merged
+    archive = opened(disk, "sealed")
+
+    def failing(*_: object) -> bytes:
+        raise StoreError("the store answered 500")
+
+    monkeypatch.setattr(type(archive.keys), "bits", failing)
+    with pytest.raises(StoreError):
+        archive.put([NewSession("grown", [*turns, turns[0]], "acme")])
+    assert not archive.catalog.damage.problems
+
+
 def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
     """It counted as a chance of 36 bits, and the session was called absent."""
     disk = SimDisk()
