@@ -64,19 +64,12 @@ class Keyring:
     @classmethod
     def create(cls, store: Store, archive: bytes, secret: Secret) -> None:
         """Make an archive key and wrap it. Raises UsageError where there is one, StoreError."""
-        if not _put_master(KeyFolder(store), archive, secret, store.random(KEY), 0):
+        master, salt = store.random(KEY), store.random(SIZE)
+        cost = SCRYPT_COST if secret.kdf == SCRYPT else (0, 0, 0)
+        plain = KeyFile(MASTER, 0, b"", secret.kdf, cost, salt)
+        box = seal(secret.key(cost, salt), master, [archive, plain.head])
+        if not KeyFolder(store).put(dataclasses.replace(plain, box=box)):
             raise UsageError("somebody else is making an archive here")
-
-    def change(self, secret: Secret) -> None:
-        """Wrap the archive key by another secret and destroy the file that the old one opened.
-
-        Raises Fenced, StoreError.
-        """
-        generation = max(self.folder.generations()[MASTER])
-        if not _put_master(self.folder, self.archive, secret, self._master, generation + 1):
-            raise Fenced("somebody else changed the key at the same time: try again")
-        if newest := self.folder.read(MASTER, generation + 1):
-            self.folder.shred(newest)
 
     def refresh(self) -> None:
         """Read the changes of others at the next use."""
@@ -413,14 +406,6 @@ class Keyring:
         raise failure or CorruptError(
             "the archive's key file is missing: restore keys/ from a copy, or, where init was cut off, run it again"
         )
-
-
-def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes, generation: int) -> bool:
-    salt = folder.store.random(SIZE)
-    cost = SCRYPT_COST if secret.kdf == SCRYPT else (0, 0, 0)
-    plain = KeyFile(MASTER, generation, b"", secret.kdf, cost, salt)
-    box = seal(secret.key(cost, salt), master, [archive, plain.head])
-    return folder.put(dataclasses.replace(plain, box=box))
 
 
 def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:

@@ -49,7 +49,6 @@ PAGE_BITS = 8  # of the fan of a page: 256 buckets, about 6000 entries
 ADDRESSES = 4096  # in a page of addresses
 CHECK = 4  # bytes of the crc32 behind a page
 RANGED = 1 << 24  # bytes above which entries name addresses: of such an index a bucket gives ranges
-PIECE = 16384  # bytes under one checksum in version 2
 MANY = 64  # entries of a bucket above which they are looked at together: buckets have 16 to 32, but for equal keys
 AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 1 << 20
@@ -428,10 +427,7 @@ class FileIndex:
 
     def _find_many(self, s: _Section, page: int, first: int, last: int, wanted: int) -> list[Location]:
         """Return the blocks that entries of a large bucket name under a key: a session's many versions, or a craft."""
-        begin = int(s.begins[page]) + s.fan_size
-        rows = np.arange(first, last, dtype=np.int64)
-        at, units = np.full(len(rows), begin, np.int64), np.full(len(rows), s.first + page, np.int64)
-        entries = self._gathered(at, s.width, rows, units)
+        entries = self._gathered(int(s.begins[page]) + s.fan_size, s.width, np.arange(first, last, dtype=np.int64))
         named = entries[entries >> np.uint64(s.low) == wanted] & np.uint64((1 << s.low) - 1)
         return [self._location(one) for one in named.tolist()]
 
@@ -448,8 +444,10 @@ class FileIndex:
         if not s.size or not len(keys):
             return np.zeros(len(keys), bool)
         page, bucket = np.divmod((keys >> np.uint64(KEY_BITS - s.fan_bits)).astype(np.int64), 1 << s.page_bits)
-        fan, units = s.begins[page], s.first + page
-        self._check_at(fan + 4 * np.maximum(bucket - 1, 0), 8, units)
+        fan = s.begins[page]
+        for unit in np.unique(s.first + page).tolist():
+            if not self._sound[unit]:
+                self._check(unit)
         words: U32 = np.ndarray((len(self._data) - 3,), "<u4", self._data, strides=(1,))
         end = words[fan + 4 * bucket].astype(np.int64)
         low = np.where(bucket > 0, words[fan + 4 * bucket - 4], 0).astype(np.int64)
@@ -460,20 +458,19 @@ class FileIndex:
         high = end.copy()
         while (active := np.flatnonzero(low < high)).size:
             middle = (low[active] + high[active]) >> 1
-            found = self._gathered(entries[active], s.width, middle, units[active])
+            found = self._gathered(entries[active], s.width, middle)
             less = found >> np.uint64(s.low) < wanted[active]
             low[active] = np.where(less, middle + 1, low[active])
             high[active] = np.where(less, high[active], middle)
         inside = np.flatnonzero(low < end)
         hit = np.zeros(len(keys), bool)
-        found = self._gathered(entries[inside], s.width, low[inside], units[inside])
+        found = self._gathered(entries[inside], s.width, low[inside])
         hit[inside] = found >> np.uint64(s.low) == wanted[inside]
         return hit
 
-    def _gathered(self, at: I64, width: int, rows: I64, units: I64) -> U64:
-        """Return an entry of each page, (N,). ``at``: where its entries begin; ``rows``: the entry's number in it."""
+    def _gathered(self, at: I64 | int, width: int, rows: I64) -> U64:
+        """Return an entry of each sound page, (N,). ``at``: where its entries begin; ``rows``: its number in it."""
         byte, bit = at + (rows * width >> 3), (rows * width & 7).astype(np.uint64)
-        self._check_at(byte, (width + 14) // 8, units)
         words: U64 = np.ndarray((len(self._data) - 7,), "<u8", self._data, strides=(1,))  # a digest is behind all
         found: U64 = (words[byte] >> bit) & np.uint64((1 << width) - 1)
         return found
@@ -517,10 +514,9 @@ class FileIndex:
 
     def _addresses(self) -> U64:
         """Return the address of each block, (B,)."""
-        many = ADDRESSES if self._paged else self._blocks
         parts = [
-            self._read(self._address_at(block), min(many, self._blocks - block) * self._width, block // ADDRESSES)
-            for block in range(0, self._blocks, many)
+            self._read(self._address_at(block), min(ADDRESSES, self._blocks - block) * self._width, block // ADDRESSES)
+            for block in range(0, self._blocks, ADDRESSES)
         ]
         return _widen(b"".join(parts), self._width)
 
@@ -535,8 +531,7 @@ class FileIndex:
         return self.sealed(self._file)
 
     def _lay_out(self) -> None:
-        """Set where the pages of versions 3 and 4 lie. Raises CorruptError."""
-        self._paged = True
+        """Set where the pages lie. Raises CorruptError."""
         shapes = [_shape(n, self._named) for n in self._counts]
         pages = [1 << max(0, b - PAGE_BITS) if n else 0 for n, (b, _, _) in zip(self._counts, shapes, strict=True)]
         size = 4 * sum(pages)
@@ -561,67 +556,30 @@ class FileIndex:
         self._page_sizes = np.concatenate(sizes)
         self._page_begins = self._base + np.cumsum(self._page_sizes + CHECK) - self._page_sizes - CHECK
         self._sound = bytearray(first)
-        self._want_size(at + SIZE)
-
-    def _lay_out_2(self) -> None:
-        """Set where the sections of version 2 lie, each of one page. Raises CorruptError."""
-        self._paged = False
-        at = self._base + self._blocks * self._width
-        for n in self._counts:
-            b, width, low = _shape(n, self._blocks)
-            begins, entries = np.full(1 if n else 0, at, np.int64), np.array([0, n], np.int64)
-            self._sections.append(_Section(n, b, b, width, low, 0, begins, entries))
-            at += ((4 << b) if n else 0) + -(-n * width // 8)
-        self._checks = at
-        self._sound = bytearray(-(-(at - self._base) // PIECE))
-        self._want_size(at + 4 * len(self._sound) + SIZE)
-
-    def _want_size(self, size: int) -> None:
-        if size != self._size:
-            raise CorruptError(f"expected an index of {size} bytes, found {self._size}: damaged")
+        if at + SIZE != self._size:
+            raise CorruptError(f"expected an index of {at + SIZE} bytes, found {self._size}: damaged")
 
     def _read(self, at: int, size: int, unit: int) -> memoryview:
-        """Return bytes of a page that is sound. ``unit``: its number; of no account in version 2."""
-        if self._paged:
-            units: Iterable[int] = (unit,)
-        else:
-            units = range((at - self._base) // PIECE, (at + size - 1 - self._base) // PIECE + 1)
-        for one in units:
-            if not self._sound[one]:
-                self._check(one)
+        """Return bytes of a page that is sound. ``unit``: its number."""
+        if not self._sound[unit]:
+            self._check(unit)
         return self._data[at : at + size]
 
-    def _check_at(self, offsets: I64, size: int, units: I64) -> None:
-        """Check the pages of fields of at most ``size`` bytes at these offsets, (N,). ``units``: as in `_read`."""
-        if not self._paged:
-            first = (offsets - self._base) // PIECE
-            last = (np.minimum(offsets + (size - 1), self._checks - 1) - self._base) // PIECE
-            units = np.concatenate([first, last])
-        for unit in np.unique(units).tolist():
-            if not self._sound[unit]:
-                self._check(unit)
-
     def _check(self, unit: int) -> None:
-        """Read and check a page, or a piece of version 2, not through the map.
+        """Read and check a page, not through the map.
 
         A byte that the disk cannot give is an error then; all others are in memory afterwards.
         """
-        if self._paged:
-            begin, size = int(self._page_begins[unit]), int(self._page_sizes[unit])
-            data = exactly(self._file.read, begin, size + CHECK)
-            data, said, start = data[:size], data[size:], (self._check_start + 1 + unit) & 0xFFFFFFFF
-        else:
-            begin = self._base + unit * PIECE
-            data, start = exactly(self._file.read, begin, min(PIECE, self._checks - begin)), 0
-            said = exactly(self._file.read, self._checks + 4 * unit, 4)
-        if zlib.crc32(data, start) != int.from_bytes(said, "little"):
-            part = "page" if self._paged else "piece"
-            raise CorruptError(f"{part} {unit} of the index does not match its checksum: damaged")
+        begin, size = int(self._page_begins[unit]), int(self._page_sizes[unit])
+        data = exactly(self._file.read, begin, size + CHECK)
+        start = (self._check_start + 1 + unit) & 0xFFFFFFFF
+        if zlib.crc32(data[:size], start) != int.from_bytes(data[size:], "little"):
+            raise CorruptError(f"page {unit} of the index does not match its checksum: damaged")
         self._sound[unit] = 1
 
     def _address_at(self, block: int) -> int:
         at: int = self._base + block * self._width
-        return at + block // ADDRESSES * CHECK if self._paged else at
+        return at + block // ADDRESSES * CHECK
 
     def _location(self, named: int) -> Location:
         """Return the place of the block that an entry names. Raises CorruptError."""
@@ -638,7 +596,7 @@ class FileIndex:
 
 VERSIONS = Readers(
     "the index",
-    {2: FileIndex._lay_out_2, BY_BLOCK: FileIndex._lay_out, BY_ADDRESS: FileIndex._lay_out},
+    {BY_BLOCK: FileIndex._lay_out, BY_ADDRESS: FileIndex._lay_out},
     "rebuild it with pltz archive repair",
 )
 

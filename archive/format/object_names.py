@@ -60,12 +60,6 @@ def packs_listed(sizes: Mapping[str, int]) -> dict[bytes, int]:
     return {bytes.fromhex(name): size for name, size in sizes.items() if _DIGEST.fullmatch(name)}
 
 
-def is_parity(path: str) -> bool:
-    """Return whether a path is that of the parity of a pack."""
-    folder, _, name = path.rpartition("/")
-    return folder == PARITY and _DIGEST.fullmatch(name) is not None
-
-
 def index(digest: str) -> str:
     """Return the name of an index file. ``digest``: its digest, 32 hex.
 

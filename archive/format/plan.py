@@ -74,18 +74,6 @@ class CollectionPlan:
 
 
 def _read(data: bytes) -> CollectionPlan:
-    """Return the plan in a file of version 1, whose digest and magic are right."""
-    _, _, reserved, epoch, random, time, count = HEADER.unpack_from(data)
-    if any(reserved):
-        raise VersionError("a plan has fields of a newer version: use a newer pltz")
-    if HEADER.size + (count + 1) * SIZE != len(data):
-        raise CorruptError("a plan does not have the size it claims: damaged")
-    if not 0 < epoch <= MAX_EPOCH:
-        raise CorruptError(f"a plan of epoch {epoch}: damaged")
-    return CollectionPlan(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
-
-
-def _read_ending(data: bytes) -> CollectionPlan:
     """Return the plan in a file of version 2, whose digest and magic are right."""
     _, _, reserved, epoch, random, time, count = HEADER.unpack_from(data)
     if any(reserved):
@@ -103,7 +91,7 @@ def _read_ending(data: bytes) -> CollectionPlan:
     return CollectionPlan(epoch, random, condemned, time, ended, dropped, known, over)
 
 
-VERSIONS = Readers("the plan", {1: _read, VERSION: _read_ending})
+VERSIONS = Readers("the plan", {VERSION: _read})
 
 
 def _split(data: bytes) -> Iterable[bytes]:

@@ -719,11 +719,11 @@ def unfinished(catalog: Catalog) -> Iterator[Problem]:
     """
     keys, folder = catalog.keys, KeyFolder(catalog.store)
     for domain, files in sorted(folder.leftovers().items()):
-        what = "a change of the archive's key" if domain == MASTER else "an erase"
         yield Problem(
             "erase",
             domain.hex(),
-            f"{what} is unfinished, or goes on now: {counted(len(files), 'older key file')} left ({', '.join(files)}); "
+            "an erase is unfinished, or goes on now: "
+            f"{counted(len(files), 'older key file')} left ({', '.join(files)}); "
             "pltz archive repair destroys them, as the next erase does",
         )
     if not isinstance(keys, Keyring):

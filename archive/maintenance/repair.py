@@ -32,6 +32,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.ledger import PackState, decode_as
+from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -539,7 +540,7 @@ class Repairer:
 
         Raises ArchiveError.
         """
-        for _ in range(8):
+        for _ in range(ATTEMPTS):
             catalog.listing.read_plans()
             if pack in catalog.listing.condemned:
                 return

@@ -100,11 +100,6 @@ class Report:
         """Return whether no problem was found."""
         return not (self.problems or self.lost or self.unreadable)
 
-    @property
-    def unprotected(self) -> int:
-        """Return the number of packs whose parity, or marker, is missing."""
-        return sum(map(object_names.is_parity, self.missing_copies))
-
 
 @dataclass(frozen=True)
 class PackSpan:

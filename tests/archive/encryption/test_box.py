@@ -203,16 +203,6 @@ def test_no_key_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.Mo
             Secret.command(line)
 
 
-def test_the_key_can_be_changed(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    sealed.put([chat("a", [1])])
-    new = Secret(b"a new key of many bytes", 0)
-    assert isinstance(sealed.keys, Keyring)
-    sealed.keys.change(new)
-    assert tokens(reopen(disk, codec, new), "a") == [1]
-    with pytest.raises(KeyMismatch):
-        reopen(disk, codec)
-
-
 Rows = list[tuple[Context, Record]]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.encryption.key_files import LINEAGE, root_id
-from pltz.archive.encryption.keyring import MASTER, Keyring
+from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, TENANT
@@ -45,16 +45,6 @@ def test_only_its_secret_opens_it(store: DirectoryStore) -> None:
         opened(store, Secret.passphrase("words"))
     with pytest.raises(UsageError, match="somebody else"):
         Keyring.create(store, ARCHIVE, OTHER)
-
-
-def test_a_changed_secret_replaces_the_old_one(store: DirectoryStore) -> None:
-    keys = opened(store)
-    domain = keys.context(TENANT, "acme").domain
-    keys.change(OTHER)
-    with pytest.raises(KeyMismatch):
-        opened(store)
-    assert opened(store, OTHER).domain(TENANT, "acme") == domain
-    assert opened(store, OTHER).folder.generations()[MASTER] == [1]
 
 
 def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryStore) -> None:

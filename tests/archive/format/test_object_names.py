@@ -50,7 +50,6 @@ def test_the_kinds_of_names_under_parity_are_told_apart() -> None:
     listed = [*map(last_part, names), "archive.json"]
     assert object_names.packs_among(listed) == {ID} and object_names.plans_among(listed) == {1}
     assert object_names.ledger_copies_among(listed) == {ID.hex()}
-    assert [object_names.is_parity(name) for name in names] == [True, False, False]
 
 
 def test_damaged_copies_are_found_by_the_name_of_the_original() -> None:

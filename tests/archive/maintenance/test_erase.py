@@ -532,23 +532,6 @@ def test_a_dry_run_counts_what_an_unfinished_erase_left(
         archive.erase("acme", "a", dry_run=True)
 
 
-def test_a_change_of_the_archive_key_that_was_cut_off_is_finished(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1])])
-    older = {
-        path: data for path, data in disk.seen.files().items() if path.startswith(f"keys/{bytes(16).hex()}")
-    }
-    assert isinstance(sealed.keys, Keyring)
-    sealed.keys.change(RAW)
-    for path, data in older.items():
-        disk.write_new(path, data)
-    report = reopen(disk, codec, None).verify()
-    assert report.sound and "a change of the archive's key is unfinished" in report.unfinished[0].what
-    assert Repairer(DirectoryStore(disk)).run().finished == sorted(older)
-    assert not reopen(disk, codec).verify().unfinished
-
-
 def test_keys_made_anew_after_an_erase_are_no_unfinished_erase(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:

@@ -196,9 +196,7 @@ def test_missing_parity_is_made(small: DiskState) -> None:
     made = set(report.remade)
     assert len(made) >= 2 and all(disk.seen.files()[p] == small.files()[p] for p in made)
     key = KEY if "keys" in {p[:4] for p in small.files()} else None
-    assert (
-        TowerArchive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).unprotected == 0
-    )
+    assert not TowerArchive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).missing_copies
 
 
 def big() -> DiskState:
@@ -387,10 +385,10 @@ def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(code
     for state in lone:
         left = SimDisk(state, seed=3)
         check = TowerArchive.open(DirectoryStore(left), [codec]).verify(decode=True)
-        assert check.sound and check.unprotected == 1
+        assert check.sound and len(check.missing_copies) == 1
         report = repaired(left)
         assert report.whole and len(report.remade) == 1
-        assert TowerArchive.open(DirectoryStore(left), [codec]).verify().unprotected == 0
+        assert TowerArchive.open(DirectoryStore(left), [codec]).verify().missing_copies == []
 
 
 def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCodec) -> None:
