@@ -6,48 +6,35 @@ before the value is made, and each reference is checked.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import BitReader, Model
 from pltz.coding.log.marks import ENDS, FIRST, MOST_WIDTH, POINTERS, SIGNS, Marks, Numbering
-from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
+from pltz.coding.log.past import Field, Past, Slot
 from pltz.coding.log.splitter import STAND_IN
+from pltz.coding.log.values import Values, damaged
 from pltz.models.session import spelling
 from pltz.models.session.spelling import SPELLINGS, Json
 from pltz.plt_codec.errors import CorruptError
 
-MOST_DIGITS: Final = 128  # of an id
-STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 MOST_NUMBER: Final = 10**9  # of a line
-MOST_PLACES: Final = 30  # of a number behind its point
 SLACK: Final = 1  # bytes by which a value may be shorter than what is taken off for it
 INDENTS: Final = tuple(s.indent if type(s.indent) is int else len(str(s.indent or "")) for s in SPELLINGS)
 SHRINK: Final = 6  # characters of ASCII JSON that can become one byte
 
 
-def damaged(what: str) -> NoReturn:
-    """Raise the error of columns that cannot be.
-
-    Raises:
-        CorruptError: always.
-    """
-    raise CorruptError(f"the columns of a log hold {what}: the file is damaged")
-
-
-class Joiner:
+class Joiner(Values):
     """Decodes values with a `BitReader`."""
 
     def __init__(self, past: Past, coder: BitReader, bits: bytes, pieces: Sequence[str], count: int) -> None:
-        self._past, self._coder = past, coder
-        self._bits, self._bits_at = bits, 0
+        super().__init__(past, coder)
+        self._opaque_bytes, self._opaque_at = bits, 0
         self._pieces, self._pieces_at = pieces, 0
         self._new: list[str] | None = None  # lines of the open piece, the next one last
         self._size = 0  # characters taken from it
         self._inside = False  # of a message, whose keys are not written
-        self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._left = count + SLACK  # bytes that may still be made
         self._indent, self._base = 0, 0  # characters per depth that values are indented by, from a depth on
 
@@ -67,7 +54,7 @@ class Joiner:
             self._left = count - made + SLACK
         if made > count:
             damaged(f"more than the {count} bytes of the log")
-        if self._pieces_at < len(self._pieces) or self._bits_at < len(self._bits):
+        if self._pieces_at < len(self._pieces) or self._opaque_at < len(self._opaque_bytes):
             damaged("less than there is of text or opaque bits")
         return b"".join(out)
 
@@ -137,11 +124,17 @@ class Joiner:
 
     def _take(self, size: int) -> bytes:
         """Return the next opaque bytes."""
-        data = self._bits[self._bits_at : self._bits_at + size]
+        data = self._opaque_bytes[self._opaque_at : self._opaque_at + size]
         if len(data) < size:
             damaged("more opaque bits than there are")
-        self._bits_at += size
+        self._opaque_at += size
         return data
+
+    def _raw(self, size: int, data: bytes) -> bytes:
+        return self._take(size)
+
+    def _text(self, size: int, lines: list[str]) -> list[str]:
+        return self._next(size)
 
     def _next(self, size: int) -> list[str]:
         """Return the next new lines of text."""
@@ -170,25 +163,6 @@ class Joiner:
         self._new, self._size = None, 0
 
     # ---- values
-
-    def _op(self, field: Field) -> int:
-        ops, model, base = field.ops, field.slot.ways, (field.op << 1 | self._odd) << 5
-        bit = self._coder.bit
-        op = ops[0]
-        if not bit(model, base | op):
-            self._odd = 1
-            for op in ops[1:]:
-                if bit(model, base | op):
-                    break
-            else:
-                damaged("a value of no kind")
-            ops.remove(op)
-            ops.insert(0, op)
-            if field.slot.ops[0] != op:
-                field.slot.ops.remove(op)
-                field.slot.ops.insert(0, op)
-        field.op = op
-        return op
 
     def _value(self, field: Field, depth: int) -> Json:
         self._spend(1)
@@ -223,7 +197,7 @@ class Joiner:
         elif op == codes.TRUE or op == codes.FALSE:
             value = op == codes.TRUE
         elif op == codes.INTEGER:
-            value = self._integer(slot)
+            value = self._whole(slot)
         elif op == codes.EPOCH:
             value = self._moment(slot, 3)
         elif op == codes.BITS:
@@ -231,29 +205,14 @@ class Joiner:
             self._spend(len(value))
         elif op == codes.DECIMAL:
             value = self._decimal(slot)
+            self._spend(len(value) - 2)
         else:
             value = self._string(slot, op, depth)
         field.last = slot.last = value
         return value
 
     def _object(self, field: Field, depth: int) -> dict[str, Json]:
-        past, slot, coder = self._past, field.slot, self._coder
-        last = field.shape
-        shape = slot.follows.get(last, last)
-        if not coder.bit(slot.model, codes.SHAPE + (last & 1023)):
-            choice = coder.number(slot.model, 0, codes.SHAPE_RANK)
-            if choice == 0:
-                shape = past.shape(self._shape())
-            elif choice == 1:
-                shape = len(past.shapes) - 1 - coder.number(past.model, 0, codes.SHAPE_AGE)
-            elif choice - 2 < len(slot.shapes):
-                shape = slot.shapes[choice - 2]
-            else:
-                shape = -1
-        if shape < 0:
-            damaged("an object of no shape")
-        to_front(slot.shapes, shape, SHAPES)
-        field.shape = slot.follows[last] = shape
+        past, slot, shape = self._past, field.slot, self._shaped(field)
         keys = past.shapes[shape]
         if not self._inside:
             self._spend(sum(map(len, keys)) + (2 + self._indent * (depth - self._base + 1)) * len(keys))
@@ -261,33 +220,6 @@ class Joiner:
         value = {key: self._value(child, depth + 1) for key, child in zip(keys, past.fields(slot, shape), strict=True)}
         self._odd = odd
         return value
-
-    def _shape(self) -> tuple[str, ...]:
-        past, coder = self._past, self._coder
-        size = coder.number(past.model, 0, codes.KEYS)
-        if size > self._left:
-            damaged("more keys than bytes of the log")
-        keys = []
-        for _ in range(size):
-            known = coder.number(past.model, 0, codes.KEY_AGE)
-            if known == 0:
-                key = self._key()
-            elif known <= len(past.keys):
-                key = past.keys[-known]
-            else:
-                damaged("a key that was never met")
-            keys.append(key)
-        if len(set(keys)) < size:
-            damaged("an object with a key twice")
-        return tuple(keys)
-
-    def _key(self) -> str:
-        past = self._past
-        key = "\n".join(self._next(self._coder.number(past.model, 0, codes.LINES_OF_KEY)))
-        if key in past.key_of:
-            damaged("a new key that is known")
-        past.key(key)
-        return key
 
     def _list(self, field: Field, depth: int) -> list[Json]:
         size = self._coder.number(field.slot.model, 0, codes.COUNT)
@@ -308,33 +240,6 @@ class Joiner:
         except ValueError as exc:
             raise CorruptError(f"expected JSON in the columns of a log, found {exc}: the file is damaged") from exc
 
-    def _integer(self, slot: Slot) -> int:
-        if slot.bias > 0:
-            value = self._coder.signed(slot.model, 0, codes.PLAIN)
-        else:
-            value = slot.number + self._coder.signed(slot.model, 0, codes.DELTA)
-        if not -codes.FIT < value < codes.FIT:
-            damaged("a whole number too large")
-        self._past.integer(slot, value)
-        return value
-
-    def _moment(self, slot: Slot, digits: int) -> int:
-        past = self._past
-        units = self._coder.signed(slot.model, 0, codes.MOMENT) + past.expected_time(slot, digits)
-        if not -codes.FIT < units < codes.FIT:
-            damaged("a time too large")
-        past.moment(slot, digits, units)
-        return units
-
-    def _decimal(self, slot: Slot) -> spelling.Number:
-        places = self._coder.number(slot.model, 0, codes.DIGITS)
-        digits = self._coder.signed(slot.model, 0, codes.DELTA)
-        if not 0 < places <= MOST_PLACES:
-            damaged(f"a number with {places} digits behind its point")
-        text = str(abs(digits)).rjust(places + 1, "0")
-        self._spend(len(text))
-        return spelling.number_of(f"{'-' if digits < 0 else ''}{text[:-places]}.{text[-places:]}")
-
     # ---- strings
 
     def _string(self, slot: Slot, op: int, depth: int) -> str:
@@ -353,7 +258,7 @@ class Joiner:
                 ) from exc
         # Texts that were met, then new ones, each as its writer saw it.
         if op in (codes.RECENT, codes.ELSEWHERE, codes.OLD):
-            text = past.strings[self._known(slot, op)]
+            text = past.strings[self._met(slot, op)]
             self._spend(len(text))
         elif op == codes.SHORT:
             text = self._next(1)[0]
@@ -370,33 +275,6 @@ class Joiner:
             self._spend(len(text))
         past.met(text, slot)
         return text
-
-    def _known(self, slot: Slot, op: int) -> int:
-        past, coder = self._past, self._coder
-        if op == codes.OLD:
-            number = len(past.strings) - 1 - coder.number(past.model, 0, codes.STRING_AGE)
-            if number < 0:
-                damaged("a string that was never met")
-            return number
-        if op == codes.RECENT:
-            rank, recent = coder.number(slot.model, 0, codes.RANK), slot.recent
-        else:
-            source = self._source(slot)
-            rank, recent = coder.number(slot.model, 0, codes.DISTANCE), source.recent
-        if rank >= len(recent):
-            damaged("a string that was not met there")
-        return recent[rank]
-
-    def _source(self, slot: Slot) -> Slot:
-        """Return the slot that a string of another slot comes from."""
-        past, coder = self._past, self._coder
-        place = coder.number(slot.model, 0, codes.SOURCE)
-        sources, at = (slot.sources, place - 1) if place else (past.slots, coder.number(past.model, 0, codes.SLOT))
-        if at >= len(sources):
-            damaged("a value from nowhere")
-        source = sources[at]
-        to_front(slot.sources, source, SOURCES)
-        return source
 
     def _parsed(self, slot: Slot, depth: int) -> str:
         style = self._coder.number(slot.model, 0, codes.SPELLING)
@@ -427,93 +305,12 @@ class Joiner:
         self._spend_rest(text, left)  # each message in a message is a third longer
         return text
 
-    def _bits_of(self, bits: int) -> int:
-        """Return a number of opaque bits."""
-        whole, rest = divmod(bits, 8)
-        above = self._coder.raw(0, rest)
-        return above << 8 * whole | int.from_bytes(self._take(whole), "big")
-
     def _opaque(self, slot: Slot, op: int) -> str:
-        coder = self._coder
         if op == codes.UUID:
             return self._uuid(slot)
         if op == codes.STAMPED:
-            prefix = self._prefix(slot)
-            stamp = self._moment(slot, 3) % STAMPS
-            counter = coder.number(slot.model, 0, codes.COUNTER)
-            if counter > 4095:
-                damaged(f"a counter of {counter}")
-            return f"{prefix}{stamp << 12 | counter:012x}{self._digits(2, 14)}"
-        if op == codes.ID:
-            return self._id(slot)
-        if op == codes.BASE64:
-            return self._base64(slot)
-        damaged(f"a value of kind {op}")
-
-    def _digits(self, alphabet: int, size: int) -> str:
-        try:
-            return opaque.id_digits(alphabet, self._bits_of(opaque.bits_of(alphabet, size)), size)
-        except ValueError as exc:
-            raise CorruptError("the columns of a log hold an id that is none: the file is damaged") from exc
-
-    def _uuid(self, slot: Slot) -> str:
-        version = self._coder.number(slot.model, 0, codes.VERSION)
-        if version == 0:
-            return opaque.uuid_text(self._bits_of(128))
-        if version == 4:
-            bits = self._bits_of(122)
-            above = bits >> 74
-        elif version == 7:
-            above = self._moment(slot, 3)
-            bits = self._bits_of(74)
-            if not 0 <= above < 1 << 48:
-                damaged("a UUID of no time")
-        else:
-            damaged(f"a UUID of version {version}")
-        low = bits & (1 << 62) - 1
-        return opaque.uuid_text(above << 80 | version << 76 | (bits >> 62 & 0xFFF) << 64 | 2 << 62 | low)
-
-    def _id(self, slot: Slot) -> str:
-        coder = self._coder
-        same = coder.number(slot.model, 0, codes.COMMON) - 1
-        if same > len(slot.identity):
-            damaged("more of an id than there is")
-        head = self._prefix(slot) if same < 0 else slot.identity[:same]
-        alphabet = coder.number(slot.model, 0, codes.ALPHABET)
-        size = coder.number(slot.model, 0, codes.SIZE)
-        if alphabet >= len(opaque.ALPHABETS) or size > MOST_DIGITS:
-            damaged(f"an id of {size} digits")
-        slot.identity = head + self._digits(alphabet, size)
-        return slot.identity
-
-    def _base64(self, slot: Slot) -> str:
-        coder = self._coder
-        flavour, headed = divmod(coder.number(slot.model, 0, codes.FLAVOUR), 2)
-        head = self._prefix(slot) if headed else ""
-        if flavour < opaque.LOOSE:
-            return head + opaque.base64_text(flavour, self._take(coder.number(slot.model, 0, codes.SIZE)))
-        if flavour >= opaque.LOOSE + 2:
-            damaged(f"base64 of flavour {flavour}")
-        count, padding = divmod(coder.number(slot.model, 0, codes.GAPS), 4)
-        if count * len(opaque.GAP) > self._left:
-            damaged("more gaps than bytes of the log")
-        sizes = [coder.number(slot.model, 0, codes.SIZE) for _ in range(count)]
-        size = sum(sizes)
-        text = opaque.loose_text(flavour, self._take((size + 3) // 4 * 3), size)
-        ends = itertools.accumulate(sizes, initial=0)
-        return head + opaque.GAP.join(text[a:b] for a, b in itertools.pairwise(ends)) + "=" * padding
-
-    def _prefix(self, slot: Slot) -> str:
-        past = self._past
-        known = self._coder.number(slot.model, 0, codes.PREFIX)
-        if known == 0:
-            prefix = self._next(1)[0]
-            past.key(prefix)
-        elif known <= len(past.keys):
-            prefix = past.keys[known - 1]
-        else:
-            damaged("a prefix that was never met")
-        return prefix
+            return self._stamped(slot)
+        return self._id(slot) if op == codes.ID else self._base64(slot)
 
     # ---- text
 

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import Model, Numbers
 from pltz.coding.log.marks import FIRST, POINTERS, SIGNS, Marks, Numbering, numbering_of
-from pltz.coding.log.past import LEAST_LINE, SHAPES, SOURCES, Field, Past, Slot, to_front
+from pltz.coding.log.past import LEAST_LINE, Field, Past, Slot
+from pltz.coding.log.values import Values
 from pltz.models.session import spelling
 from pltz.models.session.spelling import Json
 
@@ -17,7 +18,6 @@ JSON_STARTS: Final = ('{"', "[{", '["', "{}")
 STAND_IN: Final = "{}"  # stands in a piece for a line that is coded as the values of its JSON
 SHORTEST_LINE: Final = 40  # characters of such a line
 SHORTEST_OPAQUE: Final = 8  # characters
-STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 SHORTEST_PARSED: Final = 8  # characters
 TRIES: Final = 8  # times that each byte is looked at as a part of a document, at most on average
 LONGEST_INDENT: Final = 200
@@ -34,16 +34,15 @@ VOICES.update(system=3, developer=3, function_call=4, custom_tool_call=4, functi
 VOICES.update(custom_tool_call_output=2, reasoning=1, agent_message=1, user_message=0)
 
 
-class Splitter:
+class Splitter(Values):
     """Codes values through a `Numbers`; what it makes of them is in ``opaque`` and ``pieces``."""
 
     def __init__(self, past: Past, coder: Numbers) -> None:
-        self._past, self._coder = past, coder
+        super().__init__(past, coder)
         self.opaque = bytearray()
         self.pieces: list[tuple[int, list[str]]] = []  # voice, lines
         self._new: list[str] = []  # lines of the piece that is not ended
         self._size = 0  # characters of them
-        self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._speaker = OTHER  # of the unit
         self._starts: list[int] = []  # of lines, in bytes, where the log has parts of documents
         self._tries = 0  # bytes that may still be looked at as parts of documents
@@ -159,27 +158,15 @@ class Splitter:
         self._new += lines
         self._size += sum(map(len, lines)) + len(lines)
 
-    # ---- values
+    def _text(self, size: int, lines: list[str]) -> list[str]:
+        self._write(lines)
+        return lines
 
-    def _op(self, field: Field, op: int) -> None:
-        """Code the way of a value: one decision for each way that stands before it in the field's order."""
-        ops, model, base = field.ops, field.slot.ways, (field.op << 1 | self._odd) << 5
-        bit = self._coder.bit
-        if ops[0] == op:
-            bit(model, base | op, 1)
-        else:
-            self._odd = 1
-            for other in ops:
-                if other == op:
-                    break
-                bit(model, base | other, 0)
-            bit(model, base | op, 1)
-            ops.remove(op)
-            ops.insert(0, op)
-            if field.slot.ops[0] != op:
-                field.slot.ops.remove(op)
-                field.slot.ops.insert(0, op)
-        field.op = op
+    def _raw(self, size: int, data: bytes) -> bytes:
+        self.opaque += data
+        return data
+
+    # ---- values
 
     def _value(self, field: Field, value: Json, depth: int) -> None:
         kind = type(value)
@@ -214,50 +201,16 @@ class Splitter:
             self._coder.number(field.slot.model, len(value), codes.SIZE)
             self.opaque += value
         else:
-            self._decimal(field, value)
+            self._number(field, value)
         field.last = field.slot.last = value
 
     def _object(self, field: Field, value: dict[str, Json], depth: int) -> None:
-        past, slot, coder = self._past, field.slot, self._coder
         self._op(field, codes.OBJECT)
-        keys = tuple(value)
-        shape = past.shape_of.get(keys, -1)
-        last = field.shape
-        expected = slot.follows.get(last, last)
-        same = shape >= 0 and shape == expected
-        coder.bit(slot.model, codes.SHAPE + (last & 1023), same)
-        if not same:
-            if shape in slot.shapes:
-                coder.number(slot.model, slot.shapes.index(shape) + 2, codes.SHAPE_RANK)
-            elif shape >= 0:
-                coder.number(slot.model, 1, codes.SHAPE_RANK)
-                coder.number(past.model, len(past.shapes) - 1 - shape, codes.SHAPE_AGE)
-            else:
-                coder.number(slot.model, 0, codes.SHAPE_RANK)
-                self._shape(keys)
-                shape = past.shape(keys)
-        field.shape = slot.follows[last] = shape
-        to_front(slot.shapes, shape, SHAPES)
+        shape = self._shaped(field, tuple(value))
         odd, self._odd = self._odd, 0
-        for child, element in zip(past.fields(slot, shape), value.values(), strict=True):
+        for child, element in zip(self._past.fields(field.slot, shape), value.values(), strict=True):
             self._value(child, element, depth + 1)
         self._odd = odd
-
-    def _shape(self, keys: tuple[str, ...]) -> None:
-        past, coder = self._past, self._coder
-        coder.number(past.model, len(keys), codes.KEYS)
-        for key in keys:
-            known = past.key_of.get(key)
-            coder.number(past.model, 0 if known is None else len(past.keys) - known, codes.KEY_AGE)
-            if known is None:
-                self._key(key)
-
-    def _key(self, key: str) -> None:
-        """Code a new key."""
-        lines = key.split("\n")
-        self._coder.number(self._past.model, len(lines), codes.LINES_OF_KEY)
-        self._write(lines)
-        self._past.key(key)
 
     def _list(self, field: Field, value: list[Json], depth: int) -> None:
         self._op(field, codes.LIST)
@@ -275,36 +228,23 @@ class Splitter:
         self._lines(field.slot, spelling.spell(value, ASCII), codes.MAX_DEPTH)
 
     def _integer(self, field: Field, value: int) -> None:
-        slot, past, coder = field.slot, self._past, self._coder
         if value in EPOCH_MS:
             self._op(field, codes.EPOCH)
-            self._moment(slot, 3, value)
-            return
-        if not (-codes.FIT < value < codes.FIT):
-            self._json(field, value)
-            return
-        self._op(field, codes.INTEGER)
-        if slot.bias > 0:
-            coder.signed(slot.model, value, codes.PLAIN)
+            self._moment(field.slot, 3, value)
+        elif -codes.FIT < value < codes.FIT:
+            self._op(field, codes.INTEGER)
+            self._whole(field.slot, value)
         else:
-            coder.signed(slot.model, value - slot.number, codes.DELTA)
-        past.integer(slot, value)
+            self._json(field, value)
 
-    def _moment(self, slot: Slot, digits: int, units: int) -> None:
-        past = self._past
-        self._coder.signed(slot.model, units - past.expected_time(slot, digits), codes.MOMENT)
-        past.moment(slot, digits, units)
-
-    def _decimal(self, field: Field, value: Json) -> None:
-        slot = field.slot
+    def _number(self, field: Field, value: Json) -> None:
         match = DECIMAL.fullmatch(value) if type(value) is spelling.Number else None
         digits = int(match[1] + match[2]) if match else 0
         if match is None or not 0 < abs(digits) < codes.FIT:
             self._json(field, value)
             return
         self._op(field, codes.DECIMAL)
-        self._coder.number(slot.model, len(match[2]), codes.DIGITS)
-        self._coder.signed(slot.model, digits, codes.DELTA)
+        self._decimal(field.slot, len(match[2]), digits)
 
     # ---- strings
 
@@ -329,84 +269,35 @@ class Splitter:
         past.met(text, slot)
 
     def _known(self, field: Field, number: int) -> None:
-        past, slot, coder = self._past, field.slot, self._coder
-        if number in slot.recent:
-            self._op(field, codes.RECENT)
-            coder.number(slot.model, slot.recent.index(number), codes.RANK)
-            return
+        past, slot = self._past, field.slot
         source = past.where[number]
-        if number not in source.recent:
-            self._op(field, codes.OLD)
-            coder.number(past.model, len(past.strings) - 1 - number, codes.STRING_AGE)
-            return
-        self._op(field, codes.ELSEWHERE)
-        place = slot.sources.index(source) + 1 if source in slot.sources else 0
-        coder.number(slot.model, place, codes.SOURCE)
-        if not place:
-            coder.number(past.model, source.number_of, codes.SLOT)
-        to_front(slot.sources, source, SOURCES)
-        coder.number(slot.model, source.recent.index(number), codes.DISTANCE)
-
-    def _bits(self, number: int, bits: int) -> None:
-        """Store a number that no coder shrinks: whole bytes as they are, the bits above them as undecided ones."""
-        whole, rest = divmod(bits, 8)
-        self._coder.raw(number >> 8 * whole, rest)
-        self.opaque += (number & (1 << 8 * whole) - 1).to_bytes(whole, "big")
+        op = codes.RECENT if number in slot.recent else codes.ELSEWHERE if number in source.recent else codes.OLD
+        self._op(field, op)
+        self._met(slot, op, number, source)
 
     def _opaque(self, field: Field, text: str, depth: int) -> bool:
         """Code a string as bits if it is one of the opaque kinds."""
-        slot, coder = field.slot, self._coder
+        slot = field.slot
         if len(text) < SHORTEST_OPAQUE:
             return False
         if len(text) == 36 and opaque.UUID.fullmatch(text):
             self._op(field, codes.UUID)
-            self._uuid(slot, opaque.uuid_number(text), text[14] if text[19] in "89ab" else "")
+            version = int(text[14]) if text[14] in "47" and text[19] in "89ab" else 0
+            self._uuid(slot, opaque.uuid_number(text), version)
         elif (match := opaque.STAMPED.fullmatch(text)) is not None:
             self._op(field, codes.STAMPED)
-            self._prefix(slot, match[1])
-            stamp = int(match[2], 16)
-            now = self._past.expected_time(slot, 3)
-            later = ((stamp >> 12) - now + STAMPS // 2) % STAMPS - STAMPS // 2
-            self._moment(slot, 3, now + later)
-            coder.number(slot.model, stamp & 4095, codes.COUNTER)
-            self._bits(opaque.id_number(2, match[3]), opaque.bits_of(2, 14))
+            self._stamped(slot, match[1], int(match[2], 16), match[3])
         elif (head := opaque.split_id(text)) is not None:
             self._op(field, codes.ID)
             self._id(slot, text, head)
         elif (match := opaque.BASE64.fullmatch(text)) is not None:
-            return self._base64(field, match[1] or "", match[2], depth)
+            return self._encoded(field, match[1] or "", match[2], depth)
         else:
             return False
         return True
 
-    def _uuid(self, slot: Slot, number: int, version: str) -> None:
-        low = number & (1 << 62) - 1
-        self._coder.number(slot.model, int(version) if version in ("4", "7") else 0, codes.VERSION)
-        if version == "4":
-            self._bits((number >> 80) << 74 | (number >> 64 & 0xFFF) << 62 | low, 122)
-        elif version == "7":
-            self._moment(slot, 3, number >> 80)
-            self._bits((number >> 64 & 0xFFF) << 62 | low, 74)
-        else:
-            self._bits(number, 128)
-
-    def _id(self, slot: Slot, text: str, head: str) -> None:
-        coder = self._coder
-        same = opaque.common(text, slot.identity)
-        slot.identity = text
-        if head and same < len(head):
-            coder.number(slot.model, 0, codes.COMMON)
-            self._prefix(slot, head)
-            same = len(head)
-        else:
-            coder.number(slot.model, same + 1, codes.COMMON)
-        alphabet = opaque.alphabet_of(text[same:])
-        coder.number(slot.model, alphabet, codes.ALPHABET)
-        coder.number(slot.model, len(text) - same, codes.SIZE)
-        self._bits(opaque.id_number(alphabet, text[same:]), opaque.bits_of(alphabet, len(text) - same))
-
-    def _base64(self, field: Field, head: str, text: str, depth: int) -> bool:
-        slot, coder = field.slot, self._coder
+    def _encoded(self, field: Field, head: str, text: str, depth: int) -> bool:
+        """Code a string of base64 as what it holds, if it gives that back."""
         found = opaque.base64_bytes(text)
         parts, bare = [text], text
         if found is None:
@@ -419,20 +310,11 @@ class Splitter:
         message = protobuf.read_message(data) if flavour < opaque.LOOSE and not head else None
         if message is not None and depth < codes.MAX_DEPTH - protobuf.MOST_DEPTH:
             self._op(field, codes.MESSAGE)
-            coder.number(slot.model, flavour, codes.FLAVOUR)
-            self._value(self._past.message(slot), message, depth + 1)
+            self._coder.number(field.slot.model, flavour, codes.FLAVOUR)
+            self._value(self._past.message(field.slot), message, depth + 1)
             return True
         self._op(field, codes.BASE64)
-        coder.number(slot.model, 2 * flavour + bool(head), codes.FLAVOUR)
-        if head:
-            self._prefix(slot, head)
-        if flavour < opaque.LOOSE:
-            coder.number(slot.model, len(data), codes.SIZE)
-        else:
-            coder.number(slot.model, len(parts) * 4 + len(text) - len(bare), codes.GAPS)
-            for part in parts:
-                coder.number(slot.model, len(part), codes.SIZE)
-        self.opaque += data
+        self._base64(field.slot, flavour, head, data, [*map(len, parts)], len(text) - len(bare))
         return True
 
     def _parsed(self, field: Field, text: str, depth: int) -> bool:
@@ -457,14 +339,6 @@ class Splitter:
         self._coder.number(field.slot.model, style, codes.SPELLING)
         self._value(self._past.inner(field.slot), value, depth + 1)
         return True
-
-    def _prefix(self, slot: Slot, prefix: str) -> None:
-        past = self._past
-        known = past.key_of.get(prefix)
-        self._coder.number(slot.model, 0 if known is None else known + 1, codes.PREFIX)
-        if known is None:
-            self._write([prefix])
-            past.key(prefix)
 
     # ---- text
 

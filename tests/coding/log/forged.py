@@ -38,7 +38,7 @@ class _PayingNothing(Joiner):
 
     ways: list[int]
 
-    def _op(self, field: Field) -> int:
+    def _op(self, field: Field, op: int = 0) -> int:
         wanted, base = self.ways.pop(0), (field.op << 1 | self._odd) << 5
         for way in bytes(field.ops):
             self._coder.chosen(field.slot.ways, base | way, int(way == wanted))  # type: ignore[attr-defined]
