@@ -7,6 +7,7 @@ from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
     "papers": "pltz.experiments.papers.command:papers",
+    "kv": "pltz.experiments.kv_peers:kv",
     "joint": "pltz.experiments.joint.command:joint",
     "lossy": "pltz.experiments.lossy.command:lossy",
     "archive": "pltz.experiments.archive.command:archive",

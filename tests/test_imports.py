@@ -83,7 +83,8 @@ WINGS = {
         "torture __main__",
     ),
     "experiments": (
-        "neighbours compose three_tiers learned_kv",
+        "neighbours compose three_tiers kv_peers kv_rows",
+        "learned_kv",
         "communities",
         "deployment",
         "archive thaw joint lossy slots stack",

@@ -23,7 +23,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     python -m pltz.benchmarks.kv.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
     python -m pltz.benchmarks.kv.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
     pltz bundle train --config training/mini.toml ...: the lines of its log.txt, as training_mini.json
-    pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
+    experiments kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
     python -m pltz.experiments.learned_kv decoder mini-llama mini.npz --device cuda --batch 32 > universal_decoder.json
     python -m pltz.experiments.learned_kv decoder smollm2 smollm2.npz --device cuda --batch 16 >> universal_decoder.json
     python -m pltz.experiments.learned_kv decoder ... --seconds 0 >> universal_decoder.json: readers solved alone

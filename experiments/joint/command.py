@@ -75,8 +75,8 @@ def joint(
     several are never fused. experiments/README.md says what came out, and why no store does this.
     """
     from pltz.experiments.joint import measure
+    from pltz.experiments.kv_rows import KVRows
     from pltz.kv.commands.bench import command as kv
-    from pltz.kv.commands.bench.rows import KVRows
     from pltz.models.target.target import Target
 
     sessions = [record.session for record in corpus.read(data)]

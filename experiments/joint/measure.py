@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from pltz.kv.commands.bench.rows import KVRows
+    from pltz.experiments.kv_rows import KVRows
 
 BFF, CENTRED, CFF = STRATEGIES = "bff", "bff, centred", "cff"
 UNFUSED = 2.0  # no cosine is above it

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pltz.experiments.kv_peers import int4_groups
 from pltz.experiments.learned_kv.course import mixed
 from pltz.experiments.learned_kv.frozen_target import SINKS, FrozenTarget
 from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
-from pltz.kv.commands.bench.peers import int4_groups
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

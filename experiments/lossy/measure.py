@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.coding.codec import Codec
-    from pltz.kv.commands.bench.rows import KVRows
+    from pltz.experiments.kv_rows import KVRows
 
 
 @dataclass(frozen=True, eq=False)

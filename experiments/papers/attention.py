@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of theorem 19, remark 20 and corollary 21."""
+    from pltz.experiments.kv_peers import PeerForm, turboquant
     from pltz.experiments.papers import attention_error
-    from pltz.kv.commands.bench.peers import PeerForm, turboquant
 
     said = attention_error.drift(work.target, work.drawn[0][: work.context])
     fine = [said["bits"][bits] for bits in ("4", "6", "8")]

@@ -16,7 +16,7 @@ LAYERS_8B = 32  # 8 key heads of 128 each, 16 bits
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows about forms: the Q4 of agent-memory, and the low-rank budgets of the learnable paper."""
-    from pltz.kv.commands.bench.peers import (
+    from pltz.experiments.kv_peers import (
         PeerForm,
         budgets,
         int4_groups,

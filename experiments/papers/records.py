@@ -27,8 +27,8 @@ DEVICE = Recorded(
 )
 FORMS = Recorded(
     "2026-11-23",
-    "pltz bench kv --target smollm2 --calibration FILE --data chat_test.jsonl.zst --context 1536 --new 512 "
-    "--sessions 32 --device cuda",
+    "python -m pltz.experiments kv --target smollm2 --calibration FILE --data chat_test.jsonl.zst --context 1536 "
+    "--new 512 --sessions 32 --device cuda",
     "benchmarks/results/kv.json",
 )
 COMPOSE = Recorded(

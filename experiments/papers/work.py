@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pltz.kv.commands.bench.rows import KVRows
+from pltz.experiments.kv_rows import KVRows
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec

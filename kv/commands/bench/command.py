@@ -1,4 +1,4 @@
-"""``pltz bench kv``: what each form of KV takes and loses, next to the forms of others.
+"""``pltz bench kv``: what each form of KV takes and loses. `experiments/kv_peers.py` adds the forms of others.
 
 A context is prefilled exactly, its KV is coded and decoded, and the session's own next tokens are scored on it
 (`kv/calibrate/measure.py`). Bits count everything that a form stores beside the calibration. The first row is the
@@ -11,7 +11,9 @@ more rows or forms, measures what the file lacks.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +39,7 @@ OWN = ("q8", "q4", "predictive")
     examples=[
         "pltz bench kv",
         "pltz bench kv --target ./my-model --calibration my-model.kv.safetensors --data test.jsonl --device cuda",
-        "pltz bench kv --forms q8,q4,turboquant-4 --sessions 2 --context 256 --new 64 --json",
+        "pltz bench kv --forms q8,q4 --sessions 2 --context 256 --new 64 --json",
         "pltz bench kv --sessions 32 --resume kv-rows.jsonl",
     ],
 )
@@ -46,7 +48,7 @@ OWN = ("q8", "q4", "predictive")
 @shared.DATA
 @click.option(
     "--forms", metavar="NAME,...",
-    help="Forms to measure: q8, q4, predictive, or those of peers (quanto, hqq if installed).  [default: all]",
+    help="Forms to measure: q8, q4, predictive.  [default: all]",
 )
 @click.option(
     "--sessions", "count", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Rows of tokens."
@@ -80,7 +82,16 @@ OWN = ("q8", "q4", "predictive")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N.")
 @options.PROGRESS
 @shared.JSON
-def kv(
+def kv(**given: Any) -> None:
+    """Measure what forms of KV take and lose: bits per element, KL against the exact KV, top-1, milliseconds.
+
+    Give sessions that the calibration has not seen. With --max-kl or --bits, compare the row with its receipt.
+    """
+    measured({}, **given)
+
+
+def measured(
+    others: Mapping[str, KVCodec],
     model: str,
     calibration: str | None,
     data: str | None,
@@ -98,10 +109,7 @@ def kv(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure what forms of KV take and lose: bits per element, KL against the exact KV, top-1, milliseconds.
-
-    Give sessions that the calibration has not seen. With --max-kl or --bits, compare the row with its receipt.
-    """
+    """Measure forms, with ``others`` by their names, and print the table. The rest: options of the command."""
     from pltz.datasets.loaders import sample_path
     from pltz.kv.calibrate import measure
     from pltz.kv.calibrate.outcome_file import OutcomeFile
@@ -109,7 +117,7 @@ def kv(
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
         target = Target.load(model, device, dtype)
-        codecs = chosen(target, calibration, forms, max_kl, bits, max_kl_recall)
+        codecs = chosen(target, calibration, forms, max_kl, bits, max_kl_recall, others)
         files = (data,) if data else (str(sample_path()),)
         rows = measure.sessions_to_rows(target, sessions(files), count, context + new)
         setting = {
@@ -126,13 +134,13 @@ def kv(
             kept.measure(target, row, context, {of(*named): named for named in codecs}, greedy=greedy)
             bar.add(1)
     # Beside each measured row stands what its receipt promised.
-    measured = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
+    lines = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
     for name, codec in codecs:
         line = kept.total(rows, of(name, codec), name).row()
         if codec.receipt is not None:
             said = ("bits", "kl", "most", "kl_recall", "most_recall")
             line["receipt"] = {name: getattr(codec.receipt, name) for name in said}
-        measured.append(line)
+        lines.append(line)
     result: dict[str, Any] = {
         "benchmark": "kv",
         "target": Path(model).name,
@@ -143,7 +151,7 @@ def kv(
         "new": new,
         "greedy": greedy,
         "load": kept.load(),
-        "rows": measured,
+        "rows": lines,
         "machine": machine.describe(None, device, None),
     }
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
@@ -156,10 +164,9 @@ def of(name: str, codec: KVCodec) -> str:
 
 def chosen(
     target: Any, calibration: str | None, forms: str | None, max_kl: tuple[float, ...], bits: tuple[float, ...],
-    max_kl_recall: float | None = None,
+    max_kl_recall: float | None = None, others: Mapping[str, KVCodec] = MappingProxyType({}),
 ) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
-    from pltz.kv.commands.bench.peers import peers
     from pltz.kv.forms.q4 import Q4Codec
     from pltz.kv.forms.q8 import Q8Codec
     from pltz.kv.port.rotary import Rotary
@@ -167,7 +174,6 @@ def chosen(
     from pltz.kv.predictive.layer import layers_of
     from pltz.kv.predictive.predictive import PredictiveCodec
 
-    others = {peer.name: peer for peer in peers()}
     names = forms.split(",") if forms else [n for n in (*OWN, *others) if n != "predictive" or calibration]
     if unknown := set(names) - {*OWN, *others}:
         raise UsageError(f"expected forms among {', '.join((*OWN, *others))}, found {min(unknown)}")

@@ -12,7 +12,7 @@ from click.testing import Result
 from pltz.datasets.loaders import sample_sessions
 from pltz.experiments.joint.fused_cache import fused_cache
 from pltz.experiments.joint.measure import BFF, STRATEGIES, UNFUSED, fill, pool_for
-from pltz.kv.commands.bench.rows import KVRows
+from pltz.experiments.kv_rows import KVRows
 from pltz.models.target.cache import cache_argument
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError

@@ -14,9 +14,9 @@ import pytest
 import pltz
 from pltz.benchmarks.kv.kv_targets import toys
 from pltz.datasets.loaders import load, sample_path
+from pltz.experiments.kv_peers import peers
 from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows, watched
-from pltz.kv.commands.bench.peers import peers
 from pltz.kv.port.bound import RECALL
 from pltz.kv.port.codec import Span, loss, recall_loss
 from pltz.kv.port.rotary import Rotary

@@ -11,6 +11,8 @@ they are in the cache, as their authors do.
     TurboQuant     norm, rotation, the Lloyd-Max book of a Gaussian, renormalised; also with sinks and tail in 16 bits
     quanto, HQQ    transformers' QuantizedCache with the packages optimum-quanto and hqq, as it gives KV back
     PCA            the best basis of each layer's own keys and values, not counted: a bound of every low rank
+
+``python -m pltz.experiments kv`` is `pltz bench kv` with these forms beside ours.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
+from pltz.kv.commands.bench import command
 from pltz.kv.forms.q4 import hadamard
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.plt_codec.errors import UsageError
@@ -275,3 +280,11 @@ def peers() -> list[PeerForm]:
         PeerForm("kivi-2", kivi(2)),
         PeerForm("turboquant-2", turboquant(2)),
     ]
+
+
+kv = click.Command(
+    "kv",
+    params=command.kv.params,
+    callback=lambda **given: command.measured({peer.name: peer for peer in peers()}, **given),
+    help="Measure what our forms of KV and those of others take and lose. Options are those of `pltz bench kv`.",
+)
