@@ -114,12 +114,14 @@ class Part:
         place: of the part, for messages.
         noun: what it is, where the format says so.
         given: name, tenant and time, where it is a row that says them.
+        format: of a JSON value, where it was recognised already.
     """
 
     content: Session | bytes | ByteInput
     place: str
     noun: Noun | None = None
     given: RowName | None = None
+    format: InputFormat | None = None
 
 
 def named_row(row: Mapping[str, Any], place: str) -> Part:

@@ -193,7 +193,7 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
     if options.format == "ids":
         return Part(_of_ids(session.value, place), place)
     _check_shape(session, options.format, place)
-    return Part(session, place, _noun_of_part(session, options.format))
+    return _part(session, place, options.format)
 
 
 def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
@@ -206,9 +206,9 @@ def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
         return part
     if session.kind == "ids":
         raise UsageError(f"{part.place}: these ids are written in another way than pltz writes them: leave --exact out")
-    noun = part.noun or _noun_of(session.value)
+    noun = part.noun or (part.format.noun if part.format else _noun_of(session.value))
     if session.kind == "chat" and noun != "agent log" and (found := writing_of(data, session.value, writing)):
-        return Part(replace(session, writing=found), part.place, part.noun)
+        return replace(part, content=replace(session, writing=found))
     return Part(Session("text", data), part.place, noun)
 
 
@@ -283,11 +283,15 @@ def _noun_of(value: Any) -> Noun:
     return "json" if None in known or known[0] is None else known[0].noun
 
 
-def _noun_of_part(session: Session, format: str) -> Noun | None:
-    """Return json of a session that no format recognises or that is kept as it is; None of others."""
+def _part(session: Session, place: str, format: str) -> Part:
+    """Return a session as a part: with its format, or json where none recognises it or it is kept as it is."""
     if session.kind != "chat":
-        return "json"
-    return None if format != "auto" or registry.of_value(session.value) or registry.of_row(session.value) else "json"
+        return Part(session, place, "json")
+    if format != "auto":
+        return Part(session, place)
+    known = registry.of_value(session.value)
+    unknown = known is None and registry.of_row(session.value) is None
+    return Part(session, place, "json" if unknown else None, format=known)
 
 
 def _of_value(value: Any, options: ReadOptions, name: str) -> Iterator[Part]:
@@ -310,7 +314,7 @@ def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator
         place = f"{name}: session {number}" if many else name
         session = Session("chat", item)
         _check_shape(session, format, place)
-        yield Part(session, place, _noun_of_part(session, format)), b""
+        yield _part(session, place, format), b""
 
 
 def _all(value: Any, test: Callable[[Any], bool]) -> bool:

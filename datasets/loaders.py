@@ -427,7 +427,8 @@ def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
     if isinstance(content, bytes):
         content, noun = _of_bytes(content)
     if noun is None and content.kind == "chat":
-        known = registry.of_value(content.value) or (registry.of_row(content.value) if part.given else None) or known
+        row = registry.of_row(content.value) if part.given else None
+        known = part.format or registry.of_value(content.value) or row or known
         noun = known.noun if known and (known.of_value or known.of_events) else "json"
         return Recognised(content, noun, known.name if known else "json", file, part.place)
     noun = noun or cast("Noun", content.kind)
