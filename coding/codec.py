@@ -74,11 +74,23 @@ if TYPE_CHECKING:
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
 THREADS = 4  # that prove beside the caller, each with a coder: half of them long sessions
-THREADS_AHEAD = 4, 3, 2, 0, 16  # batches on their way there: prepared, split, coded, packed, and tried and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 LOOKED = 128  # sessions whose neighbours are looked for at once
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
+
+
+class Depth(NamedTuple):
+    """The number of batches that are begun ahead of each stage, where processes or threads have a part of the work."""
+
+    draft: int = 0
+    code: int = 0
+    frame: int = 0
+    trial: int = 0
+    proof: int = 0
+
+
+INLINE, PROCESSES, DEVICE = Depth(), Depth(1, 1, 0, 1, 1), Depth(4, 3, 2, 0, 16)
 
 
 class _ModelResult(NamedTuple):
@@ -158,6 +170,13 @@ class _ModelOutput:
     logs: list[bytes]
 
 
+class _Proving(NamedTuple):
+    """Threads that prove short sessions, and those that prove long ones."""
+
+    short: ProofThreads
+    long: ProofThreads
+
+
 @dataclass(frozen=True)
 class _Call:
     """One call of the codec.
@@ -169,7 +188,7 @@ class _Call:
         encoding: a thread that codes beside the caller, where the device has one.
         proposing: a thread that looks for earlier sessions to code others after, where the device has threads.
         trying: a thread that codes them so.
-        proving: threads that prove, and those that prove long sessions; none where the device has no threads.
+        proving: threads that prove; None where the device has no threads.
         trials: the last ones that were begun, with their runs.
     """
 
@@ -180,7 +199,7 @@ class _Call:
     encoding: CoderThread[SessionDecoder] | None = None
     proposing: CoderThread[None] | None = None
     trying: CoderThread[SessionDecoder] | None = None
-    proving: tuple[ProofThreads, ...] = ()
+    proving: _Proving | None = None
     trials: deque[tuple[int, Later]] = field(default_factory=deque)
 
     @property
@@ -345,26 +364,24 @@ class Codec(SessionDecoder):
         if large and self._threads and self.threaded:
             fast, half = options.layout == "fast", THREADS // 2
             short, long = self._threads.proving[:half], self._threads.proving[half:]
-            proving = ProofThreads(short, stop, fast=fast), ProofThreads(long, stop, fast=fast)
+            proving = _Proving(ProofThreads(short, stop, fast=fast), ProofThreads(long, stop, fast=fast))
             run = replace(
                 run, encoding=self._threads.encoding, proposing=self._threads.proposing, trying=self._threads.trying,
                 proving=proving,
             )  # fmt: skip
-        # batches that are begun ahead of each stage, where processes or threads have a part of the work
-        most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))
+        most, depth = (LARGE_BATCH, PROCESSES) if self.workers.on else (BATCH_BYTES, INLINE)
         if run.encoding:
-            most, deep = SMALL_BATCH, THREADS_AHEAD
+            most, depth = SMALL_BATCH, DEVICE
 
         def weight(batch: _Batch) -> int:
             return max(1, batch.size // most)
 
-        begun = (self._begun(batch, run) for batch in _batches(groups, most))
-        drafted = (self._drafted(batch, run) for batch in ahead(begun, deep[0], weight))
-        coding = (self._coding(batch, run) for batch in ahead(drafted, deep[1], weight))
-        framed = (self._framed(batch, run) for batch in ahead(coding, deep[2], weight))
-        tried = self._all_tried(ahead(framed, deep[3], weight), run)
+        batches: Iterator[_Batch] = (self._begun(batch, run) for batch in _batches(groups, most))
+        for stage, count in ((self._drafted, depth.draft), (self._coding, depth.code), (self._framed, depth.frame)):
+            batches = map(partial(stage, run=run), ahead(batches, count, weight))
+        tried = self._all_tried(ahead(batches, depth.trial, weight), run)
         try:
-            for batch in ahead(tried, deep[4], weight, deep[4]):
+            for batch in ahead(tried, depth.proof, weight, depth.proof):
                 yield from self._proved(batch, run)
         finally:
             stop.set()
@@ -522,7 +539,7 @@ class Codec(SessionDecoder):
             return trying.submit(lambda *_: self._tried(batch, run, trials), run.stop)
 
         def send(*_: object) -> None:
-            for threads in run.proving:
+            for threads in run.proving or ():
                 threads.send()
 
         for batch in batches:
@@ -589,15 +606,16 @@ class Codec(SessionDecoder):
         by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
         long = [bool(run.proving) and is_long(one, fast=run.options.layout == "fast") for one in coded]
-        for apart in dict.fromkeys([False, *long]):
+        for apart in sorted({False, *long}):
             chosen, beside = [n for n, one in enumerate(long) if one is apart], [] if apart else logs
             some = [by_model[n] for n in chosen]
             wanted, contents = [_tokens(draft) for draft, _ in some], [draft.ready.content for draft, _ in beside]
             batch.proving.append((some, beside))
-            batch.proofs.append(BatchProof([coded[n] for n in chosen], wanted, coded_logs if beside else [], contents))
+            proof = BatchProof([coded[n] for n in chosen], wanted, coded_logs if beside else [], contents)
+            batch.proofs.append(proof)
+            if run.proving:
+                (run.proving.long if apart else run.proving.short).begin(proof, batch.size)
         if run.proving:
-            for threads, proof in zip(run.proving, batch.proofs, strict=False):
-                threads.begin(proof, batch.size)
             return
         self._begin_verify(batch, run)
         prove(batch.proofs, self, run.progress)

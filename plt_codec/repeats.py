@@ -237,6 +237,12 @@ def end_of(data: bytes, at: int) -> int:
     return at + length
 
 
+def split(data: bytes, tokens: int, past: int = 0) -> tuple[list[Copy], bytes]:
+    """Return the copies that a bitstring begins with, as `unpack` does, and what is behind. Raises CorruptError."""
+    end = end_of(data, 0)
+    return unpack(data[:end], tokens, past), data[end:]
+
+
 def unpack(data: bytes, tokens: int, past: int = 0) -> list[Copy]:
     """Return the copies that `pack` wrote, for a sequence of `tokens` tokens after a past of `past`.
 

@@ -224,8 +224,7 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
         return [], coded.data
     if not copies_fit(coded.count, coded.data):
         raise CorruptError(f"copies in {len(coded.data)} bytes claim {coded.count} tokens: damaged")
-    end = repeats.end_of(coded.data, 0)
-    return repeats.unpack(coded.data[:end], coded.count, len(coded.above)), coded.data[end:]
+    return repeats.split(coded.data, coded.count, len(coded.above))
 
 
 class BundleCodec:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES, Layout
 from pltz.plt_codec.limits import MAX_TOKENS
-from pltz.plt_codec.repeats import Copy, end_of, unpack
+from pltz.plt_codec.repeats import Copy, end_of, split
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -223,7 +223,7 @@ class Frame:
         """
         if not self.copied:
             return []
-        return unpack(self.data[: end_of(self.data, 0)], self.count, 0 if self.context is None else past)
+        return split(self.data, self.count, 0 if self.context is None else past)[0]
 
     @property
     def fits(self) -> bool:
