@@ -4,7 +4,8 @@ Spec: FORMAT.md, "Repair".
 
     archive.json, plans, keys,
     ledger entries               from their second copies
-    packs                        from their remains and parity; accepted only where the digest is the name
+    packs                        from their remains and parity, with a footer made anew; accepted only where the
+                                 digest is the name
     packs beyond their parity    readable records into new packs, the rest to damaged/; sessions with losses are
                                  named, and the ledger keeps the loss until a person acknowledges it
     parity, indexes              made anew
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from typing import TypeVar, cast
 
 from pltz.archive.catalog.catalog import Catalog
@@ -51,8 +53,8 @@ from pltz.archive.format.index_file import (
     table_of,
 )
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
+from pltz.archive.format.pack import COUNTS, FOOTER, Damage, Pack, RecordPlace, digest_before, sealed
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
-from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
@@ -387,6 +389,7 @@ class Repairer:
         best: ByteSource = next(whole, sources[0] if sources else b"")
         if (parity := self._parity(pack)) and not _is(pack, best):
             best = parity.restore(sources)[0]
+        best = best if _is(pack, best) else _with_footer(pack, best)
         if (its := _named(best)) == pack and self._foreign(archive, best):
             return self._move_out(catalog, pack)
         if _is(pack, best):
@@ -666,6 +669,17 @@ def _is(pack: bytes, data: ByteSource) -> bool:
         raise
     except FormatError:
         return False
+
+
+def _with_footer(pack: bytes, data: ByteSource) -> ByteSource:
+    """Return a pack with its footer made anew, where all other bytes are those of its name; else the same bytes."""
+    with suppress(FormatError):
+        size = _opened(data).end - _opened(data).begin
+        counts = COUNTS.pack(sum(1 for _ in _scan(data)), size)
+        made = BytesIO(bytes(data[: -FOOTER.size]) + counts + bytes(FOOTER.size - COUNTS.size))
+        if digest_before(made) == pack:
+            return sealed(made, pack)
+    return data
 
 
 def _scan(data: ByteSource) -> Iterator[tuple[RecordPlace, Record]]:

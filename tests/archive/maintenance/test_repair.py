@@ -338,15 +338,30 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
             assert repaired(left).whole and same_files(left, small), path
 
 
-@pytest.mark.parametrize("at", [9, -1])
-def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at: int) -> None:
+@pytest.mark.parametrize("at", [-1, -20, -36])
+def test_a_footer_alone_is_made_anew_without_parity(codec: SegmentCodec, at: int) -> None:
+    """It was a loss of unknown size: end mark, name and count are bytes that all others tell."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
+    before = disk.seen.files()
+    [path] = (path for path in before if path.startswith("packs/"))
+    data = bytearray(before[path])
+    data[at] ^= 1
+    disk.overwrite(path, bytes(data))
+    assert repaired(disk).whole and disk.seen.files()[path] == before[path]
+
+
+@pytest.mark.parametrize("at", [[9], [9, -1]])
+def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at: list[int]) -> None:
     """Salvage records before the ledger tells that their pack is over: nothing looks for them again."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
     archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
     [path] = (path for path in disk.seen.files() if path.startswith("packs/"))
     data = bytearray(disk.seen.files()[path])
-    data[at] ^= 1  # in the first head, of which there is a second one, or in the footer, which counts the records
+    for byte in at:  # in the first head, of which there is a second one, and in the footer, which counts the records
+        data[byte] ^= 1
     disk.overwrite(path, bytes(data))
     disk.sync_file(path)
     states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
