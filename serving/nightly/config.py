@@ -139,7 +139,7 @@ class VerifySample:
 
 
 @dataclass(frozen=True)
-class Collect:
+class CollectSettings:
     """Garbage collection. ``grace``: how long what was forgotten stays, a duration."""
 
     grace: str = "1d"
@@ -150,7 +150,7 @@ class Collect:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeSettings:
     """Sessions that grew are rewritten. ``cold``: how long after their newest version, a duration."""
 
     cold: str = "7d"
@@ -161,7 +161,7 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterSettings:
     """Sessions are coded after earlier ones. ``medoids``: per tenant."""
 
     medoids: Annotated[int, Limits(1, MOST)] = MEDOIDS
@@ -174,7 +174,13 @@ class ReportFiles:
     keep: Annotated[int, Limits(1, 1 << 20)] = 400
 
 
-TABLES = {"collect": Collect, "merge": Merge, "cluster": Cluster, "verify": VerifySample, "report": ReportFiles}
+TABLES = {
+    "collect": CollectSettings,
+    "merge": MergeSettings,
+    "cluster": ClusterSettings,
+    "verify": VerifySample,
+    "report": ReportFiles,
+}
 
 
 @dataclass(frozen=True)
@@ -194,9 +200,9 @@ class Config:
     zstd_above: Annotated[int, Limits(0, MAX_BYTES)] = ZSTD_ABOVE
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
-    collect: Collect | None = None
-    merge: Merge | None = None
-    cluster: Cluster | None = None
+    collect: CollectSettings | None = None
+    merge: MergeSettings | None = None
+    cluster: ClusterSettings | None = None
     verify: VerifySample | None = None
     report: ReportFiles = ReportFiles()
 

@@ -12,9 +12,9 @@ from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly import config
 from pltz.serving.nightly.config import (
     EXAMPLE,
-    Cluster,
-    Collect,
-    Merge,
+    ClusterSettings,
+    CollectSettings,
+    MergeSettings,
     ReportFiles,
     Retention,
     VerifySample,
@@ -40,7 +40,8 @@ def test_the_example_is_a_configuration() -> None:
     assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
     assert found.retention == (Retention(3, "90d"),)
     assert found.retention[0].policy == Policy(keep_last=3, keep_within=90 * 86400)
-    assert (found.merge, found.cluster, found.collect) == (Merge("7d"), Cluster(64), Collect("7d"))
+    assert (found.merge, found.cluster) == (MergeSettings("7d"), ClusterSettings(64))
+    assert found.collect == CollectSettings("7d")
     assert (found.verify, found.report) == (VerifySample(0.02, 600), ReportFiles(400))
 
 
