@@ -52,7 +52,7 @@ CASES = [(engine, path) for engine in ("compiled", "torch") for path in FILES]
 
 @pytest.mark.parametrize(
     ("engine", "path"),
-    # torch decodes slowly on few lanes; its frequencies in all layouts are golden too (bundle/test_exactness.py)
+    # torch decodes slowly on few lanes; its frequencies in all layouts are golden too (benchmarks/test_exactness.py)
     [case for case in CASES if case[0] == "compiled" or not case[1].stem.endswith(("-1-lane", "-4-lanes", "-default"))],
     ids=lambda value: value if isinstance(value, str) else value.stem[:4] + value.stem[-8:],
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pltz.benchmarks.exactness import fixed_sequences
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.bundle.exactness import fixed_sequences
 from pltz.plt_codec.engines.native.coder import NativeCoder, available
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine

@@ -1,4 +1,4 @@
-"""The same frequencies everywhere (models/bundle/exactness.py): golden hashes on this machine."""
+"""The same frequencies everywhere (benchmarks/exactness.py): golden hashes on this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pltz.models.bundle.exactness import LAYOUTS, fixed_sequences, measure, models
+from pltz.benchmarks.exactness import LAYOUTS, fixed_sequences, measure, models
 
 CONTRACT = {"gated": 2, "gated extreme": 2, "gated wide": 2}
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "frequencies.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frequencies.json").read_text())
 
 
 @pytest.mark.parametrize("title", LAYOUTS)

@@ -1,6 +1,6 @@
 """Exactness across machines: hashes of the reference engine's frequencies on fixed sequences.
 
-    python -m pltz.models.bundle.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
+    python -m pltz.benchmarks.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
 
 Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies
 of fixed sequences are computed in one pass and step by step. Both must hash to the golden value of the case, on any
