@@ -402,7 +402,8 @@ def test_a_damaged_session_does_not_take_others_with_it(
     pack.chmod(0o644)
     pack.write_bytes(data)
     again = SessionArchive.open(tmp_path / "cold", [bundle])
-    found = thawer_of(again, kin).thaw_many([Wanted("a/1"), Wanted("victim"), Wanted("text")])
+    # A damaged pack may have later versions of any session, so the last one is not given unless it is named.
+    found = thawer_of(again, kin).thaw_many([Wanted("a/1", version=1), Wanted("victim"), Wanted("text", version=1)])
     assert isinstance(found[1], LostError | ArchiveError)
     as_if_new(found[0], kin)
     as_if_new(found[2], kin)
