@@ -79,7 +79,7 @@ WINGS = {
     "benchmarks": (
         "peers plots records speed",
         "archive kv sizes",
-        "trace_session",
+        "exactness trace_session",
         "torture __main__",
     ),
     "experiments": (
