@@ -131,6 +131,7 @@ class Torture:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
         (folder / "night").mkdir()
+        (folder / KEY_FILE).touch(0o600)
         (folder / KEY_FILE).write_bytes(KEY.material)
         key = f'key_file = "{KEY_FILE}"\n' if sealed else ""
         (folder / "night.toml").write_text(key + NIGHTLY)
@@ -368,11 +369,11 @@ class Torture:
 
     def _last(self) -> None:
         """Finish the run: collect twice, rebuild the indexes, repair, and compare. Raises Wrong."""
-        from pltz.benchmarks.torture.operations import Collect, Rebuild, Repair
+        from pltz.benchmarks.torture.operations import CollectNow, Rebuild, Repair
 
         self.check()
         for place in ("main", "copy"):
-            for kind in (Collect, Collect, Rebuild, Repair):
+            for kind in (CollectNow, CollectNow, Rebuild, Repair):
                 operation = kind()
                 operation.plan(self.draw)
                 operation.place, operation.allowed = place, "$."

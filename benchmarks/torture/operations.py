@@ -583,7 +583,7 @@ class Upkeep(Operation):
         return True
 
 
-class Collect(Upkeep):
+class CollectNow(Upkeep):
     """Collect without grace: delete the packs that earlier runs condemned, condemn small and mostly dead
     ones."""
 
@@ -666,7 +666,7 @@ class MergeSessions(Upkeep):
         voice.ack(merged=archive.merge(cold=0).merged)
 
 
-class Cluster(Upkeep):
+class ClusterNow(Upkeep):
     """Choose the sessions that new chats are coded after."""
 
     kind = "cluster"
@@ -678,7 +678,7 @@ class Cluster(Upkeep):
         voice.ack(tenants=archive.cluster(medoids=8).tenants)
 
 
-class Merge(Upkeep):
+class MergeIndexes(Upkeep):
     """Index the packs that no index covers, and merge the index with others."""
 
     kind = "merge indexes"
@@ -924,7 +924,7 @@ class Nightly(Operation):
         )
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
-        allowed = re.sub("ArchiveError: |Fenced: ", "", Collect.allowed)
+        allowed = re.sub("ArchiveError: |Fenced: ", "", CollectNow.allowed)
         unexpected = [f for f in facts["failures"] if not re.search(allowed, f)]
         if facts["refused"] or unexpected or facts["code"] not in (0, 3, 7):
             return f"the nightly job says: {facts}"
@@ -1113,12 +1113,12 @@ OPERATIONS: dict[type[Operation], float] = {
     Erase: 4,
     EraseTenant: 0.3,
     EraseBase: 2,
-    Collect: 6,
+    CollectNow: 6,
     Repair: 3,
     Rebuild: 2,
-    Merge: 2,
+    MergeIndexes: 2,
     MergeSessions: 2,
-    Cluster: 1,
+    ClusterNow: 1,
     VerifyArchive: 1,
     Read: 3,
     CopyArchive: 4,
