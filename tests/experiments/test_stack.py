@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pltz.benchmarks.plots import stack as plot
+from pltz.benchmarks import plots
 from pltz.experiments.deployment import Deployment
 from pltz.experiments.stack import as_text, levels, stack
 
@@ -29,7 +29,7 @@ def test_the_text_and_the_picture_name_levels_and_tiers() -> None:
     result = {"target": "toy", "kv_per_token": 10, "levels": [row], "tiers": tiers, "files": 9, "put_s": 1.0}
     assert "host memory" in as_text(result) and "2.00" in as_text(result), "bits per token"
     pytest.importorskip("matplotlib")
-    drawn = plot.both(result, ".svg")
+    drawn = plots.draw("stack", [result])
     assert b"2 bots" in drawn and b"host memory" in drawn
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pltz.archive.format import index_file
 from pltz.archive.storage import ranged
+from pltz.benchmarks import plots
 from pltz.benchmarks.archive import simulate_scale
 from pltz.benchmarks.archive.simulate_scale import (
     CountedBucket,
@@ -18,7 +19,6 @@ from pltz.benchmarks.archive.simulate_scale import (
     of_head,
     priced,
 )
-from pltz.benchmarks.plots import scale
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_line(rows: list[dict[str, Any]]) -> None:
         assert on["stored"] == pytest.approx(row["stored"])
     far = line(small, large, 250)
     assert far["stored"] - large["stored"] == pytest.approx(large["stored"] - small["stored"]) and far["modelled"]
-    assert scale.costs([small, large, far], ".svg").startswith(b"<?xml")
+    assert plots.draw("scale", [small, large, far]).startswith(b"<?xml")
 
 
 def test_of_a_large_index_a_page_per_key_is_read(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:

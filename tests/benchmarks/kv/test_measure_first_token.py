@@ -7,9 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from pltz.benchmarks import plots
 from pltz.benchmarks.kv import measure_first_token
 from pltz.benchmarks.kv.random_calibration import random_calibration
-from pltz.benchmarks.plots import first_token
 from pltz.kv.predictive.calibration import KVShape
 from tests.kv.engines.test_streams import drawn
 
@@ -29,7 +29,7 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
         assert all(row["s"] > 0 and row["cold_over"] > 0 for row in rows.values())
         assert 0 < rows["archive"]["bytes"] < rows["warm, small"]["bytes"] < rows["warm"]["bytes"]
         assert rows["warm"]["bytes"] > rows["hot"]["bytes"] > one["tokens"] * 2 * 2 * 2 * 16 * 2
-    assert found[0]["rows"][0]["all_s"] and first_token.lengths(found, ".svg").startswith(b"<?xml")
+    assert found[0]["rows"][0]["all_s"] and plots.draw("first_token", found).startswith(b"<?xml")
 
 
 def test_lengths_beyond_the_positions_are_left_out() -> None:

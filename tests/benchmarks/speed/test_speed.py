@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from pltz.benchmarks import plots
 from pltz.benchmarks.peers import llama_model
-from pltz.benchmarks.plots.speed import panels
 from pltz.benchmarks.speed import speed, timing
 from pltz.benchmarks.speed.products import Products
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -92,13 +92,13 @@ def test_the_plot_is_drawn_from_what_the_command_writes(whole: Result) -> None:
     """Draw every panel, then without those that were not measured: the CUDA engine counts no stages."""
     pytest.importorskip("matplotlib")
     found = json.loads(whole.stdout.splitlines()[-1])
-    assert panels(found, ".png").startswith(b"\x89PNG")
+    assert plots.draw("speed", [found], ".png").startswith(b"\x89PNG")
     for row in found["rows"]:
         row |= {"encode_us_per_token": None, "decode_us_per_token": None}
-    assert panels({**found, "linear": [], "engines": []}, ".png").startswith(b"\x89PNG")
-    drawing = panels(found, ".svg")  # dark on light, light on dark, and the same at every run
+    assert plots.draw("speed", [{**found, "linear": [], "engines": []}], ".png").startswith(b"\x89PNG")
+    drawing = plots.draw("speed", [found])  # dark on light, light on dark, and the same at every run
     assert b"prefers-color-scheme:dark" in drawing and b"currentColor" in drawing
-    assert b"#000000" not in drawing and drawing == panels(found, ".svg")
+    assert b"#000000" not in drawing and drawing == plots.draw("speed", [found])
 
 
 def test_with_json_alone_there_is_a_line_of_json(run: Run, tiny: Path) -> None:

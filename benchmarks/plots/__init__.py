@@ -1,1 +1,0 @@
-"""Figures of the kept results, in one style."""
