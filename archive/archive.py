@@ -24,7 +24,7 @@ from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.session_reader import SessionReader
-from pltz.archive.encryption.keys import LockedArchive, Secret
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import PACKS
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from pltz.archive.catalog.lookup import Blocks, Version
     from pltz.archive.catalog.stat import Stat
-    from pltz.archive.maintenance.cluster import Clustered, Clusterer
     from pltz.archive.maintenance.collect import Collected, Collector
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged, Merger
@@ -157,7 +156,6 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
-        neighbours: bool = False,
         merge_turns: bool = True,
     ) -> None:
         """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
@@ -166,8 +164,6 @@ class Archive:
         """
         self.parts = opened
         self._name = name
-        if neighbours:
-            opened.use_neighbours()
         self._bundle = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
@@ -192,7 +188,6 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
-        neighbours: bool = False,
         merge_turns: bool = True,
         max_age: float = 0.0,
     ) -> Archive:
@@ -209,7 +204,6 @@ class Archive:
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
-            neighbours: code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
                 turn. False: a put costs less, and `merge` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
@@ -246,7 +240,6 @@ class Archive:
             threads=threads,
             layout=layout,
             zstd_above=zstd_above,
-            neighbours=neighbours,
             merge_turns=merge_turns,
         )
 
@@ -403,7 +396,6 @@ class Archive:
             pace.took(coded, took)
             if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
                 self.tail_merger().after(committed)
-        self.parts.writer.write_candidates()
 
     def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
@@ -633,40 +625,6 @@ class Archive:
 
         return TailMerger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
 
-    def cluster(
-        self, *, medoids: int = 64, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
-    ) -> Clustered:
-        """Choose the sessions of each tenant that new ones are coded after, where ``neighbours`` is on.
-
-        Args:
-            medoids: most sessions per tenant.
-            dry_run: only report.
-            progress: called with the result so far, after each tenant.
-
-        Raises:
-            KeyMismatch: the archive is sealed and was opened without its key.
-            StoreError, WriterFailed: the disk is full or fails. The choice made before stays.
-
-        >>> import pltz, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     cold = pltz.Archive.open(folder, create=True, neighbours=True)
-        ...     _ = cold.put("greeting", "hello")
-        ...     cold.cluster().medoids
-        0
-        """
-        arguments.number_or_none(medoids=medoids)
-        done = self.clusterer().run(medoids=medoids, dry_run=dry_run, progress=progress)
-        if self.parts.writer.neighbours.candidates is not None and not dry_run:
-            self.parts.use_neighbours()  # those chosen now
-        return done
-
-    def clusterer(self) -> Clusterer:
-        """Return what `cluster` runs, for a part of its work. Raises KeyMismatch."""
-        from pltz.archive.maintenance.cluster import Clusterer
-
-        self.parts.want_key()
-        return Clusterer(self.parts.catalog, self.codecs.registry, self.parts.settings.archive)
-
     def collect(
         self,
         *,
@@ -712,8 +670,7 @@ class Archive:
         from pltz.archive.maintenance.collect import Collector
 
         parts = self.parts
-        recoder = None if isinstance(parts.keys, LockedArchive) else self._recoder()
-        return Collector(parts.catalog, parts.writer, parts.indexes, recoder)
+        return Collector(parts.catalog, parts.writer, parts.indexes)
 
     def _recoder(self) -> Recoder:
         """Return what codes stored segments anew. It loads the bundle where there are any."""

@@ -1,4 +1,4 @@
-"""Bulk work on many machines: verify, repair, collect, cluster, merge, copy, put. Shards take the archive's own calls.
+"""Bulk work on many machines: verify, repair, collect, merge, copy, put. Shards take the archive's own calls.
 
     recipe = ArchiveRecipe("s3://bucket/cold", {"bundle": "mini"})
     report = verify(recipe.open(), recipe, spread, decode=True)     # as Archive.verify, by the workers of `spread`
@@ -21,7 +21,6 @@ from pltz.archive.archive import Archive
 from pltz.archive.catalog.freshness import Token, rolled_back
 from pltz.archive.copy import copy as copy_here
 from pltz.archive.format import object_names
-from pltz.archive.format.candidate_file import CandidateGroup
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance import bulk_checked
 from pltz.archive.maintenance.bulk_journal import Result
@@ -36,7 +35,6 @@ from pltz.plt_codec.errors import ContentError, PltzError
 
 if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.maintenance.cluster import Choice, Clustered, Groups
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.verify import CheckedPacks, Report
     from pltz.archive.writing.commits import Refused
@@ -193,65 +191,6 @@ def collect(
     return cold.collector().run(grace=grace, dry_run=dry_run, elsewhere=elsewhere)
 
 
-# ---- cluster
-
-
-@dataclass(frozen=True)
-class ChooseTask:
-    """Choose the candidates of domains."""
-
-    recipe: ArchiveRecipe
-
-    def open(self) -> ShardWork:
-        clusterer = self.recipe.open().clusterer()
-
-        def work(choices: Sequence[Choice]) -> Result:
-            clusterer.catalog.refresh()
-            return {"chosen": [_groups_as_fields(clusterer.chosen(choice)) for choice in choices]}
-
-        return work
-
-
-def cluster(
-    cold: Archive,
-    recipe: ArchiveRecipe,
-    spread: Spread,
-    *,
-    medoids: int,
-    dry_run: bool = False,
-    progress: Callable[[Clustered], None] | None = None,
-) -> Clustered:
-    """Cluster as `Archive.cluster` does. The candidates of a tenant are chosen by a worker, and put here."""
-
-    def elsewhere(choices: Sequence[Choice]) -> Iterator[Groups | None]:
-        state = [_whole(recipe.place), cold.parts.settings.archive.hex(), *_decoders(cold)]
-        runs = cut(choices, lambda choice: choice.domain, max(1, len(choices) // SHARDS))
-        shards = (Shard(shard_name("cluster", *state, *map(repr, run)), list(run)) for run in runs)
-        for _, result in spread.results(ChooseTask(recipe), shards):
-            yield from map(_groups, result["chosen"])
-
-    return cold.clusterer().run(medoids=medoids, dry_run=dry_run, progress=progress, elsewhere=elsewhere)
-
-
-def _groups_as_fields(groups: Groups | None) -> list[Any] | None:
-    """Return candidates as JSON."""
-    return None if groups is None else [
-        [g.kind, g.domain.hex(), g.tokenizer.hex(), g.root.hex(), g.sessions, g.newest]
-        + [[segment.hex(), box.hex()] for segment, box in boxes]
-        for g, boxes in groups.items()
-    ]
-
-
-def _groups(rows: Sequence[Sequence[Any]] | None) -> Groups | None:
-    """Return the candidates of such fields."""
-    return None if rows is None else {
-        CandidateGroup(kind, bytes.fromhex(domain), bytes.fromhex(tokenizer), bytes.fromhex(root), sessions, newest): [
-            (bytes.fromhex(segment), bytes.fromhex(box)) for segment, box in boxes
-        ]
-        for kind, domain, tokenizer, root, sessions, newest, *boxes in rows
-    }
-
-
 # ---- merge
 
 
@@ -328,14 +267,12 @@ class CopyTask:
 
     source: ArchiveRecipe
     to: ArchiveRecipe
-    neighbours: bool
     dry_run: bool
 
     def open(self) -> ShardWork:
         source, other = self.source.open(), self.to.open()
         source.load()
         other.load()
-        other.parts.use_neighbours(self.neighbours)
 
         def work(versions: Sequence[Version]) -> Result:
             source.parts.catalog.refresh()
@@ -355,7 +292,6 @@ def copy(
     other: Archive,
     spread: Spread,
     *,
-    neighbours: bool = False,
     dry_run: bool = False,
 ) -> Iterator[CopiedVersion]:
     """Copy versions as `copy.copy` does, those of a session by one worker; yield each one's result.
@@ -367,10 +303,10 @@ def copy(
     several = max(VERSIONS, len(sessions) // SHARDS)
     runs = ([v for rows in run for v in rows] for run in cut(sessions, lambda rows: rows[0].id, several))
     shards = (
-        Shard("" if dry_run else shard_name("copy", archive, str(neighbours), *(v.id for v in run)), run)
+        Shard("" if dry_run else shard_name("copy", archive, *(v.id for v in run)), run)
         for run in runs
     )
-    task = CopyTask(source, to, neighbours, dry_run)
+    task = CopyTask(source, to, dry_run)
     for shard, result in spread.results(task, shards, lambda result: _still_there(other, result)):
         by_id = {version.id.hex(): version for version in shard.content}
         for name, there, erased, receipt in result["rows"]:

@@ -27,7 +27,6 @@ from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.places import open_store
 from pltz.archive.storage.store import Store, is_there, remains
-from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.marker import Marker
 from pltz.archive.writing.writer import ArchiveWriter
@@ -62,14 +61,6 @@ class OpenArchive:
     last: LastTowers
     marker: Marker
     indexes: IndexKeeper
-
-    def use_neighbours(self, on: bool = True) -> None:
-        """Begin or stop to code puts after the nearest earlier session of their tenant, where that is shorter.
-
-        All archives are read either way, and no stored record changes. See FORMAT.md, "Neighbours".
-        """
-        neighbours = self.writer.neighbours
-        neighbours.candidates = read_candidates(self.catalog, self.settings.archive) if on else None
 
     def want_key(self) -> None:
         """Raise KeyMismatch where the archive is sealed and was opened without its key."""
@@ -216,7 +207,7 @@ def _opened(
     catalog.look(0)
     registry, indexes = CodecRegistry(codecs), IndexKeeper(catalog)
     writer = ArchiveWriter(catalog, registry, settings.parity)
-    reader = TowerReader(catalog, registry, writer.neighbours.towers)
+    reader = TowerReader(catalog, registry)
     return OpenArchive(
         store=store,
         settings=settings,

@@ -115,8 +115,7 @@ def compress(
         if source.refused:
             click.get_current_context().exit(ContentError.exit_code)
         return
-    # A level stands for four options. In a file neighbours are the default, in an archive they are not.
-    neighbours = False
+    # A level stands for four options. An archive has no neighbours.
     if chosen := options.level_of(level):
         bundle, layout, neighbours, zstd_above = chosen
         independent = place is None and not neighbours
@@ -134,7 +133,6 @@ def compress(
             target,
             layout,
             zstd_above,
-            neighbours,
             keep_opaque,
             device,
             threads,
@@ -184,7 +182,6 @@ def into_archive(
     target: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
-    neighbours: bool,
     keep_opaque: bool,
     device: str,
     threads: int | None,
@@ -202,7 +199,6 @@ def into_archive(
         threads=threads,
         layout=layout,
         zstd_above=zstd_above,
-        neighbours=neighbours,
     )
     source = put.PutInputs(inputs, form, target, None, device, threads)
     items = put.SessionNames(None, None).items(source, {"continues": True})

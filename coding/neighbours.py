@@ -4,13 +4,11 @@
 
 A session with much in common with an earlier one takes fewer bytes after it, and after that one's contexts. At most
 three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Who may
-be a context says the rule that archives have too (neighbour_rule.py). The bytes of the frame tell whether it is worth
-it.
+be a context says the rule (neighbour_rule.py). The bytes of the frame tell whether it is worth it.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, Source, TrialCredit
+from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, Source
 from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
 
-HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
+HASHES = 256  # of a sketch: it is never stored, and finds short sessions too
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
 RUN = 1 << 20  # tokens of a run of sessions
 SETTLED = 2  # runs after which trials count: a device makes those of a run while the next one is looked through
-RULE = NeighbourRule(MOST_CONTEXTS, HASHES, granted=math.inf)  # contexts are at hand: a trial costs no decoding
+RULE = NeighbourRule(MOST_CONTEXTS, HASHES)
 
 
 class Grams(NamedTuple):
@@ -47,7 +45,7 @@ class Grams(NamedTuple):
     @classmethod
     def of(cls, tokens: Tokens) -> Grams:
         """Return those of a session, (T,)."""
-        grams, (_, read) = hashes_of(tokens), RULE.read_of([tokens], CONTEXT_TOKENS)
+        grams, read = hashes_of(tokens), tokens[: CONTEXT_TOKENS if len(tokens) <= LONGEST else 0]
         return cls(grams, RULE.sketch(grams if len(read) == len(tokens) else hashes_of(read)))
 
 
@@ -108,7 +106,6 @@ class Neighbours:
 
     def __init__(self) -> None:
         self.logs = EarlierLogs(RULE)
-        self._credit = TrialCredit[None](RULE)
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._later = NearestItems[Earlier]()  # those behind them since `look`
@@ -152,10 +149,7 @@ class Neighbours:
         """
         while self._deep and self._deep[0][0].run + SETTLED <= run:
             self.add(*self._deep.popleft())
-        self._credit.grant({None: len(tokens)})
         context = self.nearest(tokens, grams, self._looked.pop(number, None))
-        if context is not None and not self._credit.take(None, len(tokens)):
-            context = None
         one = Earlier(number, tokens, context, run)
         if one.proposed <= RULE.most_behind():
             self.add(one, grams)

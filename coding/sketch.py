@@ -13,14 +13,11 @@ the same sketches. A hash says whether a text has some four tokens, so a sketch 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-from pltz.plt_codec.errors import CorruptError
 
 try:
     from pltz.coding import _sketch
@@ -43,7 +40,6 @@ Runs = list[Run]
 Recent = list[tuple[int, Hashes]]  # sketches in no run, with their numbers
 Found = list[tuple[int, float]]  # sketches by number, and how much they share
 Search = Callable[[Runs, Recent, list[Hashes], npt.NDArray[np.float64], int, int], list[Found]]
-_HEAD = struct.Struct("<IB")
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
 _MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -63,21 +59,6 @@ class Sketch(NamedTuple):
     def of(cls, hashes: Hashes, size: int = SIZE) -> Sketch:
         """Return the sketch of ``size`` hashes of a sequence with these distinct ones, (h,), ascending."""
         return cls(len(hashes), hashes[:size].copy())
-
-    def encode(self) -> bytes:
-        """Return the sketch as bytes: number of hashes, u32; k, u8; the k hashes, u32 each, little-endian."""
-        return _HEAD.pack(self.grams, len(self.hashes)) + self.hashes.astype("<u4").tobytes()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Sketch:
-        """Return the sketch that `encode` made these bytes of. Raises CorruptError."""
-        if len(data) < _HEAD.size:
-            raise CorruptError(f"expected a sketch of {_HEAD.size} bytes or more, found {len(data)}: damaged")
-        grams, count = _HEAD.unpack_from(data)
-        hashes = np.frombuffer(data, "<u4", offset=_HEAD.size) if len(data) == _HEAD.size + 4 * count else None
-        if hashes is None or count != min(grams, SIZE) or (hashes[1:] <= hashes[:-1]).any():
-            raise CorruptError(f"a sketch of {len(data)} bytes is none of {count} of {grams} hashes: damaged")
-        return cls(grams, hashes.astype(np.uint32))
 
 
 class Neighbour(NamedTuple):
@@ -250,7 +231,7 @@ def _bits(count: int) -> int:
 
 
 class NearestItems(Generic[Item]):
-    """Items found by their sketches: earlier sessions and logs of a file, candidates of an archive."""
+    """Items found by their sketches: earlier sessions and logs of a file."""
 
     def __init__(self) -> None:
         self._index = SketchIndex()

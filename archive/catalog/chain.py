@@ -6,9 +6,6 @@
 A single path goes by one call of a codec that decodes chains; otherwise the segments go level by level.
 Each level is one batch, so a segment that many sessions share is decoded once. A segment that cannot be read
 has an error as its answer. Segments that need it as context get the same error.
-
-A record may name a neighbour, another segment whose tower comes first in its context (FORMAT.md, "Neighbours"). These
-towers are read first, each once. Records in them may have neighbours too, at most `LAST` in a row.
 """
 
 from __future__ import annotations
@@ -23,12 +20,11 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import RUN, WITHIN, coding
-from pltz.archive.format.ids import BASE, LEAF, Tokens
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Chained, Coded, SegmentCodec
@@ -41,7 +37,6 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
 BATCH, BATCH_TOKENS = 256, 1 << 20  # records, and tokens that they claim, decoded at once: they bound the memory
-LAST = 3  # hops from a record over neighbours; those at the last have none
 LACKING = -1  # segments of a tower that cannot be read
 NOTHING: Tokens = np.zeros(0, np.int64)
 
@@ -114,7 +109,7 @@ def _decode(
     try:
         runs = [_run(keys, w.item) for w in wanted]
         coded = [
-            Coded(bits, w.item.record.tokens, w.above, coding(codec, w.item.context, w.item.record))
+            Coded(bits, w.item.record.tokens, w.above, w.item.context.coding)
             for (_, bits), w in zip(runs, wanted, strict=True)
         ]
         found = codec.decode(coded)
@@ -167,25 +162,6 @@ def _names(
         parent, at = identity.segment_of(digest), at + length
 
 
-def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, codec: SegmentCodec) -> Tokens:
-    """Return the context tokens, (m,), m at most the reach of the codec, of a segment that has a neighbour.
-
-    Args:
-        neighbour: the tower that ends in the neighbour.
-        above: ids of the segments above this one; those that are in both towers come once.
-        own: the last tokens above this segment that its mode lets count, (n,), n at most the reach.
-        codec: that of the segment; its mark stands between both.
-    """
-    mark, parts = codec.lane_mark, [NOTHING]
-    room = codec.reach - len(own) - len(mark)
-    for name, tokens in neighbour:
-        if name not in above and room > 0:
-            parts.append(tokens[:room])
-            room -= len(parts[-1])
-    before = np.concatenate(parts)
-    return np.concatenate([before, mark, own]) if len(before) else own
-
-
 def _no_codec(item: Found) -> BundleMismatch:
     return BundleMismatch(
         f"frozen with bundle {described(item.context.bundle)}, contract {item.context.contract}, tokenizer "
@@ -199,24 +175,24 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
 
     Nothing is decoded.
     """
-    known = _known()
+    known = {NONE: 0}
     for version in versions:
         if not _is_whole(catalog, version.leaf, bad, known) and not version.forgotten:
             yield version
 
 
-def deepest(records: Mapping[bytes, Collection[tuple[bytes, bytes]]]) -> set[bytes]:
+def deepest(records: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
     """Return the segments that some of their records put into a circle, or too deep to be read.
 
-    ``records``: parent and neighbour in each record of a segment. A segment without records counts as a root.
+    ``records``: the parent in each record of a segment. A segment without records counts as a root.
     """
-    sizes: dict[bytes, tuple[int, int]] = {}  # segments, and neighbours in a row, of the longest way up
+    sizes: dict[bytes, int] = {}  # segments of the longest way up
     astray = set[bytes]()
     for segment in records:
         path, open_ = [segment], set[bytes]()
         while path:
             at = path[-1]
-            needs = {one for row in records.get(at, ()) for one in row if one != NONE}
+            needs = {parent for parent in records.get(at, ()) if parent != NONE}
             if at not in sizes and at not in open_:
                 open_.add(at)
                 path += [one for one in needs if one not in sizes]
@@ -224,37 +200,24 @@ def deepest(records: Mapping[bytes, Collection[tuple[bytes, bytes]]]) -> set[byt
             path.pop()
             if at in sizes:
                 continue
-            ways = [(sizes.get(up, (0, 0)), sizes.get(near, (0, 0)), near) for up, near in records.get(at, ())]
-            long = 1 + max((up[0] for up, _, _ in ways), default=0)
-            hops = max((max(up[1], (1 + after[1]) * (near != NONE)) for up, after, near in ways), default=0)
-            if long > MAX_SEGMENTS or hops > LAST or any(one not in sizes for one in needs) or astray & needs:
+            size = 1 + max((sizes.get(parent, 0) for parent in needs), default=0)
+            if size > MAX_SEGMENTS or any(parent not in sizes for parent in needs) or astray & needs:
                 astray.add(at)
-            sizes[at] = long, hops
+            sizes[at] = size
     return astray
 
 
-def _known() -> list[dict[bytes, int]]:
-    """Return what `_is_whole` knows at first, by the neighbours that lead to a tower."""
-    return [{NONE: 0} for _ in range(LAST + 1)]
+def _is_whole(catalog: Catalog, leaf: bytes, bad: Container[bytes], sizes: dict[bytes, int]) -> bool:
+    """Return whether no segment of a tower is missing, and it is not too deep.
 
-
-def _is_whole(
-    catalog: Catalog, leaf: bytes, bad: Container[bytes], known: Sequence[dict[bytes, int]], hops: int = 0
-) -> bool:
-    """Return whether no segment of a tower is missing, nor any of the towers of its neighbours, and none is too deep.
-
-    ``known``: the segments of towers known already, by ``hops`` and their last segment; LACKING where one is not whole.
-    ``hops``: as in `Chains`.
+    ``sizes``: the segments of towers known already, by their last segment; LACKING where one is not whole.
     """
-    sizes = known[hops]
     chain: dict[bytes, None] = {}
     at = leaf
     while at not in sizes:
         chain[at] = None
         places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
-        neighbours = {place.record.neighbour for place in places if may_serve(place, hops)}
-        lacks = not neighbours or places[0].record.parent in chain
-        if lacks or not any(one == NONE or _is_whole(catalog, one, bad, known, hops + 1) for one in neighbours):
+        if not places or places[0].record.parent in chain:
             sizes[at] = LACKING
             break
         at = places[0].record.parent
@@ -263,39 +226,6 @@ def _is_whole(
         size = size + 1 if 0 <= size < MAX_SEGMENTS and segment not in sizes else LACKING
         sizes[segment] = size
     return sizes[leaf] != LACKING
-
-
-def may_serve(item: Found, hops: int) -> bool:
-    """Return whether a record counts in the tower of a neighbour. ``hops``: as in `Chains`."""
-    return item.record.neighbour == NONE or hops < LAST
-
-
-def depth_of(catalog: Catalog, leaf: bytes) -> int | None:
-    """Return the fewest neighbours in a row with which a tower is read, as its records tell; nothing is decoded.
-
-    None where a segment is missing or more than `LAST` are needed.
-    """
-    known = _known()
-    return next((n for n in range(LAST + 1) if _is_whole(catalog, leaf, (), known, LAST - n)), None)
-
-
-def reading_of(catalog: Catalog, leaf: bytes) -> int | None:
-    """Return the tokens that are decoded to read a tower, those of its neighbours included, as its records tell.
-
-    None where a segment is missing.
-    """
-    seen, todo, total = {NONE}, [leaf], 0
-    while todo:
-        at = todo.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        places = catalog.lookup.find(SEGMENTS, at)
-        if not places:
-            return None
-        total += places[0].record.tokens
-        todo += [places[0].record.parent, places[0].record.neighbour]
-    return total
 
 
 class KnownSegment(NamedTuple):
@@ -317,9 +247,7 @@ class Chains:
     Args:
         known: segments that the caller already has.
         heard: as in `decode_records`.
-        recent: towers of neighbours that are remembered; those decoded are added.
         runs: whether to read runs at all.
-        hops: number of neighbours that led here. With `LAST` no record may have a neighbour.
     """
 
     def __init__(
@@ -329,14 +257,9 @@ class Chains:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
         *,
-        recent: RecentTowers | None = None,
         runs: bool = True,
-        hops: int = 0,
     ):
-        self._runs, self._hops, self._recent = runs, hops, recent
-        self._neighbours: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
-        self._domains: dict[bytes, set[tuple[int, bytes]]] = {}  # kinds and ids of the domains of neighbours
-        self._neighbour_chains: Chains | None = None
+        self._runs = runs
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -368,23 +291,11 @@ class Chains:
             return
         for segment in fresh:
             levels.setdefault(self._depth[segment], []).append(segment)
-        self.load_neighbours([self._places[segment][0] for segment in fresh if segment in self._places])
-        if self._neighbour_chains:
-            self._answers |= self._neighbour_chains.decoded([s for s in fresh if s not in self._answers])
         ordered = [levels[depth] for depth in sorted(levels)]
         if all(len(level) == 1 for level in ordered):
             self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
         for level in ordered:
             self._decode_level(level)
-
-    def decoded(self, segments: Collection[bytes]) -> dict[bytes, Answer]:
-        """Return the tokens, (T,), of those of these segments that were decoded already and are not in runs."""
-        found = self._neighbour_chains.decoded(segments) if self._neighbour_chains else {}
-        for s in segments:
-            answer, places = self._answers.get(s), self._places.get(s, ())
-            if isinstance(answer, np.ndarray) and places and not any(i.context.mode >= RUN for i in places):
-                found[s] = answer
-        return found
 
     def length(self, leaf: bytes) -> int:
         """Return the tokens of a tower, from its records alone; 0 where one of them cannot be read.
@@ -405,16 +316,10 @@ class Chains:
             if not self._used_runs:
                 raise
             try:
-                return self._like_this(self._hops, runs=False)._tower(leaf)
+                return Chains(self.catalog, self.codecs, self._known, self._heard, runs=False)._tower(leaf)
             except PltzError:
                 pass
             raise
-
-    def _like_this(self, hops: int, *, runs: bool = True) -> Chains:
-        """Return chains with nothing decoded, that know and tell the same, but for tokens that are still decoded."""
-        return Chains(
-            self.catalog, self.codecs, self._known, self._heard, recent=self._recent, runs=runs, hops=hops
-        )
 
     def version(self, version: Version) -> list[tuple[bytes, Tokens]]:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
@@ -440,25 +345,10 @@ class Chains:
     def above(self, item: Found) -> Answer:
         """Return the context tokens that a record was coded after, (m,), or the error that hides them.
 
-        They are the last tokens of the tower of its parent, which must be loaded, behind the first ones of the tower
-        of its neighbour (`load_neighbours`).
+        They are the last tokens of the tower of its parent, which must be loaded.
         """
         codec = self.codecs.for_context(item.context)
-        reach = codec.reach if codec else 0
-        own = self._own_above(item, reach if item.context.mode & TOWER else 0)
-        if item.record.neighbour == NONE or isinstance(own, PltzError):
-            return own
-        neighbour = self._neighbours[item.record.neighbour]
-        if isinstance(neighbour, PltzError):
-            return neighbour
-        if not self._may_name(item):
-            return CorruptError(
-                f"segment {(item.record.id or NONE).hex()} is coded after a segment of another tenant: crafted"
-            )
-        return context_after(neighbour, self._ancestors(item.record.parent), own, codec) if codec else own
-
-    def _own_above(self, item: Found, left: int) -> Answer:
-        """Return the last ``left`` tokens of the tower of a record's parent, or the error that hides them."""
+        left = codec.reach if codec and item.context.mode & TOWER else 0
         parts: list[Tokens] = []
         at = item.record.parent
         while left > 0 and at != NONE:
@@ -469,44 +359,6 @@ class Chains:
             left -= len(parts[-1])
             at = self._parent(at)
         return np.concatenate(parts[::-1] or [NOTHING])
-
-    def _may_name(self, item: Found) -> bool:
-        """Return whether the neighbour of a record is of the same domain, or of a base that a tenant's may name."""
-        leaf, own = item.record.neighbour, (item.context.domain_kind, item.context.domain)
-        if leaf not in self._domains:
-            found = self.catalog.lookup.find(SEGMENTS, leaf)
-            self._domains[leaf] = {(place.context.domain_kind, place.context.domain) for place in found}
-        return all(one == own or own[0] != BASE == one[0] for one in self._domains[leaf])
-
-    def _ancestors(self, parent: bytes) -> set[bytes]:
-        """Return the ids of a segment and of all above it."""
-        names: set[bytes] = set()
-        while parent != NONE:
-            names.add(parent)
-            parent = self._parent(parent)
-        return names
-
-    def load_neighbours(self, items: Iterable[Found]) -> None:
-        """Read the towers of the neighbours of records that are not read yet, each once.
-
-        Errors are kept, and returned by `above`.
-        """
-        wanted = {item.record.neighbour for item in items} - self._neighbours.keys() - {NONE}
-        for leaf in sorted(wanted):
-            if self._recent and (known := self._recent.get(leaf)):
-                self._neighbours[leaf] = known
-        if missing := sorted(wanted - self._neighbours.keys()):
-            if self._neighbour_chains is None:
-                self._neighbour_chains = self._like_this(self._hops + 1)
-            self._neighbour_chains.load(missing)
-            for leaf in missing:
-                try:
-                    self._neighbours[leaf] = found = self._neighbour_chains.tower(leaf)
-                except PltzError as exc:
-                    self._neighbours[leaf] = exc
-                else:
-                    if self._recent:
-                        self._recent.add(found)
 
     def answers(self, segments: Sequence[bytes]) -> list[Answer]:
         """Return the tokens of each segment, (T,), or the error that keeps it from being read."""
@@ -555,9 +407,6 @@ class Chains:
 
     def _absent(self, segment: bytes) -> PltzError:
         """Return the error for a segment of which no record can be used."""
-        found = self.catalog.lookup.find(SEGMENTS, segment)
-        if found and not any(may_serve(item, self._hops) for item in found):
-            return LostError(f"segment {segment.hex()} is read after more than {LAST} neighbours in a row: damaged")
         error = MissingPack if self.catalog.damage.hides(SEGMENTS, segment) is PackState.MISSING else LostError
         return error(f"segment {segment.hex()} is damaged or gone: see pltz archive repair")
 
@@ -571,7 +420,6 @@ class Chains:
             found = self.catalog.lookup.find(SEGMENTS, segment)
         if found and found[0].context.mode >= RUN:
             self._used_runs |= self._runs
-        found = [item for item in found if may_serve(item, self._hops)]
         return found if self._runs else [item for item in found if item.context.mode < RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:
@@ -608,8 +456,6 @@ class Chains:
                 return
             if item.context.mode == WITHIN:  # what is below it was not coded after all of the run
                 return
-        if any(item.record.neighbour != NONE or item.record.copied for item in items):
-            return  # a neighbour comes before the first link alone, and a chain has no literals
         # one call decodes all of them
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
@@ -617,7 +463,7 @@ class Chains:
         try:
             runs = [_run(keys, item) for item in items]
             coded = [
-                Coded(bits, i.record.tokens, NOTHING if n else above, coding(codec, i.context, i.record))
+                Coded(bits, i.record.tokens, NOTHING if n else above, i.context.coding)
                 for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
             ]
             found = codec.decode_chain(coded)
@@ -665,7 +511,6 @@ class Chains:
         for item in others:
             if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run
-            self.load_neighbours([item])
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):

@@ -42,7 +42,6 @@ from pltz.archive.format.record import FORGET, UNDELETE, UNFINISHED, unfinished_
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.errors import CorruptError, FormatError
-from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 
@@ -159,9 +158,7 @@ def _cut_short(item: Found) -> bool:
 
 
 def _rank(item: Found) -> int:
-    """Return the sort key that puts records within runs first, then runs, and last those that have a neighbour."""
-    if item.record.neighbour != NONE:
-        return 3
+    """Return the sort key that puts records within runs first, then runs."""
     return 0 if item.context.mode == WITHIN else 1 if item.context.mode & RUN else 2
 
 
@@ -190,9 +187,8 @@ class RecordLookup:
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
 
-        Those of a segment within a run come first, then runs: its other records may be about to be collected. Those
-        that have a neighbour come last: it may be collected or erased once there are others. Damaged records are noted
-        as problems and left out. Raises StoreError.
+        Those of a segment within a run come first, then runs: its other records may be about to be collected. Damaged
+        records are noted as problems and left out. Raises StoreError.
         """
         found = []
         for place in self.places(section, identity):
@@ -200,14 +196,14 @@ class RecordLookup:
                 if section == MARKS or not self._keys.gone(item.context, identity):
                     found.append(item)
         for item in found:
-            if item.context.mode >= RUN or item.record.neighbour != NONE:
+            if item.context.mode >= RUN:
                 return sorted(found, key=_rank)
         return found
 
     def own_record(self, version: Version) -> Found | None:
         """Return the record of a version where that has its last segment too; None where it has not, or is damaged.
 
-        None also where it has a neighbour: another record of the segment may have none. Raises StoreError.
+        Raises StoreError.
         """
         place = version.location
         opened = self._maybe(partial(self.block, place, ahead=AHEAD), place.pack)
@@ -215,7 +211,7 @@ class RecordLookup:
             return None
         pack, block = opened
         record = self._maybe(partial(pack.of_block, block, place.row), place.pack)
-        if record is None or record.neighbour != NONE:
+        if record is None:
             return None
         context = pack.head.contexts[record.context]
         return None if self._keys.gone(context, version.leaf) else Found(place, record, context)

@@ -22,7 +22,7 @@ from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, decodable_gr
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
-from pltz.archive.catalog.recent_towers import RecentTowers, Segments
+from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import BASE, Tokens
@@ -45,15 +45,10 @@ class Tower:
 
 
 class TowerReader:
-    """Reads towers of one archive. One thread uses it at a time.
+    """Reads towers of one archive. One thread uses it at a time. ``codecs``: those that decode."""
 
-    Args:
-        codecs: those that decode.
-        neighbours: towers of neighbours that are remembered; those decoded are added.
-    """
-
-    def __init__(self, catalog: Catalog, codecs: CodecRegistry, neighbours: RecentTowers | None = None) -> None:
-        self.catalog, self.codecs, self._neighbours = catalog, codecs, neighbours
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry) -> None:
+        self.catalog, self.codecs = catalog, codecs
 
     def tower(self, version: Version) -> Tower:
         """Return the tokens of a version.
@@ -85,7 +80,7 @@ class TowerReader:
         known: Mapping[bytes, KnownSegment] | None,
         heard: Heard | None,
     ) -> list[Tower]:
-        chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours)
+        chains = Chains(self.catalog, self.codecs, known, heard)
         with self.catalog.lookup.keeping_blocks():
             chains.note(versions)
             chains.load([v.leaf for v in versions])

@@ -24,7 +24,6 @@ from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
-from pltz.coding.codecs.modes import COPIES
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.varint import write_varint
@@ -416,9 +415,8 @@ def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:
 
 def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<HBQ", c.contract, c.mode | COPIES * record.copied, record.tokens)
+    place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
     about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
-    about += [record.neighbour] if record.neighbour != NONE else []
     return [*about, head] if head else about
 
 

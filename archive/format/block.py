@@ -31,9 +31,7 @@ from pltz.archive.format.record import (
 )
 from pltz.plt_codec.container.block import (
     BODY,
-    CHECK,
     CONTEXT,
-    COPIED,
     MARK,
     MAX_BITSTRING,
     BlockHead,
@@ -42,7 +40,7 @@ from pltz.plt_codec.container.block import (
     encode_block,
     wrong,
 )
-from pltz.plt_codec.container.block_columns import COLUMNS, COUNT, NOTHING, ROWS, SIZE, Column
+from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE, Column
 from pltz.plt_codec.errors import ContentError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.identity import SIZE as ID_SIZE
@@ -51,16 +49,14 @@ from pltz.plt_codec.varint import MAX_VALUE
 
 TEXT = 1 << 16  # bytes of names and tags from which a block ends
 UNIT = 8  # bytes of a session's key in front of its sealed name
-NEAR_WIDTH = 17  # most bits of a reference to a neighbour
 
 # kinds of records
 SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
 # kinds of references to a segment
 ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 # columns that only packs have; the others are in plt_codec/container
-KIND, PARENT_KIND, PARENT, NAME, VERSION, TIME, TAGS, HAS_NEIGHBOUR, VERB = 0, 2, 3, 6, 7, 8, 9, 10, 11
-PACK_COLUMNS = (1 << COPIED + 1) - 1  # a bit for each that a block of a pack may have
-NEIGHBOUR_KIND, NEIGHBOUR = COLUMNS, COLUMNS + 1  # columns that readers make of the references to neighbours
+KIND, PARENT_KIND, PARENT, NAME, VERSION, TIME, TAGS, VERB = 0, 2, 3, 6, 7, 8, 9, 10
+PACK_COLUMNS = (1 << VERB + 1) - 1  # a bit for each that a block of a pack may have
 REST = bytes(ID_SIZE - SEGMENT_SIZE)
 
 
@@ -110,8 +106,6 @@ def outside(rows: Sequence[Record]) -> Iterator[bytes]:
     for r in rows:
         if r.parent not in there:
             yield r.parent
-        if r.neighbour not in there:
-            yield r.neighbour
         there.add(r.id)
 
 
@@ -124,9 +118,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
     # the fields of all rows, one sequence per field
-    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils, neighbours, copied = zip(
-        *rows, strict=True
-    )
+    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils = zip(*rows, strict=True)
     titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
     sizes = list(map(len, bits))
     kinds = [
@@ -139,7 +131,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     for row in range(len(rows) - 1, -1, -1):
         if (name := ids[row]) is not None:
             first[name] = row
-    above, beside = _references(parents, first, table), _references(neighbours, first, table)
+    above = _references(parents, first, table)
     # numbers become columns
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
@@ -151,19 +143,15 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
         TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
         TAGS: list(map(len, tags)),
-        HAS_NEIGHBOUR: [int(how != ABSENT) for how, _ in beside],
     }
     if any(marks):
         columns[COUNT] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
         columns[VERB] = [m.verb if m else 0 for m in marks]
-    columns[COPIED] = list(map(int, copied))
     # behind the columns stand ids, names and tags
     parts = [
         *(name[:SEGMENT_SIZE] for name in ids if name is not None),
         *(m.version for m in marks if m),
         *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
-        _packed_neighbours(beside),
-        *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, beside, strict=True) if how == INLINE),
         *titles,
         *tags,
     ]
@@ -180,15 +168,15 @@ def _check(
             # a mark stands alone
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
-            if any((size, title, r.tags, r.neighbour != NONE, r.parent != NONE, r.id, r.tokens, r.copied)):
+            if any((size, title, r.tags, r.parent != NONE, r.id, r.tokens)):
                 raise UsageError("a mark holds nothing else")
             continue
         # a segment, or a session without one
-        if not kind & SEGMENT and (size or r.tokens or not kind or r.neighbour != NONE or r.copied):
+        if not kind & SEGMENT and (size or r.tokens or not kind):
             raise UsageError("a record without a segment holds a session and no bitstring")
         if not tokens_fit(r.tokens, size):
             raise ContentError(f"{r.tokens} tokens in {size} bytes are over the format's limit")
-        for name in (r.id, r.parent, r.neighbour):
+        for name in (r.id, r.parent):
             if name is not None and name[SEGMENT_SIZE:] != REST:
                 raise UsageError(f"expected an id of {SEGMENT_SIZE} bytes and zeros, found {name.hex()}")
         if size > MAX_BITSTRING:
@@ -232,16 +220,6 @@ def _references(
     return found
 
 
-def _packed_neighbours(references: Sequence[tuple[int, int]]) -> bytes:
-    """Return the references to neighbours, of the records that have one: a byte with the bits of each, and these."""
-    values = [number + ROWS * (how == TABLE) for how, number in references if how != ABSENT]
-    if not values:
-        return b""
-    width = max(values).bit_length()
-    packed = sum(value << width * n for n, value in enumerate(values))
-    return bytes([width]) + packed.to_bytes((width * len(values) + 7) // 8, "little")
-
-
 # ---- bytes -> records
 
 
@@ -252,7 +230,6 @@ class Block(BlockHead):
     fields: PackFields = PackFields(b"")
     _versions: int = 0  # offsets of the parts of the head; segment ids begin at `parts`
     _parents: int = 0
-    _neighbours: int = 0
     _names: int = 0
     _tags: int = 0
     _name_sizes: Sequence[int] = ()
@@ -268,10 +245,8 @@ class Block(BlockHead):
         """
         found = cls.read(data, at, offset, fields.salt, PACK_COLUMNS, sums.of if sums else None)
         found.fields = fields
-        found.columns += [NOTHING, NOTHING]  # `NEIGHBOUR_KIND`, `NEIGHBOUR`
         _check_rules(found, found.columns)
-        _place_parts(found, found.columns, found.size - CHECK)
-        _check_references(found, found.columns[NEIGHBOUR_KIND], found.columns[NEIGHBOUR])
+        _place_parts(found, found.columns)
         return found
 
     # ---- all records
@@ -294,7 +269,7 @@ class Block(BlockHead):
         time = self.fields.time
         rows = zip(
             columns[CONTEXT].list(n),
-            self.references(PARENT),
+            self.parents(),
             ids,
             columns[COUNT].list(n),
             bits,
@@ -304,8 +279,6 @@ class Block(BlockHead):
             [self.data[a:b] for a, b in pairwise(ends)],
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
-            self.references(NEIGHBOUR),
-            map(bool, columns[COPIED].list(n)),
             strict=True,
         )
         found = [Record._make(row) for row in rows]
@@ -332,7 +305,7 @@ class Block(BlockHead):
         session, sealed = bool(kind & SESSION), context in self.fields.sealed
         return Record(
             context,
-            self._reference(PARENT, row),
+            self._parent(row),
             self._id(row) if kind & SEGMENT else None,
             columns[COUNT][row],
             self.bitstring(row, piece, data),
@@ -342,8 +315,6 @@ class Block(BlockHead):
             self.data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
             None,
             title if sealed else b"",
-            self._reference(NEIGHBOUR, row),
-            bool(columns[COPIED][row]),
         )
 
     # ---- columns
@@ -401,16 +372,15 @@ class Block(BlockHead):
         rows = enumerate(zip(self._titles(), self.columns[KIND].list(self.count), strict=True))
         return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
 
-    def references(self, column: int) -> list[bytes]:
-        """Return the segment that each record names as PARENT or NEIGHBOUR; NONE where it names none."""
-        how, numbers = self.columns[column - 1], self.columns[column]
+    def parents(self) -> list[bytes]:
+        """Return the segment that each record names as its parent; NONE where it names none."""
+        how, numbers = self.columns[PARENT_KIND], self.columns[PARENT]
         if how.many is None and how.low == ABSENT:
             return [NONE] * self.count
         table = self.fields.parents
         if how.many is None and how.low == TABLE:
             return [table[number] for number in numbers.list(self.count)]
-        at = self._parents if column == PARENT else self._neighbours
-        ids, found = self.ids(), []
+        at, ids, found = self._parents, self.ids(), []
         for row, (kind, number) in enumerate(zip(how.list(self.count), numbers.list(self.count), strict=True)):
             if kind == ABSENT:
                 found.append(NONE)
@@ -425,23 +395,14 @@ class Block(BlockHead):
 
     def elsewhere(self) -> list[bytes]:
         """Return the segments that records name and that are no earlier record of this block, each once."""
-        found = set[bytes]()
-        for column in (PARENT, NEIGHBOUR):
-            how, numbers = self.columns[column - 1], self.columns[column]
-            if how.many is None and how.low == TABLE:
-                found.update(self.fields.parents[n] for n in set(numbers.list(self.count)))
-            elif how.high:
-                kinds = zip(self.references(column), how.list(self.count), strict=True)
-                found.update(named for named, kind in kinds if kind in (TABLE, INLINE))
-        return list(found)
+        how, numbers = self.columns[PARENT_KIND], self.columns[PARENT]
+        if how.many is None and how.low == TABLE:
+            return [self.fields.parents[n] for n in set(numbers.list(self.count))]
+        kinds = zip(self.parents(), how.list(self.count), strict=True)
+        return list({parent for parent, kind in kinds if kind in (TABLE, INLINE)})
 
-    @property
-    def has_neighbours(self) -> bool:
-        """Return whether any record has a neighbour."""
-        return bool(self.columns[NEIGHBOUR - 1].high)
-
-    def _reference(self, column: int, row: int) -> bytes:
-        how, number = self.columns[column - 1], self.columns[column][row]
+    def _parent(self, row: int) -> bytes:
+        how, number = self.columns[PARENT_KIND], self.columns[PARENT][row]
         kind = how[row]
         if kind == ABSENT:
             return NONE
@@ -449,8 +410,7 @@ class Block(BlockHead):
             return self.fields.parents[number]
         if kind == BACK:
             return self._id(row - number)
-        at = self._parents if column == PARENT else self._neighbours
-        at += SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
+        at = self._parents + SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
         return self.data[at : at + SEGMENT_SIZE] + REST
 
     def _id(self, row: int) -> bytes:
@@ -482,7 +442,7 @@ class Block(BlockHead):
         return [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
 
 
-def _place_parts(block: Block, columns: list[Column], end: int) -> None:
+def _place_parts(block: Block, columns: list[Column]) -> None:
     """Compute where the parts of a head begin. Raises CorruptError where they do not fill it."""
     count = block.count
     kinds = columns[KIND]
@@ -494,34 +454,10 @@ def _place_parts(block: Block, columns: list[Column], end: int) -> None:
         segments = kinds.many.count(SEGMENT) + kinds.many.count(BOTH)
     block._versions = block.parts + SEGMENT_SIZE * segments
     block._parents = block._versions + ID_SIZE * marks
-    at = block._parents + SEGMENT_SIZE * columns[PARENT_KIND].times(INLINE, count)
-    block._neighbours = _read_neighbours(block, columns, at, end) if columns[HAS_NEIGHBOUR].high else at
-    block._names = block._neighbours + SEGMENT_SIZE * columns[NEIGHBOUR_KIND].times(INLINE, count)
+    block._names = block._parents + SEGMENT_SIZE * columns[PARENT_KIND].times(INLINE, count)
     block._name_sizes = columns[NAME].list(count)
     block._tags = block._names + columns[NAME].total
     block.ends_with(block._tags + columns[TAGS].total)
-
-
-def _read_neighbours(block: Block, columns: list[Column], at: int, end: int) -> int:
-    """Make columns of the references to neighbours that begin at a byte of the head; return where they end.
-
-    Raises CorruptError where they do not fit.
-    """
-    has = columns[HAS_NEIGHBOUR].list(block.count)
-    width = block.data[at] if at < end else 0
-    after = at + 1 + (sum(has) * width + 7) // 8
-    if after > end or width > NEAR_WIDTH:
-        raise wrong(block.offset, "has references to neighbours that do not fit it")
-    word, mask = int.from_bytes(block.data[at + 1 : after], "little"), (1 << width) - 1
-    kinds, numbers, left = [], [], 0
-    for one in has:
-        value = word >> left * width & mask if one else 0
-        left += one
-        kinds.append(ABSENT if not one else INLINE if not value else BACK if value < ROWS else TABLE)
-        numbers.append(value - ROWS if value >= ROWS else value)
-    columns[NEIGHBOUR_KIND] = Column(min(kinds), max(kinds), sum(kinds), kinds)
-    columns[NEIGHBOUR] = Column(min(numbers), max(numbers), sum(numbers), numbers)
-    return after
 
 
 def _check_rules(block: Block, columns: list[Column]) -> None:
@@ -549,10 +485,6 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
                 others = [row for row, kind in enumerate(each) if kind not in having]
                 if any(column[row] for column in filled for row in others):
                     raise wrong(offset, "has a field that its kind of record has not")
-    if columns[HAS_NEIGHBOUR].high > 1:
-        raise VersionError(f"the block at byte {offset} names neighbours as a newer version does: use a newer pltz")
-    if columns[COPIED].high > 1:
-        raise VersionError(f"the block at byte {offset} has copies as a newer version does: use a newer pltz")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
     # what a bitstring may hold, and row by row only where the column as a whole is in doubt
     sizes, tokens = columns[SIZE], columns[COUNT]
@@ -575,7 +507,7 @@ _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
     (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT,)),
-    (_SEGMENTS, (SIZE, HAS_NEIGHBOUR, COPIED)),
+    (_SEGMENTS, (SIZE,)),
     (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
     (bytes([VERSION_MARK]), (VERB,)),
 )

@@ -8,9 +8,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from pltz.archive.format.record import MAX_NAME, Record
-from pltz.coding.codecs.codec import SegmentCodec
-from pltz.coding.codecs.modes import ALONE, CODING, COPIES, TOWER, TURN
+from pltz.archive.format.record import MAX_NAME
+from pltz.coding.codecs.modes import ALONE, CODING, TOWER, TURN
 from pltz.models.session.session import NUMBERS
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.identity import NONE
@@ -38,6 +37,11 @@ class Context:
     cipher: int = CLEAR
     root: bytes = NO_ROOT  # root of the key tree, zeros without encryption
 
+    @property
+    def coding(self) -> int:
+        """Return the bits of the mode that tell a codec how tokens were coded."""
+        return self.mode & CODING
+
     def encode(self) -> bytes:
         """Return the bytes of the context in a table. Raises ContentError where the name is too long."""
         name = self.domain_name.encode()
@@ -57,13 +61,6 @@ class Context:
             bytes(5),
         )
         return fixed + write_varint(len(name)) + name
-
-
-def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
-    """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
-    if record.copied and not codec.mode & COPIES:
-        raise CorruptError("a record has copies, which its codec never makes: damaged")
-    return context.mode & CODING | COPIES * record.copied
 
 
 def is_mode(mode: int) -> bool:

@@ -28,7 +28,6 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 _ENTRY_COPY = re.compile(r"ledger-([0-9a-f]{32})")
 _INDEX_COPY = re.compile(r"index-([0-9a-f]{32})")
-_CANDIDATES = re.compile(r"candidates-([0-9a-f]{32})")
 _KEY_FILE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
 
 
@@ -86,20 +85,6 @@ def table_copy(digest: str) -> str:
 def table_copies_among(names: Iterable[str]) -> set[str]:
     """Return the digests, 32 hex, of the indexes of which copies of pack tables are among the names in ``parity/``."""
     return {match[1] for name in names if (match := _INDEX_COPY.fullmatch(name))}
-
-
-def candidates(digest: str) -> str:
-    """Return the name of a candidate file. ``digest``: its digest, 32 hex.
-
-    >>> candidates("0f" * 16)
-    'index/candidates-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
-    """
-    return f"{INDEXES}/candidates-{digest}"
-
-
-def candidates_among(names: Iterable[str]) -> set[str]:
-    """Return the digests, 32 hex, of the candidate files among the names in ``index/``."""
-    return {match[1] for name in names if (match := _CANDIDATES.fullmatch(name))}
 
 
 def plan(epoch: int) -> str:

@@ -34,7 +34,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 6
+VERSION = 7
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32

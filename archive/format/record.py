@@ -44,9 +44,6 @@ class Record(NamedTuple):
         time: time of its version, in seconds since 1970.
         veil: in a sealed archive, unit and box in place of name and tags, which are empty then. The bitstring is
             a box too.
-        neighbour: id of the segment that its segment was coded after, NONE without one. See FORMAT.md,
-            "Neighbours".
-        copied: whether the bitstring begins with copies. See FORMAT.md, "Bitstrings".
     """
 
     context: int
@@ -60,8 +57,6 @@ class Record(NamedTuple):
     tags: bytes = b""
     mark: Mark | None = None
     veil: bytes = b""
-    neighbour: bytes = NONE
-    copied: bool = False
 
     @property
     def leaf(self) -> bytes:

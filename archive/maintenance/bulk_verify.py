@@ -63,17 +63,15 @@ class BulkVerified:
         records: number of records.
         offsets: (B,) bytes; where its blocks begin.
         bounds: (B,) number of segments up to the end of each block.
-        near: (B,) whether a record of the block has a neighbour.
         ids: (N, 2) halves of the ids of its segments.
-        parents: (M, 2) halves of the ids of its records' parents and neighbours, each once, without those that are
-            earlier records of the same block.
+        parents: (M, 2) halves of the ids of its records' parents, each once, without those that are earlier records of
+            the same block.
     """
 
     pack: bytes
     records: int
     offsets: Ints
     bounds: Ints
-    near: npt.NDArray[np.bool_]
     ids: U64
     parents: U64
 
@@ -209,9 +207,8 @@ class BulkVerifier:
         elsewhere = np.frombuffer(b"".join(p for block in blocks for p in block.elsewhere()), np.uint8)
         every = np.concatenate([_NO_IDS, *ids])
         offsets, bounds = np.array([b.offset for b in blocks], np.int64), np.cumsum([0, *map(len, ids)])[1:]
-        near = np.array([block.has_neighbours for block in blocks], bool)
         parents = _once(_halves(elsewhere.reshape(-1, SIZE)))
-        return BulkVerified(name, count, offsets, bounds, near, _halves(every), parents)
+        return BulkVerified(name, count, offsets, bounds, _halves(every), parents)
 
     def _match(self, name: bytes, section: int, blocks: Sequence[Block], keys: Iterable[U64]) -> bool:
         """Return whether the entries of a section are those of the records. ``keys``: of each block, in any order."""
@@ -264,13 +261,13 @@ def whole(swept: Sequence[BulkVerified]) -> bool:
 
 
 def inner_blocks(swept: Sequence[BulkVerified]) -> Iterator[Location]:
-    """Yield the blocks that decide how deep towers are: those with neighbours, and those that others name.
+    """Yield the blocks that decide how deep towers are: those that others name.
 
-    Every circle of parents or neighbours, and every way of more than one block, goes through their records.
+    Every circle of parents, and every way of more than one block, goes through their records.
     """
     for s, rows, _ in _named(swept)[1]:
         named = np.searchsorted(s.bounds, rows, side="right")
-        for block in np.union1d(np.flatnonzero(s.near), named).tolist():
+        for block in np.unique(named).tolist():
             yield Location(s.pack, int(s.offsets[block]))
 
 

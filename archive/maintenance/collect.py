@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "Collect" and "The fence".
 
-A forgotten version is live, with its tower and its neighbours, until its mark is older than the grace period. It does
+A forgotten version is live, with its tower, until its mark is older than the grace period. It does
 not matter when its pack was condemned.
 
 A run first finishes the plans of earlier runs. It copies live records that lie only in condemned packs, then
@@ -26,10 +26,6 @@ On a full disk, where the copies do not fit, packs without live records go first
 copy. Plans and ledger entries, which precede a deletion, may use a part of the store's reserve that copies
 may not.
 
-A segment that is live only as the neighbour of others (FORMAT.md, "Neighbours") belongs to a session that was forgotten
-and collected. Where the archive has its codecs and its key, these others are put again without it, and later runs free
-it.
-
 A crash leaves copies beside originals, or some condemned packs deleted whose live records are elsewhere. The
 next run goes on.
 """
@@ -39,7 +35,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +54,6 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
@@ -95,9 +90,9 @@ class Collector:
     """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
     def __init__(
-        self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper, recoder: Recoder | None = None
+        self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper
     ) -> None:
-        self.catalog, self.writer, self.indexes, self.recoder = catalog, writer, indexes, recoder
+        self.catalog, self.writer, self.indexes = catalog, writer, indexes
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
         self._elsewhere: Elsewhere | None = None
@@ -163,10 +158,6 @@ class Collector:
         weights = census.weights()
         plan = self._choose(weights, dead_share, small) | self._from_the_future()
         live = census.live_segments, census.live_versions
-        left = census.coded_after_orphans()
-        if self.recoder and not dry_run and (left := list(filter(self.recoder.can_decode, left))):
-            with suppress(FullError):  # the next run may have room
-                self.recoder.run(left)
         # the plan is put even on a full disk, with fewer packs if need be
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
         ending = self._ending(self.catalog.store.now() - max(grace, kept))

@@ -1,6 +1,6 @@
 """DomainRecords: the segments and sessions of one domain, from the raw packs, each of which is read once.
 
-    packs not read yet --heads of their blocks--> segments of the domain, the parents of each, those coded after each,
+    packs not read yet --heads of their blocks--> segments of the domain, the parents of each,
                                                   the last segments of its sessions,
                                                   and the units that have a record under each root of its keys
 
@@ -11,7 +11,7 @@ change, so a later look reads only those that are new. Of packs without a record
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -49,13 +49,11 @@ class _SessionRecord(NamedTuple):
 class _PackRecords:
     """The records of one pack.
 
-    ``parents``: segment -> (context, parent) of each record of it. ``named_by``: neighbour -> (context, segment) of
-    each record that names it. ``units``: root -> for each record two units, the same twice where it has one alone, and
-    the offset of its block.
+    ``parents``: segment -> (context, parent) of each record of it. ``units``: root -> for each record two units, the
+    same twice where it has one alone, and the offset of its block.
     """
 
     parents: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
-    named_by: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     units: dict[bytes, array[int]] = field(default_factory=dict)
     sessions: list[_SessionRecord] = field(default_factory=list)
     runs: bool = False
@@ -199,20 +197,9 @@ class DomainRecords:
         return sorted(found)
 
     @property
-    def have_dead_copies(self) -> bool:
-        """Return whether a run or a neighbour may have left records of sessions that are gone."""
-        return any(found.runs or found.named_by for found in self._packs.values())
-
-    def coded_after(self, segments: Collection[bytes]) -> set[bytes]:
-        """Return the segments of which a record that opens names one of these as its neighbour."""
-        gone = self.catalog.keys.gone
-        return {
-            name
-            for found in self._packs.values()
-            for neighbour in found.named_by.keys() & segments
-            for context, name in found.named_by[neighbour]
-            if not gone(context, name)
-        }
+    def have_runs(self) -> bool:
+        """Return whether there are runs, which may have left records of sessions that are gone."""
+        return any(found.runs for found in self._packs.values())
 
     def _read(self, pack: bytes) -> _PackRecords:
         found = _PackRecords()
@@ -236,8 +223,6 @@ class DomainRecords:
                     continue
                 found.parents.setdefault(record.id, []).append((context, record.parent))
                 found.runs |= bool(context.mode & RUN)
-                if record.neighbour != NONE:
-                    found.named_by.setdefault(record.neighbour, []).append((context, record.id))
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} is damaged ({exc}): repair first") from exc
         return found

@@ -9,9 +9,8 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
                 share stay
               3 publish a generation with the units punctured out of the older trees (`holes.py`); records that lose
                 their keys by that are put again before (`reroot.py`)
-              Between 2 and 3, segments of other sessions that were coded after one that goes are put again without it,
-              and their old records are erased too: they would tell whether a guess at what is gone is right. So are
-              those that are read through a run with the session's last turns, whose key goes
+              Between 2 and 3, segments of other sessions that are read through a run with the session's last turns,
+              whose key goes, are put again in records of their own
     base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
               2 look again: stop where a session stands on the older trees
               3 publish a generation in which the older trees are empty
@@ -41,7 +40,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import LAST
 from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
@@ -59,7 +57,6 @@ from pltz.archive.humanize import counted
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.reroot import Rerooter
-from pltz.archive.writing.candidates import read_groups
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE
 
@@ -95,8 +92,7 @@ class Erasure:
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
         moved: number of records that were put again under other keys, so that the key file stays small.
-        recoded: number of segments of other sessions that were coded after an erased one, or within a run of it, and
-            put again without it.
+        recoded: number of segments of other sessions that were within a run of an erased one, and put again without it.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
         unread: number of damaged packs, of which the proof could not read every byte.
@@ -146,7 +142,7 @@ class _Finished:
 class Eraser:
     """Erases one thing at a time; several may run at once.
 
-    ``recoder``: puts segments of other sessions that were coded after one that goes. It is not needed to look.
+    ``recoder``: puts segments of other sessions that are within a run of one that goes. It is not needed to look.
 
     Raises UsageError for an archive opened without keys.
     """
@@ -289,28 +285,25 @@ class Eraser:
         towers, dead = self._still(lambda: (self._towers(records, name), self._dead(records)))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
-        # what the session had, and what is coded after it
+        # what the session had
         begun, doomed = known, dead.union(*towers)
         if not dry_run:
             others = self._used_by_others(records, name)
-            self._recoder.want_codecs((records.coded_after(doomed) - doomed) | (records.read_through(doomed) & others))
+            self._recoder.want_codecs(records.read_through(doomed) & others)
             begun, towers = self._doom(known, records, name, towers, doomed)
-        # segments of other sessions stay; what was coded after the others, or is read through them, is coded anew. The
-        # listing is of after the keys that doom the session: who put a pack since is fenced, so none was acknowledged
-        # that it lacks
+        # segments of other sessions stay; what is read through the others is coded anew. The listing is of after the
+        # keys that doom the session: who put a pack since is fenced, so none was acknowledged that it lacks
         kept = doomed & self._still(lambda: self._used_by_others(records, name))
         uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
         going = doomed - kept
-        users = self._recode(known, records, going, dry_run)
         out = inside = records.read_through(going) - going
         if inside and not dry_run:
             out = self._recoder.take_out(inside)
-        recoded = len(users | out)
-        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=recoded)
+        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=len(out))
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
-        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users | out)}
+        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | out)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
         if not self._recoder.stands_out(out):
             raise Fenced("a collector is about to delete what was put again for other sessions: erase again")
@@ -327,23 +320,11 @@ class Eraser:
         # a list of packs may leave out again.
         if self.catalog.ledger.losses() or self.catalog.listing.unlisted:
             return punctured(begun, units), 0
-        live = records.units
-        for root, sketches in self._sketches(begun.domain).items():
-            live.setdefault(root, set()).update(sketches)
-        roots, moves = without(begun, live, units)
+        roots, moves = without(begun, records.units, units)
         try:
             return roots, Rerooter(self.catalog, self.keys, self._recoder.writer).run(begun, moves, records)
         except FullError:
             return punctured(begun, units), 0
-
-    def _sketches(self, domain: bytes) -> dict[bytes, set[int]]:
-        """Return the units of the sketches in candidate files, by root. Those of moved records are lost."""
-        found: dict[bytes, set[int]] = {}
-        for group, boxes in read_groups(self.catalog, self.keys.archive):
-            if group.domain == domain:
-                with suppress(FormatError):
-                    found.setdefault(group.root, set()).update(unit_of(segment) for segment, _ in boxes.read())
-        return found
 
     def _doom(
         self, known: DomainKeys, records: DomainRecords, name: str, towers: list[set[bytes]], doomed: set[bytes]
@@ -364,24 +345,6 @@ class Eraser:
             self._publish(begun)
             towers = self._look(lambda: self._towers(records, name))
         return begun, towers
-
-    def _recode(self, known: DomainKeys, records: DomainRecords, going: set[bytes], dry_run: bool) -> set[bytes]:
-        """Put the segments again that were coded after those that go, and return them, with those of orphans.
-
-        Their old records are under the roots of ``known``. Raises ArchiveError where one cannot be coded anew.
-        """
-        users, found = set[bytes](), self._coded_after(records, going)
-        while not dry_run and found - users:  # a collector may have shown more of them
-            users |= found
-            self._recoder.run(found, known.roots)
-            self.catalog.refresh()
-            found = self._coded_after(records, going)
-        recoder = self._recoder
-        return {s for s in users if recoder.stands_alone(s, known.roots) or not recoder.has(s)} if users else found
-
-    def _coded_after(self, records: DomainRecords, going: set[bytes]) -> set[bytes]:
-        self._still(records.read)
-        return records.coded_after(going) - going
 
     @property
     def _recoder(self) -> Recoder:
@@ -521,13 +484,12 @@ class Eraser:
         return [records.under([v.leaf]) for v in versions]
 
     def _dead(self, records: DomainRecords) -> set[bytes]:
-        """Return the segments of a tenant that no version has, where there are runs or neighbours.
+        """Return the segments of a tenant that no version has, where there are runs.
 
-        The records that a run replaced may be there still, and so may the neighbour of a session that is not. Nothing
-        tells whose they were.
+        The records that a run replaced may be there still. Nothing tells whose they were.
         """
         records.read()
-        return records.segments - records.under(records.leaves()) if records.have_dead_copies else set()
+        return records.segments - records.under(records.leaves()) if records.have_runs else set()
 
     def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
         """Return the segments of other sessions. A run of which they have a part is not theirs for that."""
@@ -658,15 +620,10 @@ class Eraser:
 
 
 class Grounds:
-    """The base domains under towers and the neighbours of their segments.
+    """The base domains under towers. Each segment is looked up once, so shared segments cost little."""
 
-    Each segment is looked up once, so shared segments cost little. ``hops``: number of neighbours that led there, of
-    `chain.LAST` at most.
-    """
-
-    def __init__(self, catalog: Catalog, hops: int = 0):
+    def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self._near = Grounds(catalog, hops + 1) if hops < LAST else None
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
@@ -684,8 +641,6 @@ class Grounds:
             found = self.catalog.lookup.find(SEGMENTS, at)
             bases = [p.context for p in found if p.context.domain_kind == BASE]
             own = frozenset((c.domain, c.root) for c in bases)
-            if self._near:
-                own = own.union(*map(self._near.under, {p.record.neighbour for p in found} - {NONE}))
             chain.append((at, own))
             parents = {p.record.parent for p in found}
             single &= len(parents) <= 1  # else one was crafted, and it must not cut the tower short

@@ -20,7 +20,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from pltz.archive.catalog.chain import LAST
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.index_file import Location
@@ -35,19 +34,18 @@ CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 37  # low bits of ``at`` that hold the offset of the block and the row; the pack's number is above them
 ROW_BITS = 7
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
-IN_RUN, A_RUN, PLAIN, AFTER_NEIGHBOUR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
+IN_RUN, A_RUN, PLAIN = 0, 1, 2  # kinds of segments
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 COLUMNS = {
-    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, neighbour BLOB, size INTEGER, kind INTEGER",
+    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER",
     "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER",
     "marks": "at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER",
 }
 READ = "".join(f"CREATE TABLE read_{table} ({columns});" for table, columns in COLUMNS.items())
 OWN = ("grace", "packs", *COLUMNS, "passed_over", "choice", "segment", "version", "mark", "live_version", "live")
 TABLES = (
-    "DROP VIEW IF EXISTS placed;"
-    + "".join(f"DROP TABLE IF EXISTS {table};" for table in (*OWN, "live_segment"))
+    "".join(f"DROP TABLE IF EXISTS {table};" for table in (*OWN, "live_segment"))
     + """
 CREATE TABLE grace (time INTEGER);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
@@ -74,35 +72,26 @@ ONCE = (
 )
 # Of a segment in a run the record within the run counts, or the run. Its other records may differ in their parent,
 # so all that count are of one kind and have one parent. A record that names a run that is not there does not count.
-# A record that has a neighbour counts where no other does, and of these only those with the same neighbour: that with
-# the fewest in a row (`LiveSet._drop_deeper`), since others may be coded after the segment because of it.
 CHOSEN = f"""
 INSERT INTO passed_over SELECT at, size FROM segments
     WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 CREATE TABLE choice AS
-    SELECT id AS name, kind AS chosen, parent AS above, neighbour AS beside, min(kind << 60 | at) FROM segments
+    SELECT id AS name, kind AS chosen, parent AS above, min(kind << 60 | at) FROM segments
     WHERE id IN (SELECT id FROM segments WHERE kind <> {PLAIN}) GROUP BY id;
 CREATE INDEX choices ON choice (name);
 INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id
-    WHERE (kind, parent, neighbour) <> (chosen, above, beside);
+    WHERE (kind, parent) <> (chosen, above);
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 DELETE FROM versions WHERE rowid IN (SELECT place FROM (
     SELECT rowid AS place, rank() OVER (PARTITION BY id ORDER BY tokens DESC) AS place_by_tokens
     FROM versions WHERE kind = {OLDER}) WHERE place_by_tokens > 1);
 """
 ANY_CHOICE = f"SELECT 1 FROM segments WHERE kind <> {PLAIN} LIMIT 1"
-SEVERAL = f"""
-SELECT id FROM segments WHERE kind = {AFTER_NEIGHBOUR}
-    AND id NOT IN (SELECT id FROM segments WHERE kind < {AFTER_NEIGHBOUR})
-GROUP BY id HAVING count(DISTINCT neighbour) > 1
-"""
-RECORDS = "SELECT DISTINCT parent, neighbour FROM segments WHERE id = ? ORDER BY kind, at"
-DEEPER = "INSERT INTO passed_over SELECT at, size FROM segments WHERE id = ? AND neighbour <> ?"
 SETTLED = f"""
 CREATE TABLE segment (
-    id BLOB PRIMARY KEY, parent BLOB, neighbour BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
-INSERT INTO segment SELECT id, parent, neighbour, first, size, stay FROM ({ONCE.format("segments", "")});
+    id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO segment SELECT id, parent, first, size, stay FROM ({ONCE.format("segments", "")});
 CREATE TABLE version (id BLOB PRIMARY KEY, leaf BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO version SELECT id, leaf, at, size, stay FROM (
     SELECT *, min(kind << 60 | at), sum(stays) > 0 AS stay
@@ -123,51 +112,28 @@ DELETE FROM live;
 INSERT INTO live
     WITH RECURSIVE tower (id) AS (
         SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NONE.hex()}' ORDER BY leaf)
-        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}'
-        UNION SELECT neighbour FROM tower JOIN segment USING (id) WHERE neighbour <> x'{NONE.hex()}')
+        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
     SELECT id FROM tower ORDER BY id;
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
 # A collector without grace may have freed a part of a version that was forgotten, and it cannot be brought back.
-BY_ABOVE = "CREATE INDEX above ON segment (parent); CREATE INDEX beside ON segment (neighbour);"
+BY_ABOVE = "CREATE INDEX above ON segment (parent)"
 BROKEN = f"""
 DELETE FROM live_version WHERE id IN (SELECT id FROM mark WHERE verb = {FORGET}) AND leaf IN (
     WITH RECURSIVE broken (id) AS (
         SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment)
-        UNION SELECT segment.id FROM broken JOIN segment ON segment.parent = broken.id
-        UNION SELECT segment.id FROM broken JOIN segment ON segment.neighbour = broken.id)
+        UNION SELECT segment.id FROM broken JOIN segment ON segment.parent = broken.id)
     SELECT id FROM broken)
 """
 LIVE_SEGMENTS = "CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id)"
-# A neighbour that no version has is left of a session that was collected. Forgotten versions count as long as they are
-# there, since they can be undeleted. What is coded after it and is left of such a session too goes with it.
-ORPHANED = f"""
-WITH RECURSIVE owned (id) AS (
-    SELECT leaf FROM version WHERE leaf <> x'{NONE.hex()}'
-    UNION SELECT parent FROM owned JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
-SELECT id FROM live JOIN segment USING (id)
-WHERE neighbour <> x'{NONE.hex()}' AND id IN (SELECT id FROM owned) AND neighbour NOT IN (SELECT id FROM owned)
-ORDER BY id
-"""
-# Depth first: a tower's segments come together, parents first. Those of one parent come behind their neighbour, so that
-# they name it by few bits, and else in the order of their places, so that records of one commit, with one time, stay
-# together. A version in its leaf's record goes with the leaf.
+# Depth first: a tower's segments come together, parents first. Those of one parent come in the order of their places,
+# so that records of one commit, with one time, stay together. A version in its leaf's record goes with the leaf.
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
-PLACED = """
-DROP VIEW IF EXISTS placed;
-CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, one.first, own.first) * 4
-    + (one.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS rank
-FROM live_segment AS own LEFT JOIN segment AS one ON one.id = own.neighbour
-    LEFT JOIN segment AS second ON second.id = one.neighbour
-    LEFT JOIN segment AS third ON third.id = second.neighbour;
-"""
-PLACED_ALONE = "DROP VIEW IF EXISTS placed; CREATE TEMP VIEW placed AS SELECT *, 0 AS rank FROM live_segment"
-ANY_NEIGHBOUR = f"SELECT 1 FROM live_segment WHERE neighbour <> x'{NONE.hex()}' LIMIT 1"
 SEGMENTS = f"""
-WITH RECURSIVE tree (id, first, stays, depth, rank) AS (
-    SELECT id, first, stays, 0, rank FROM placed WHERE parent = x'{NONE.hex()}'
-    UNION ALL SELECT child.id, child.first, child.stays, depth + 1, child.rank
-    FROM tree JOIN placed AS child ON child.parent = tree.id ORDER BY 4 DESC, 5, 2)
+WITH RECURSIVE tree (id, first, stays, depth) AS (
+    SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
+    UNION ALL SELECT child.id, child.first, child.stays, depth + 1
+    FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 2)
 SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))
 FROM tree WHERE NOT stays
 """
@@ -263,8 +229,6 @@ class LiveSet:
         ``mode``: that of its context. ``older``: ids of the older versions of a run.
         """
         kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
-        if record.neighbour != NONE:
-            kind = AFTER_NEIGHBOUR
         self.begin(location.pack)
         place = location.offset << ROW_BITS | location.row
         at, mark = self._there[location.pack] << PLACE_BITS | place, record.mark
@@ -272,7 +236,7 @@ class LiveSet:
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
         if segment is not None:
-            self._row("segments", at, segment, record.parent, record.neighbour, size, kind)
+            self._row("segments", at, segment, record.parent, size, kind)
         if version is not None:
             own = 0 if kind == A_RUN else size  # a run is copied whole as long as its segment is live
             self._row("versions", at, version, record.leaf, own, kind, 0)
@@ -327,9 +291,7 @@ class LiveSet:
             self._begin(condemned, packs)
             self._db.executescript(TAKEN)
             self._db.execute("INSERT INTO grace VALUES (?)", (before,))
-            # of a segment's records one is chosen, with the fewest neighbours behind it
             if self._db.execute(ANY_CHOICE).fetchone():
-                self._drop_deeper()
                 self._db.executescript(CHOSEN)
             self._db.executescript(SETTLED + LIVE)
             lacking = self._db.execute(LACKING).fetchone()
@@ -370,19 +332,11 @@ class LiveSet:
         """
         with _named():
             self._db.execute(CHILDREN)
-            any_neighbour = self._db.execute(ANY_NEIGHBOUR).fetchone()
-            self._db.executescript(PLACED if any_neighbour else PLACED_ALONE)
             packs = list(self._packs)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
                     yield Stranded(Location(packs[at >> PLACE_BITS], offset, row), parts)
-
-    def coded_after_orphans(self) -> list[bytes]:
-        """Return the live segments whose neighbour no version has any more, forgotten versions included."""
-        with _named():
-            any_neighbour = self._db.execute(ANY_NEIGHBOUR).fetchone()
-            return [segment for (segment,) in self._db.execute(ORPHANED)] if any_neighbour else []
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         """Return for each pack the approximate bytes of all its records and of its live ones.
@@ -391,39 +345,6 @@ class LiveSet:
         """
         with _named():
             return {name: (total, live) for name, total, live in self._db.execute(WEIGHTS)}
-
-    def _drop_deeper(self) -> None:
-        """Drop the records of a segment with a neighbour but for those with the fewest neighbours in a row."""
-        several = [segment for (segment,) in self._db.execute(SEVERAL)]
-        if not several:
-            return
-        self._db.execute("CREATE INDEX record ON segments (id)")
-        known: dict[tuple[bytes, int], bool] = {}
-        keep = {}
-        for segment in several:
-            found = list(self._db.execute(RECORDS, (segment,)))
-            readable = (n for most in range(LAST) for _, n in found if self._reads(n, most, known))
-            keep[segment] = next(readable, found[0][1])
-        self._db.executemany(DEEPER, keep.items())
-        self._db.execute("DELETE FROM segments WHERE at IN (SELECT at FROM passed_over)")
-        self._db.execute("DROP INDEX record")
-
-    def _reads(self, leaf: bytes, most: int, known: dict[tuple[bytes, int], bool]) -> bool:
-        """Return whether a tower is whole with at most so many neighbours in a row. ``known``: answers so far."""
-        path: list[tuple[bytes, int]] = []
-        whole, at = True, leaf
-        while whole and at != NONE:
-            if (at, most) in known:
-                whole = known[at, most]
-                break
-            path.append((at, most))
-            known[at, most] = False  # where its parents lead back to it
-            found = list(self._db.execute(RECORDS, (at,)))
-            neighbours = [neighbour for _, neighbour in found]
-            whole = NONE in neighbours or any(self._reads(n, most - 1, known) for n in neighbours if most)
-            at = found[0][0] if found else NONE
-        known |= dict.fromkeys(path, whole)
-        return whole
 
     def _row(self, table: str, *row: object) -> None:
         rows = self._rows[table]

@@ -309,7 +309,7 @@ class Merger:
                 continue
             self._owners[at] = key if owner is None else NONE
             for item in self.catalog.lookup.find(SEGMENTS, at):
-                todo += [item.record.parent, item.record.neighbour]
+                todo.append(item.record.parent)
 
     def _key(self, version: Version) -> bytes:
         keys = self.catalog.keys

@@ -115,7 +115,7 @@ class TailMerger:
             record, context = item.record, item.context
             coded = (context.tokenizer, context.bundle, context.contract)
             codec = receipt.codec
-            if record.id is None or context.mode == WITHIN or record.neighbour != NONE:
+            if record.id is None or context.mode == WITHIN:
                 continue
             if context.domain != domain or coded != (codec.tokenizer, codec.bundle_id, codec.contract):
                 continue

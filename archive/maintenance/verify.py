@@ -278,11 +278,11 @@ class Verifier:
                 self._progress(self.report)
 
     def _astray(self, swept: Sequence[BulkVerified]) -> set[bytes]:
-        """Return the segments of circles, and those below too many others or after too many neighbours in a row.
+        """Return the segments of circles, and those below too many others.
 
         Dead records count, so no reader may need these: versions that do are lost. Nothing is decoded.
         """
-        records: dict[bytes, set[tuple[bytes, bytes]]] = {}
+        records: dict[bytes, set[bytes]] = {}
         for place in inner_blocks(swept):
             if place.pack not in self.catalog.listing.packs:
                 continue  # a collector deleted it, and what is live is in another
@@ -295,7 +295,7 @@ class Verifier:
                 continue
             for record in block.heads():
                 if record.id is not None:
-                    records.setdefault(record.id, set()).add((record.parent, record.neighbour))
+                    records.setdefault(record.id, set()).add(record.parent)
         return deepest(records)
 
     def _lost(self) -> list[Version]:
@@ -474,40 +474,24 @@ class Verifier:
                 self.report.decoded += 1
             elif isinstance(answer, BundleMismatch | KeyMismatch):
                 self.report.undecoded += 1
-            elif isinstance(answer, LostError) and self._replaced(item):
-                continue  # of several records with neighbours those with fewer in a row are kept
             elif isinstance(answer, LostError) and item.record.id and self._orphan(item, rooted):
                 self.report.bad.add(item.record.id)
             else:
                 self._undecodable(item, answer)
 
     def _orphan(self, item: Found, rooted: set[bytes]) -> bool:
-        """Return whether a segment that a record is read with is absent, and no damage hides it.
+        """Return whether a segment above a record is absent, and no damage hides it.
 
-        That is one above it, or one of the towers of neighbours. Nothing live needed it then. ``rooted``: segments that
-        need no absent one; others are added.
+        Nothing live needed it then. ``rooted``: segments that need no absent one; others are added.
         """
-        seen, todo = set[bytes](), [item.record.parent, item.record.neighbour]
-        while todo:
-            at = todo.pop()
-            if at in seen or at in rooted:
-                continue
+        seen, at = set[bytes](), item.record.parent
+        while at not in seen and at not in rooted:
             seen.add(at)
             if not (places := self.catalog.lookup.find(SEGMENTS, at)):
                 return not self.catalog.damage.hiding()
-            todo += [places[0].record.parent, places[0].record.neighbour]
+            at = places[0].record.parent
         rooted |= seen
         return False
-
-    def _replaced(self, item: Found) -> bool:
-        """Return whether a record has a neighbour, and its segment another record that is read without that one."""
-        if item.record.neighbour == NONE:
-            return False
-        segment = item.record.id or NONE
-        places = self.catalog.lookup.find(SEGMENTS, segment)
-        if all(place.record.neighbour == item.record.neighbour for place in places):
-            return False
-        return not isinstance(Chains(self.catalog, self.codecs).answers([segment])[0], PltzError)
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
@@ -520,8 +504,7 @@ class Verifier:
             others = [i for i in items if i.context.mode != WITHIN]
             rest = iter(self._answers(others))
             return [parts[i.record.id or NONE] if i.context.mode == WITHIN else next(rest) for i in items]
-        chains.load([i.record.parent for i in items if i.context.mode & TOWER or i.record.neighbour != NONE])
-        chains.load_neighbours(items)
+        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [
             RecordToDecode(i, a)

@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.catalog.chain import NOTHING, context_after
+from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
-from pltz.coding.codecs.codec import Plain, SegmentCodec, layout_mode
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
@@ -48,13 +47,10 @@ class PendingSegment:
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
-        neighbour_tower: the tower of the neighbour that it is coded after, none where it has no neighbour.
-        copied: whether ``data`` begins with copies.
     """
 
     __slots__ = (
-        "codec", "coded", "context", "copied", "data", "depth", "digest", "id", "neighbour_tower", "own", "tokens",
-        "up",
+        "codec", "coded", "context", "data", "depth", "digest", "id", "own", "tokens", "up",
     )  # fmt: skip
 
     def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
@@ -62,13 +58,7 @@ class PendingSegment:
         self.depth: int = up.depth + 1 if up else 0
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
-        self.coded = self.copied = False
-        self.neighbour_tower: Segments = []
-
-    @property
-    def neighbour(self) -> bytes:
-        """Return the id of its neighbour, NONE without one."""
-        return self.neighbour_tower[-1][0] if self.neighbour_tower else NONE
+        self.coded = False
 
     @property
     def parent(self) -> bytes:
@@ -104,21 +94,12 @@ class PendingSegment:
         return min(found, reach)
 
     def before(self, mode: int) -> Tokens:
-        """Return the context of its bitstring, (m,), in a mode and after its neighbour."""
-        own = self.above(self.codec.reach) if mode & TOWER else NOTHING
-        if not self.neighbour_tower:
-            return own
-        return context_after(self.neighbour_tower, {s.id for s in self.ancestors()}, own, self.codec)
+        """Return the context of its bitstring, (m,), in a mode."""
+        return self.above(self.codec.reach) if mode & TOWER else NOTHING
 
-    def take(self, data: bytes, plain: Plain, mode: int) -> None:
-        """Take a bitstring that was coded so, in mode `ALONE` or `TOWER`."""
-        self.data, self.coded, self.copied = data, True, bool(plain.copies)
-        mode |= layout_mode(self.codec, plain.literals)
-        self.context = _in_mode(self.own, mode) if mode else self.own
-
-    def take_again(self, data: bytes, mode: int) -> None:
-        """Take a bitstring that was stored before, without a neighbour and copies."""
-        self.data, self.coded, self.copied, self.neighbour_tower = data, True, False, []
+    def take(self, data: bytes, mode: int) -> None:
+        """Take a bitstring that was coded in a mode."""
+        self.data, self.coded = data, True
         self.context = _in_mode(self.own, mode) if mode else self.own
 
     def row(self, **of_session: Any) -> Row:
@@ -127,8 +108,6 @@ class PendingSegment:
         record = Record(
             0, up.id if up else NONE, id=self.id, tokens=len(self.tokens), bitstring=self.data, **of_session
         )
-        if self.neighbour_tower:
-            record = record._replace(neighbour=self.neighbour, copied=self.copied)
         return self.context, record
 
 

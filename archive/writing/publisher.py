@@ -17,7 +17,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import WITHIN, Context, coding
+from pltz.archive.format.context import WITHIN, Context
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.pack import (
@@ -151,7 +151,7 @@ class Publisher:
         proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
         for codec, numbers in batches([s for _, s in proving]):
             part = [proving[n] for n in numbers]
-            coded = [Coded(bits(c, r), r.tokens, s.before(c.mode), coding(codec, c, r)) for (c, r), s in part]
+            coded = [Coded(bits(c, r), r.tokens, s.before(c.mode), c.coding) for (c, r), s in part]
             if unproved(codec.decode, coded, [s.tokens for _, s in part]):
                 raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 
@@ -227,7 +227,6 @@ def shared_places(
 ) -> list[RecordPlace]:
     """Return the places of the segments in a pack that many sessions depend on.
 
-    Sessions coded after a neighbour do not count: to store the heads of all blocks twice takes more than they save.
     ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
     """
     return [place for place, shared in zip(places, _depended_on(contexts, records), strict=True) if shared]

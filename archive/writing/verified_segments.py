@@ -8,30 +8,26 @@ asks the file system whether the pack was written, cut off, replaced or removed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
+from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import RUN, WITHIN, coding
-from pltz.archive.format.ids import Tokens
+from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
-from pltz.coding.codecs.codec import Coded, SegmentCodec, Vouching
+from pltz.coding.codecs.codec import Coded, Vouching
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
-from pltz.plt_codec.identity import NONE
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
-
-Proofs = dict[bytes, tuple[Location, bytes]]  # where each segment was proved, and its domain
 
 
 class VerifiedSegments:
@@ -40,7 +36,6 @@ class VerifiedSegments:
     def __init__(self, catalog: Catalog, codecs: CodecRegistry):
         self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[Location, bytes]] = {}  # place, and the segment's digest
-        self._near: dict[bytes, bytes] = {}  # neighbours of those whose record there has one
         self._stamps: dict[bytes, Stamp | None] = {}  # of their packs, from when one was proved there first
         self._as_before: set[bytes] = set()  # packs that this put found as they were
 
@@ -59,21 +54,21 @@ class VerifiedSegments:
             if self._decodes(item, segment):
                 if item.context.mode == WITHIN:  # it is the run that the segment needs
                     return self._remembered(segment)
-                self._note(segment.id, item.location, segment.digest, item.record.neighbour)
+                self._note(segment.id, item.location, segment.digest)
                 return item.location
         return None
 
     def vouched_aside(self, segment: PendingSegment) -> tuple[bytes, int] | None:
         """Return bitstring and mode of a record in a condemned pack that vouches for a segment's tokens, or None.
 
-        The pack may be deleted at any moment, so the bitstring is put again. One after a neighbour does not count, nor
-        one with copies. Where no pack is condemned, nothing is looked up.
+        The pack may be deleted at any moment, so the bitstring is put again. Where no pack is condemned, nothing is
+        looked up.
         """
         codec, keys = segment.codec, self.catalog.keys
         if not isinstance(codec, Vouching) or not self.catalog.listing.condemned:
             return None
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
-            if item.context.mode & (RUN | WITHIN) or item.record.neighbour != NONE or item.record.copied:
+            if item.context.mode & (RUN | WITHIN):
                 continue
             if self.codecs.for_context(item.context) is not codec or self._going(item, segment.id):
                 continue
@@ -123,11 +118,11 @@ class VerifiedSegments:
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
         try:
-            bits, mode = keys.bits(item.context, item.record), coding(codec, item.context, item.record)
+            bits = keys.bits(item.context, item.record)
             if isinstance(codec, Vouching) and codec.vouches(bits, segment.tokens):
                 return True
-            above = self._before(item, segment, codec)
-            tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
+            above = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
+            tokens = codec.decode([Coded(bits, item.record.tokens, above, item.context.coding)])[0]
         except StoreError:
             raise
         except (PltzError, FileNotFoundError) as exc:
@@ -140,52 +135,6 @@ class VerifiedSegments:
             raise collision(segment.id)
         self._problem(item, "decodes to other tokens than its id says")
         return False
-
-    def _before(self, item: Found, segment: PendingSegment, codec: SegmentCodec) -> Tokens:
-        """Return the context that a record was coded after, (m,). Raises the errors of `Chains.tower`."""
-        own = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
-        if item.record.neighbour == NONE:
-            return own
-        tower = Chains(self.catalog, self.codecs, heard=self.heard, hops=1).tower(item.record.neighbour)
-        return context_after(tower, {s.id for s in segment.ancestors()}, own, codec)
-
-    def proofs(self, tower: Iterable[bytes], hops: int = 1) -> Proofs | None:
-        """Return where the segments of a neighbour's tower were proved, and the records' domains.
-
-        Those of the neighbours of its segments are added. ``hops``: as in `Chains`. None where a writer cannot rely
-        on all of them.
-        """
-        places: Proofs = {}
-        for segment in tower:
-            known = self._known.get(segment)
-            location = known[0] if known else None
-            if location is None or location.pack not in self.catalog.listing.packs:
-                return None
-            if location.pack in self.catalog.listing.condemned:
-                return None
-            try:
-                item = self.catalog.lookup.at(location)
-            except (FormatError, FileNotFoundError):
-                return None
-            if not may_serve(item, hops) or self._going(item, segment):
-                return None
-            places[segment] = location, item.context.domain
-            if item.record.neighbour != NONE:
-                further = self.proofs(self._up(item.record.neighbour), hops + 1)
-                if further is None:
-                    return None
-                places |= further
-        return places
-
-    def _up(self, leaf: bytes) -> Iterator[bytes]:
-        """Yield a segment that was proved and those above it. One that was not proved is the last."""
-        while leaf != NONE:
-            yield leaf
-            known = self._known.get(leaf)
-            try:
-                leaf = self.catalog.lookup.at(known[0]).record.parent if known else NONE
-            except (FormatError, FileNotFoundError):  # `proofs` finds it too
-                return
 
     def _in_run(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.
@@ -210,20 +159,6 @@ class VerifiedSegments:
             at = at.up
         return at is None
 
-    def neighbour(self, segment: bytes) -> bytes:
-        """Return the neighbour in the record where a segment was proved, NONE without one."""
-        return self._near.get(segment, NONE)
-
-    def has_record(self, segment: bytes) -> bool:
-        """Return whether a segment was proved in a record of its own, by which every reader finds it.
-
-        One that is only inside a run is found there by whoever has read the run, and by nobody else.
-        """
-        try:
-            return segment in self._known and self.catalog.lookup.at(self._known[segment][0]).record.id == segment
-        except (FormatError, FileNotFoundError):
-            return False
-
     def knows(self, segment: bytes) -> bool:
         """Return whether a segment was proved before, perhaps in a run in which no index names it."""
         return segment in self._known
@@ -241,7 +176,7 @@ class VerifiedSegments:
         self._make_room()
         for location, segment in segments:
             if segment:
-                self._note(segment.id, location, segment.digest, segment.neighbour)
+                self._note(segment.id, location, segment.digest)
 
     def heard(self, item: Found, digest: bytes) -> None:
         """Remember a record that a reader decoded.
@@ -249,27 +184,22 @@ class VerifiedSegments:
         ``digest``: digest of the tokens, 32 bytes; the first 10 are in the segment's id.
         """
         self._make_room()
-        self._note(ids.segment_of(digest), item.location, digest, item.record.neighbour)
+        self._note(ids.segment_of(digest), item.location, digest)
 
     def take_over(self, other: VerifiedSegments) -> None:
         """Share the proofs of another object of the same archive from now on."""
-        self._known, self._near, self._stamps = other._known, other._near, other._stamps
+        self._known, self._stamps = other._known, other._stamps
 
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()
-        self._near.clear()
         self._stamps.clear()
 
-    def _note(self, segment: bytes, location: Location, digest: bytes, neighbour: bytes) -> None:
+    def _note(self, segment: bytes, location: Location, digest: bytes) -> None:
         self._known[segment] = location, digest
         if location.pack not in self._stamps:
             with suppress(FileNotFoundError):  # deleted since: nobody relies on it
                 self._stamps[location.pack] = self.catalog.store.stamp(object_names.pack(location.pack))
-        if neighbour != NONE:
-            self._near[segment] = neighbour
-        else:
-            self._near.pop(segment, None)
 
     def _make_room(self) -> None:
         if len(self._known) >= PROVED:

@@ -44,14 +44,12 @@ from pltz.archive.writing.batch import (
     draft,
     session_rows,
 )
-from pltz.archive.writing.log_neighbours import LogNeighbours
-from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, layout_mode, ways_of
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
@@ -66,8 +64,6 @@ class ArchiveWriter:
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
         self.recent = RecentTowers()
-        self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
-        self.logs = LogNeighbours(self.neighbours, catalog.keys)
         self._publisher = Publisher(catalog, self.proved, parity)
         self._indexes = IndexKeeper(catalog)
 
@@ -121,11 +117,7 @@ class ArchiveWriter:
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
-        proofs = self.neighbours.proofs_of_stored(fresh, segments, relied) if relied else {}
-        found, logs = self.logs.choose(drafts, fresh)
-        proofs |= found
         self._encode(list(fresh.values()))
-        new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, proofs)
         self._number(drafts)
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
@@ -134,13 +126,10 @@ class ArchiveWriter:
         self._publisher.put([*self._sealed([*within, *rows]), *self._replacing(drafts)], fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
-        self.catalog.keys.check(contexts.domains | {domain for _, domain in proofs.values()})
-        self._fence(segments, relied | {name: at for name, (at, _) in proofs.items()})
+        self.catalog.keys.check(contexts.domains)
+        self._fence(segments, relied)
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
-        if new:
-            self.neighbours.add(new)
-        self.logs.add(logs, drafts)
         return [d.receipt() for d in drafts]
 
     def _choose(
@@ -241,20 +230,14 @@ class ArchiveWriter:
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
             self.mark(versions, verb)
 
-    def write_candidates(self) -> None:
-        """Put the candidates among new logs, in one file, for writers after this one."""
-        self.logs.keeper.write()
-
     def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
         """Remember what another writer of the same archive remembers."""
         self.recent = recent
         self.proved.take_over(proved)
 
     def forget_tokens(self) -> None:
-        """Forget the tokens of sessions, and the candidates: some are about to be erased."""
+        """Forget the tokens of sessions: some are about to be erased."""
         self.recent.clear()
-        self.neighbours.clear()
-        self.logs.clear()
 
     def copy(self, rows: Iterable[tuple[Context, Record]], *, epoch: int | None = None) -> None:
         """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
@@ -279,7 +262,7 @@ class ArchiveWriter:
                 relied[name] = location
                 del fresh[name]
             elif found := self.proved.vouched_aside(fresh[name]):
-                fresh[name].take_again(*found)
+                fresh[name].take(*found)
         return fresh, relied
 
     def _within_runs(
@@ -321,16 +304,14 @@ class ArchiveWriter:
             modes_of: list[int] = []
             for n, segment in enumerate(batch):
                 above = segment.above(codec.reach) if len(segment.tokens) else NO_MARK
-                for mode, context_above in ways_of(codec, above):
-                    # a log is coded after its neighbour
-                    context = segment.before(mode) if segment.neighbour_tower else context_above
+                for mode, context in ways_of(codec, above):
                     ways.append((n, Plain(segment.tokens, context)))
                     modes_of.append(mode)
             won = shortest(codec, ways)
             for (n, plain), mode in zip(ways, modes_of, strict=True):
                 data, best = won[n]
                 if best is plain:
-                    batch[n].take(data, plain, mode)
+                    batch[n].take(data, mode | layout_mode(codec, len(plain.tokens)))
 
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same.
@@ -398,7 +379,7 @@ class ArchiveWriter:
         )
 
     def _fence(self, segments: Sequence[PendingSegment], relied: dict[bytes, Location]) -> None:
-        """Put segments again whose places were condemned since, or those of their neighbours (step 8 of a put).
+        """Put segments again whose places were condemned since (step 8 of a put).
 
         Raises Fenced.
         """
@@ -409,9 +390,7 @@ class ArchiveWriter:
             if self.catalog.listing.epoch == before:
                 return
             lost = {name for name, at in relied.items() if at.pack in condemned}
-            again = list({s.id: s for s in segments if lost & self.neighbours.needs(s)}.values())
-            for segment in again:  # as records that need no neighbour
-                segment.neighbour_tower, segment.coded = [], segment.coded and not segment.neighbour_tower
+            again = list({s.id: s for s in segments if s.id in lost}.values())
             relied = {name: at for name, at in relied.items() if name not in lost}
             self._encode(again)
             self._publisher.put(self._sealed([s.row() for s in again]), {s.id: s for s in again})
@@ -447,15 +426,12 @@ class ArchiveWriter:
             yield from (p.location for p in places)
 
     def _needed(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
-        """Yield the records of each segment of a tower, from its leaf up, and of the towers of its neighbours."""
-        seen, todo = {NONE}, [leaf]
-        while todo:
-            at = todo.pop()
-            if at not in seen:
-                seen.add(at)
-                yield at, (places := self.catalog.lookup.find(SEGMENTS, at))
-                if places:
-                    todo += [places[0].record.neighbour, places[0].record.parent]
+        """Yield the records of each segment of a tower, from its leaf up."""
+        seen = {NONE}
+        while leaf not in seen:
+            seen.add(leaf)
+            yield leaf, (places := self.catalog.lookup.find(SEGMENTS, leaf))
+            leaf = places[0].record.parent if places else NONE
 
 
 def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:
@@ -493,8 +469,7 @@ def _no_sweeps() -> Iterator[None]:
 
 def segment_only(record: Record) -> Record:
     """Return the segment of a record without its session."""
-    bare = Record(0, record.parent, record.id, record.tokens, record.bitstring)
-    return bare._replace(neighbour=record.neighbour, copied=record.copied)
+    return Record(0, record.parent, record.id, record.tokens, record.bitstring)
 
 
 def session_only(record: Record) -> Record:

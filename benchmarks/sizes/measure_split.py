@@ -1,4 +1,4 @@
-"""Measure a split of chats as one .pltz file and as one archive of many tenants, with and without neighbours.
+"""Measure a split of chats as one .pltz file, with and without neighbours, and as one archive of many tenants.
 
     python -m pltz.benchmarks.sizes.measure_split chat_test.jsonl.zst
     python -m pltz.benchmarks.sizes.measure_split chat_test.jsonl.zst --bundle base --device cuda
@@ -85,10 +85,8 @@ def main(
     for part, independent in (("alone", True), ("file", False)):
         if part in wanted:
             kept.measure(f"file, independent {independent}", partial(by_file, codec, records, independent, layout))
-    for neighbours in (False, True) if "archive" in wanted else ():
-        for commit in (None, *commits):
-            name = f"archive, neighbours {neighbours}, commit {commit}"
-            kept.measure(name, partial(by_archive, loaded, device, records, neighbours, commit))
+    for commit in (None, *commits) if "archive" in wanted else ():
+        kept.measure(f"archive, commit {commit}", partial(by_archive, loaded, device, records, commit))
     click.echo(json.dumps(kept.result()))
 
 
@@ -162,7 +160,7 @@ def by_file(
 
 
 def by_archive(
-    bundle: Bundle, device: str, records: Sequence[SampleSession], neighbours: bool, commit: int | None
+    bundle: Bundle, device: str, records: Sequence[SampleSession], commit: int | None
 ) -> dict[str, Any]:
     """Return the bytes of an archive of all sessions, read back. Raises ModelError where one came back changed.
 
@@ -170,7 +168,7 @@ def by_archive(
     """
     requests = [PutRequest(str(n), record.session, record.source) for n, record in enumerate(records)]
     with tempfile.TemporaryDirectory(prefix="pltz-bench-") as folder:
-        cold = Archive.open(folder, create=True, bundle=bundle, device=device, neighbours=neighbours)
+        cold = Archive.open(folder, create=True, bundle=bundle, device=device)
         step = commit or len(requests)
         for begin in range(0, len(requests), step):
             for _ in cold.put_many(requests[begin : begin + step]):
@@ -189,7 +187,6 @@ def by_archive(
         parity = sum(file.stat().st_size for file in Path(folder, "parity").rglob("*") if file.is_file())
     names = sum(len(request.name) for request in requests)
     return {
-        "neighbours": neighbours,
         "commit": commit,
         "bytes": stat.pack_bytes + stat.index_bytes - names,
         "packs": stat.pack_bytes,

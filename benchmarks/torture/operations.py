@@ -97,7 +97,7 @@ class World:
     def open(self, name: str) -> Archive:
         """Open an archive with the bundle, to put chats and to read everything."""
         opened = opener.open_at(self.place(name), self.codecs, key=self.key(name))
-        return Archive(opened, bundle=self.bundle, neighbours=True)
+        return Archive(opened, bundle=self.bundle)
 
     def open_plain(self, name: str) -> opener.OpenArchive:
         """Open an archive so that texts are put as bytes without the model."""
@@ -666,18 +666,6 @@ class MergeSessions(Upkeep):
         voice.ack(merged=archive.merge(cold=0).merged)
 
 
-class ClusterNow(Upkeep):
-    """Choose the sessions that new chats are coded after."""
-
-    kind = "cluster"
-    allowed = r"Fenced: |ArchiveError: a collector keeps moving"
-
-    def work(self, world: World, voice: Voice) -> None:
-        archive = world.open(self.place)
-        voice.begin()
-        voice.ack(tenants=archive.cluster(medoids=8).tenants)
-
-
 class MergeIndexes(Upkeep):
     """Index the packs that no index covers, and merge the index with others."""
 
@@ -1118,7 +1106,6 @@ OPERATIONS: dict[type[Operation], float] = {
     Rebuild: 2,
     MergeIndexes: 2,
     MergeSessions: 2,
-    ClusterNow: 1,
     VerifyArchive: 1,
     Read: 3,
     CopyArchive: 4,

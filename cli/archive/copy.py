@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         "pltz archive copy /data/cold /mnt/backup",
         "pltz archive copy /data/cold /mnt/acme --tenant acme --last --json",
         "pltz archive copy /data/cold /mnt/backup support/7 --dry-run",
-        "pltz archive copy /data/cold /data/smaller --neighbours",
     ],
 )
 @shared.DIR
@@ -37,11 +36,6 @@ if TYPE_CHECKING:
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
-@click.option(
-    "--neighbours",
-    is_flag=True,
-    help="Code sessions in TO after the nearest one of their tenant, where that takes fewer bytes.",
-)
 @spread_options
 @shared.recoding_options
 def copy(
@@ -51,7 +45,6 @@ def copy(
     tenant: str | None,
     tags: tuple[str, ...],
     last: bool,
-    neighbours: bool,
     recoding: Recoding,
     spreading: Spreading,
 ) -> None:
@@ -60,8 +53,6 @@ def copy(
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
     copied, and the exit code is 7 where parts of DIR are damaged.
-
-    With --neighbours sessions that were put alone, one at a time, are coded anew after each other, many in a commit.
     """
     from pltz.archive import bulk
     from pltz.archive.copy import copy as transfer
@@ -74,7 +65,6 @@ def copy(
     # Both need their codecs: a version is decoded from one and coded into the other.
     source.load()
     other.load()
-    other.parts.use_neighbours(neighbours)
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
@@ -85,8 +75,7 @@ def copy(
         copies: Iterable[Copied | CopiedVersion]
         if spreading:
             spread = stack.enter_context(spreading.over(other.parts.settings.archive, theirs.place, "copy"))
-            how = {"neighbours": neighbours, "dry_run": recoding.dry_run}
-            copies = bulk.copy(ours, chosen, theirs, other, spread, **how)
+            copies = bulk.copy(ours, chosen, theirs, other, spread, dry_run=recoding.dry_run)
         else:
             copies = transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run)
         for done in copies:

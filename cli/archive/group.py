@@ -17,7 +17,6 @@ COMMANDS = {
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
     "merge": "pltz.cli.archive.merge:merge",
-    "cluster": "pltz.cli.archive.cluster:cluster",
     "erase": "pltz.cli.archive.erase:erase",
     "convert": "pltz.cli.archive.convert:convert",
     "copy": "pltz.cli.archive.copy:copy",

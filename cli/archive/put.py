@@ -115,7 +115,6 @@ def _is_mark(path: Path) -> bool:
         "pltz archive put /data/cold chat.json --name support/7 --tag channel=web",
         "pltz archive put /data/cold old.pltz --dry-run --json",
         "pltz archive put /data/cold chats.jsonl --layout fast",
-        "pltz archive put /data/cold chats.jsonl --neighbours",
         "pltz archive put /data/cold chats.jsonl --level 3",
         "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
@@ -159,12 +158,6 @@ def _is_mark(path: Path) -> bool:
 @options.ZSTD_ABOVE
 @options.MERGE_TURNS
 @click.option(
-    "--neighbours",
-    is_flag=True,
-    help="Code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes "
-    "(see archive cluster).",
-)
-@click.option(
     "--commit-bytes",
     type=click.IntRange(min=1),
     metavar="SIZE",
@@ -206,7 +199,6 @@ def put(
     layout: "LayoutName",
     zstd_above: int | None,
     merge_turns: bool,
-    neighbours: bool,
     commit_bytes: int,
     commit_seconds: float,
     level: int | None,
@@ -235,7 +227,7 @@ def put(
     """
     names = SessionNames(name, name_key)
     if by_level := options.level_of(level):
-        bundles, (_, layout, neighbours, zstd_above) = (by_level.bundle,), by_level
+        bundles, layout, zstd_above = (by_level.bundle,), by_level.layout, by_level.zstd_above
     chosen, time = tags_of(tags), seconds_of(when)
     if spreading and target is not None:
         raise UsageError("--ray sends sessions to other machines and no model: leave --target out, or --ray")
@@ -246,7 +238,6 @@ def put(
         threads=threads,
         layout=layout,
         zstd_above=zstd_above,
-        neighbours=neighbours,
         merge_turns=merge_turns,
     )
     source = PutInputs(inputs, form, target, tokenizer, device, threads)

@@ -126,7 +126,6 @@ class Opening(TypedDict, total=False):
     threads: int | None
     layout: "LayoutName"
     zstd_above: int | None
-    neighbours: bool
     perhaps_sealed: bool
 
 
@@ -144,7 +143,6 @@ def archive_and_recipe(
     threads: int | None = None,
     layout: "LayoutName" = "default",
     zstd_above: int | None = ZSTD_ABOVE,
-    neighbours: bool = False,
     merge_turns: bool = True,
     perhaps_sealed: bool = False,
 ) -> "tuple[Archive, ArchiveRecipe]":
@@ -156,7 +154,6 @@ def archive_and_recipe(
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
         layout: layout of long segments that are put.
         zstd_above: put sessions of more bytes by zstd and not by the model.
-        neighbours: code new sessions after the nearest earlier one, where that takes fewer bytes.
         merge_turns: join the last turns of sessions that grow.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
@@ -179,7 +176,6 @@ def archive_and_recipe(
             "threads": threads,
             "layout": layout,
             "zstd_above": zstd_above,
-            "neighbours": neighbours,
             "merge_turns": merge_turns,
             **key,
         },

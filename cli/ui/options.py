@@ -121,14 +121,13 @@ LEVEL: Decorator = click.option(
     type=click.IntRange(1, 9),
     metavar="1..9",
     help="1 to 3 code with nano, the fastest bundle, 4 to 7 with mini, 8 and 9 with base, the smallest result. A level "
-    "also chooses layout, neighbours and --zstd-above.  [default: each by its own option]",
+    "also chooses layout and --zstd-above, and of a file --independent.  [default: each by its own option]",
 )
 CHOSEN_BY_LEVEL = {
     "bundle": "--bundle",
     "bundles": "--bundle",
     "layout": "--layout",
     "independent": "--independent",
-    "neighbours": "--neighbours",
     "zstd_above": "--zstd-above",
 }
 TARGET: Decorator = click.option(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain, embedded, frame_layout, layout_mode
+from pltz.coding.codecs.codec import BundleCodec, Coded, Plain, embedded, frame_layout, layout_mode
 from pltz.coding.codecs.modes import FAST, TOWER, TURN
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
@@ -68,7 +68,6 @@ class BridgedCodec:
     """
 
     mode = TOWER | FAST | TURN
-    lane_mark: Tokens = NO_MARK  # its ids are those of a target
 
     def __init__(
         self,

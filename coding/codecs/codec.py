@@ -28,7 +28,6 @@ from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, Li
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
-    LANE_MARK,
     TURN_ABOVE,
     Layout,
     LayoutName,
@@ -120,10 +119,6 @@ class SegmentCodec(Protocol):
     @property
     def reach(self) -> int:
         """Return the most tokens above that it uses; 0 with mode ALONE."""
-
-    @property
-    def lane_mark(self) -> Tokens:
-        """Return the tokens, (0,) or (1,), that end those of a neighbour: `<|lane|>`, where it is one of its ids."""
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids out of range."""
@@ -239,7 +234,6 @@ class BundleCodec:
     """
 
     mode = TOWER | FAST | TURN | COPIES
-    lane_mark: Tokens = np.array([LANE_MARK])  # of any bundle's vocabulary
 
     def __init__(
         self,
@@ -341,7 +335,6 @@ class BytesCodec:
     mode = ALONE
     fast = False
     reach = 0
-    lane_mark: Tokens = NO_MARK
     contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd 1")
     tokenizer = digest(b"pltz tokenizer", b"bytes")
@@ -384,7 +377,6 @@ class IdsCodec:
     mode = ALONE
     fast = False
     reach = 0
-    lane_mark: Tokens = NO_MARK
     contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd ids 1")
 

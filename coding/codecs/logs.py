@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, as_bytes
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, as_bytes
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
 from pltz.plt_codec.errors import BundleMismatch
@@ -41,7 +41,6 @@ class LogCodec:
     mode = TOWER
     fast = False
     reach = REACH
-    lane_mark: Tokens = NO_MARK
     tokenizer = BytesCodec.tokenizer
     follows = True
 

@@ -19,10 +19,8 @@ import numpy as np
 
 from pltz.coding.log.log_coder import usable
 from pltz.coding.sketch import Hashes, Sketch
-from pltz.plt_codec.identity import digest
 from pltz.plt_codec.zstd import Fallback
 
-PASSAGES: Final = digest(b"pltz tokenizer", b"passages")  # stands for the tokenizer where sketches are of passages
 HASHES = 256  # of a sketch
 LEAST_SHARED = 0.01  # of the passages of a log: with less in common an earlier log is not looked at
 LEAST_GAIN = 0.04  # of the bytes of a log under a fast zstd

@@ -34,7 +34,7 @@ from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
+from pltz.coding.codecs.codec import Coded, Plain
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.child_python import command, environment, safe_path
@@ -55,7 +55,7 @@ class ReadyCodec:
     """A codec of random tokens and random bitstrings. The first bytes of either are its number, which pairs them."""
 
     fast = False
-    reach, lane_mark = 0, NO_MARK
+    reach = 0
     mode, contract, bundle_id, tokenizer = 0, 1, b"bench of archive", b"ready tokenizer."
 
     def __init__(self, seed: int = 0) -> None:

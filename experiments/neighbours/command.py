@@ -17,14 +17,19 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.experiments.neighbours import tenant_bytes
-from pltz.experiments.neighbours.nearest import AT_HAND, EIGHT, by_zstd, drawn, measure, nearest, tenants_of
-from pltz.experiments.neighbours.tenant_bytes import APART, FILE, GROWN, SEALED, TOGETHER
+from pltz.experiments.neighbours.nearest import (
+    AT_HAND,
+    EIGHT,
+    by_file,
+    by_zstd,
+    drawn,
+    measure,
+    nearest,
+    tenants_of,
+)
 from pltz.plt_codec.errors import UsageError
 
-NEAR, ZSTD = "near", "zstd"
-ROWS = NEAR, ZSTD, FILE, TOGETHER, APART, GROWN, SEALED
-USUAL = NEAR, ZSTD, FILE, TOGETHER, APART
+NEAR, ZSTD, FILE = ROWS = "near", "zstd", "file"
 OURS = "best", "nearest", "eight"
 PEERS = "zstd", "patched", "dictionary"
 
@@ -35,7 +40,6 @@ PEERS = "zstd", "patched", "dictionary"
     examples=[
         "python -m pltz.experiments neighbours --sessions 4",
         "python -m pltz.experiments neighbours --data test.jsonl.zst --earlier train.jsonl.zst --bundle base --json",
-        "python -m pltz.experiments neighbours --data chat_test.jsonl.zst --measure grown,sealed",
     ],
 )
 @shared.DATA
@@ -51,7 +55,7 @@ PEERS = "zstd", "patched", "dictionary"
 @click.option(
     "--measure",
     "what",
-    default=",".join(USUAL),
+    default=",".join(ROWS),
     show_default=True,
     metavar="NAME,...",
     help=f"What to measure, of {', '.join(ROWS)}.",
@@ -76,8 +80,8 @@ def neighbours(
 
     The source of a record is its id up to the last "-"; every source is a tenant. "near" codes each session alone and
     after the nearest of the 64 before, and counts bitstrings alone. "zstd" gets the three nearest as a prefix, and all
-    64 as a dictionary. The others are a real file and real archives of the measured sessions, all bytes counted: put
-    together, one per put, turn by turn, and sealed. Every size is of data that was decoded and compared.
+    64 as a dictionary. "file" is a real file of the measured sessions, all bytes counted. Every size is of data that
+    was decoded and compared.
     """
     names = [name for name in what.split(",") if name]
     if unknown := set(names) - set(ROWS):
@@ -91,7 +95,7 @@ def neighbours(
     rows = []
     with Progress("code", unit="sources", total=len(tenants), shown=wanted(progress)) as bar:
         for tenant in tenants:
-            rows.append(row(codec, tenant, names, tries, device, threads))
+            rows.append(row(codec, tenant, names, tries))
             bar.add(1)
     result = {
         "benchmark": "neighbours",
@@ -111,9 +115,7 @@ def neighbours(
     write_text(json.dumps(result))
 
 
-def row(
-    codec: Any, tenant: Any, names: Iterable[str], tries: int, device: str, threads: int | None
-) -> dict[str, Any]:
+def row(codec: Any, tenant: Any, names: Iterable[str], tries: int) -> dict[str, Any]:
     """Return the figures of one source, in bytes of all its sessions."""
     found: dict[str, Any] = {
         "source": tenant.source,
@@ -131,7 +133,7 @@ def row(
         elif name == ZSTD:
             found |= dict(zip(PEERS, map(sum, by_zstd(tenant, near)), strict=True))
         else:
-            found[name] = tenant_bytes.measure(codec, tenant, name, device, threads)
+            found[name] = {"without": by_file(codec, tenant, False), "with": by_file(codec, tenant, True)}
     return found
 
 
@@ -151,7 +153,7 @@ def as_text(result: dict[str, Any], names: Sequence[str]) -> str:
     """Return the table."""
     ours = OURS if NEAR in names else ()
     peers = PEERS if ZSTD in names else ()
-    products = [name for name in names if name in tenant_bytes.WAYS]
+    products = [FILE] if FILE in names else []
     head = ["source", "sessions", *(("alone", *ours) if ours else ())]
     head += [*(("zstd", "patch-from", "dictionary") if peers else ()), *products]
     lines = []
@@ -165,6 +167,6 @@ def as_text(result: dict[str, Any], names: Sequence[str]) -> str:
     note = (
         "'alone' is in bytes of bitstrings. 'best', 'nearest' and 'eight' are shares of it: after the best of those "
         "tried, after the nearest, after the nearest eight together. 'zstd' is in bytes, the two columns after it are "
-        "shares of that. The others are bytes with neighbours over bytes without, of a whole file or archive."
+        "shares of that. 'file' is bytes with neighbours over bytes without, of a whole file."
     )
     return f"{render(head, lines)}\n\n{note}"

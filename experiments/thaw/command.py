@@ -12,9 +12,8 @@ The ways take turns in one process. The best round of each counts, since other w
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
 tokens in several turns, one segment each, in either layout, and count decoding and prefill apart: with turns that puts
 join, and with turns that stay apart. Then the latter are merged, as `pltz archive merge` does, and measured again.
-With ``--neighbour`` a session that shares eight of nine tokens with another is thawed too, coded alone and after that
-one, which is decoded first or remembered. So is one that is read after the most neighbours in a row. Every thaw is
-checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of JSON.
+Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line
+of JSON.
 """
 
 import json
@@ -25,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +54,6 @@ Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits o
 EMBEDDED = "embedded"
 WHOLE, FAST, GROWN = "whole", "fast", "grown"
 APART, JOINED, MERGED = "apart", "joined", "merged"  # how turns lie: one record each, as puts join them, in one record
-ALONE, NEAR = "alone", "near"  # the same tokens, coded alone and after a neighbour
-SHARED, OWN = 64, 8  # tokens that it has in common with the neighbour, and of its own, by turns
 TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
 
 
@@ -68,7 +64,6 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
         "python -m pltz.experiments thaw",
         "python -m pltz.experiments thaw --device cuda --shape llama-8b --together 4,16",
         "python -m pltz.experiments thaw --tokens 1000 --rounds 2 --turns 1,8 --json",
-        "python -m pltz.experiments thaw --neighbour --turns 1 --together 1",
     ],
 )
 @click.option(
@@ -96,9 +91,6 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     metavar="N,...",
     help="Turns in which a session was archived, six rows per number: apart, joined by puts and merged, per layout.",
 )
-@click.option(
-    "--neighbour", is_flag=True, help="Also thaw a session coded after one with eight of nine tokens in common."
-)
 @shared.WHERE
 @options.coder_options
 @shared.JSON
@@ -108,7 +100,6 @@ def thaw(
     rounds: int,
     together: str,
     turns: str,
-    neighbour: bool,
     where: str | None,
     bundle: str | None,
     threads: int | None,
@@ -130,8 +121,7 @@ def thaw(
         # A session of one turn has nothing to join.
         ways = (APART, JOINED, MERGED)
         plans = [(way, layout, n) for way in ways for layout in LAYOUTS for n in grown if n > (way != APART)]
-        near = LAYOUTS if neighbour else ()
-        total = rounds + len(counts) + len(plans) + len(near)
+        total = rounds + len(counts) + len(plans)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
             rows, stages = measure(bench, rounds, bar)
             many = []
@@ -145,10 +135,6 @@ def thaw(
                     by_turns.append(measure_turns(bench, count, layout, rounds, lying))
                 else:
                     left.append({"turns": count, "layout": layout})
-                bar.add(1)
-            after = list[dict[str, Any]]()
-            for layout in near:
-                after += measure_neighbour(bench, layout, rounds)
                 bar.add(1)
         result = {
             "benchmark": "thaw",
@@ -166,7 +152,6 @@ def thaw(
             "together": many,
             "turns": by_turns,
             "not_merged": left,
-            "neighbour": after,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "load_at_start": load,
@@ -294,46 +279,6 @@ class ThawBench:
             found.append(len(record.bitstring))
             at = record.parent
         return found[::-1]
-
-    def put_near(self, layout: LayoutName) -> "list[tuple[str, np.ndarray[Any, Any], int]]":
-        """Put two sessions, each alone and in another tenant after neighbours: one, and the most in a row.
-
-        Returns name, ids, (T,), and neighbours in a row of each.
-
-        Raises:
-            UsageError: they would not be shorter after a neighbour.
-        """
-        import numpy as np
-
-        from pltz.archive.catalog.chain import LAST
-        from pltz.archive.writing.put_request import PutRequest
-        from pltz.models.session.session import Session
-        from pltz.plt_codec.identity import NONE
-
-        chain, other = [np.asarray(self.ids[0])], np.asarray(self.ids[1])
-        for number in range(LAST):
-            own = (np.arange(self.tokens) + 2 * OWN * number) % (SHARED + OWN) >= SHARED
-            chain.append(np.where(own, np.roll(other, number), chain[-1]))
-        cold, alone, near = self.layouts[layout], by_neighbour(ALONE, layout), by_neighbour(NEAR, layout)
-        put = [PutRequest(f"{n}", Session("ids", chain[n]), tenant=alone) for n in (1, LAST)]
-        self.stored |= {f"{alone} {stored.name}": stored.size for stored in cold.put_many(put)}
-        cold.parts.use_neighbours()
-        for n, ids in enumerate(chain):
-            rest = np.random.default_rng(n).permutation(other)  # like nothing; it earns the tenant a trial
-            put = [PutRequest(f"{n}", Session("ids", ids), tenant=near)]
-            put.append(PutRequest(f"rest {n}", Session("ids", rest), tenant=near))
-            self.stored |= {f"{near} {stored.name}": stored.size for stored in cold.put_many(put)}
-        cold.parts.use_neighbours(False)
-        self.cold.parts.catalog.refresh()
-        found = []
-        for n in (1, LAST):
-            at, row = self.cold.directory.version(f"{n}", near).leaf, -1
-            while at != NONE:
-                at, row = self.cold.parts.reader.record(at).record.neighbour, row + 1
-            found.append((f"{n}", chain[n], row))
-        if not found[0][2]:
-            raise UsageError("--neighbour: a session of so few --tokens is no shorter after a neighbour")
-        return found
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
@@ -583,51 +528,6 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int,
     }
 
 
-def by_neighbour(name: str, layout: LayoutName) -> str:
-    """Return the name of the tenant of the session that was coded alone, or after a neighbour."""
-    return f"{name}/{layout}"
-
-
-def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> list[dict[str, Any]]:
-    """Measure thaws of sessions: coded alone, after neighbours that are decoded first, and after one remembered.
-
-    The figures are milliseconds. Raises the errors of `ThawBench.put_near`.
-    """
-    from pltz.kv.thaw.thawer import Thawer
-
-    thawer, rows = Thawer(bench.cold, bench.target), list[dict[str, Any]]()
-    for name, ids, in_a_row in bench.put_near(layout):
-        alone, near = ((name, by_neighbour(kind, layout)) for kind in (ALONE, NEAR))
-        best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding
-        for number in range(rounds + 1):  # the first one warms up
-            bench.cold.parts.writer.forget_tokens()  # and those of the neighbours
-            thawer.thaw(*alone)
-            expected, seconds = _timed(bench, partial(bench.target.prefill, ids))
-            for way, session in {"cold": near, "warm": near, "alone": alone}.items():
-                found, thaw_seconds = _timed(bench, partial(thawer.thaw, *session))
-                bench.check(found, ids, expected)
-                if number:
-                    best[way] = min(best.get(way, (math.inf, 0.0)), (thaw_seconds, found.timings["decode"] / 1e3))
-                del found
-            if number:
-                best["prefill"] = min(best.get("prefill", (math.inf, 0.0)), (seconds, 0.0))
-            del expected
-        rows.append(
-            {
-                "layout": layout,
-                "in_a_row": in_a_row,
-                "alone_bytes": bench.stored[f"{alone[1]} {name}"],
-                "near_bytes": bench.stored[f"{near[1]} {name}"],
-                "bare_prefill_ms": round(1e3 * best["prefill"][0], 3),
-                **{f"{way}_ms": round(1e3 * best[way][0], 3) for way in ("alone", "cold", "warm")},
-                **{f"{way}_decode_ms": round(1e3 * best[way][1], 3) for way in ("alone", "cold", "warm")},
-                "cold_over_alone": round(best["cold"][0] / best["alone"][0], 4),
-                "warm_over_alone": round(best["warm"][0] / best["alone"][0], 4),
-            }
-        )
-    return rows
-
-
 def _timed(bench: ThawBench, call: Callable[[], Any]) -> tuple[Any, float]:
     """Return a call's result and its seconds, the device's work included."""
     bench.synchronize()
@@ -672,19 +572,6 @@ def as_text(result: dict[str, Any]) -> str:
         ]
         for row in result["turns"]
     ]
-    near = [
-        [
-            row["layout"],
-            str(row["in_a_row"]),
-            way,
-            size(row[stored]),
-            f"{row[f'{way}_decode_ms']:,.1f}",
-            f"{row[f'{way}_ms']:,.1f}",
-            f"{row[f'{way}_ms'] / row['alone_ms']:.2f}",
-        ]
-        for row in result["neighbour"]
-        for way, stored in (("alone", "alone_bytes"), ("cold", "near_bytes"), ("warm", "near_bytes"))
-    ]
     stages = ", ".join(f"{stage} {ms:,.2f}" for stage, ms in result["stages_ms"].items())
     dropped = "dropped from" if result["page_cache_dropped"] else "perhaps NOT dropped from"
     setting = (
@@ -697,7 +584,6 @@ def as_text(result: dict[str, Any]) -> str:
         f"{checked['logits']:.1g} of the prefill's (float noise: {checked['bound']}), "
         f"the same next id in {checked['same_next']}."
     )
-    near_table = render(["layout", "in a row", "neighbours", "stored", "decode, ms", "thaw, ms", "over alone"], near)
     return "\n\n".join(
         [
             setting,
@@ -718,6 +604,5 @@ def as_text(result: dict[str, Any]) -> str:
                 ],
                 grown,
             ),
-            *([near_table] if near else []),
         ]
     )

@@ -33,8 +33,8 @@ MAX_BODY = BODY + MAX_BITSTRING
 PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
 FIXED = 3  # bytes in front of the columns: their number of records, and which are there
 
-CONTEXT, COPIED = 1, 12  # columns of both files and packs, beside `COUNT` and `SIZE` of block_columns.py
-STEP = 13  # of files alone
+CONTEXT = 1  # column of both files and packs, beside `COUNT` and `SIZE` of block_columns.py
+COPIED, STEP = 12, 13  # of files alone
 
 
 class ByteSource(Protocol):

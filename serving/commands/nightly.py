@@ -94,9 +94,6 @@ def as_text(report: dict[str, Any]) -> str:
     if done := report["merge"]:
         merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
         lines.append((f"{would}merged", merged))
-    if done := report["cluster"]:
-        chosen = f"{counted(done['medoids'], 'session')}, {done['sessions']:,} looked at"
-        lines.append((f"{would}chosen as neighbours", chosen))
     if done := report["collect"]:
         lines.append(
             (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")

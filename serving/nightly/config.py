@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.archive.maintenance.cluster import MEDOIDS
 from pltz.archive.retention import Policy, seconds
-from pltz.archive.writing.candidates import MOST
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
@@ -97,9 +95,6 @@ grace = "7d"                      # what was forgotten can be undeleted for so l
 [merge]                           # sessions that grew are rewritten, so that they are read sooner
 cold = "7d"                       # after their newest version
 
-[cluster]                         # new sessions are coded after earlier ones of their tenant where that is shorter
-medoids = 64                      # per tenant: sessions that serve the others so, chosen anew as these change
-
 [verify]                          # a sample is read and decoded every night
 share = 0.02                      # of the packs, but 8 at least
 max_seconds = 600
@@ -161,26 +156,13 @@ class MergeSettings:
 
 
 @dataclass(frozen=True)
-class ClusterSettings:
-    """Sessions are coded after earlier ones. ``medoids``: per tenant."""
-
-    medoids: Annotated[int, Limits(1, MOST)] = MEDOIDS
-
-
-@dataclass(frozen=True)
 class ReportFiles:
     """Reports in the state folder. ``keep``: how many."""
 
     keep: Annotated[int, Limits(1, 1 << 20)] = 400
 
 
-TABLES = {
-    "collect": CollectSettings,
-    "merge": MergeSettings,
-    "cluster": ClusterSettings,
-    "verify": VerifySample,
-    "report": ReportFiles,
-}
+TABLES = {"collect": CollectSettings, "merge": MergeSettings, "verify": VerifySample, "report": ReportFiles}
 
 
 @dataclass(frozen=True)
@@ -202,7 +184,6 @@ class Config:
     retention: tuple[Retention, ...] = ()
     collect: CollectSettings | None = None
     merge: MergeSettings | None = None
-    cluster: ClusterSettings | None = None
     verify: VerifySample | None = None
     report: ReportFiles = ReportFiles()
 

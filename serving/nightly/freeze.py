@@ -101,7 +101,7 @@ class Freezer:
         first = self.bundles[0]
         return Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self.config.threads))
 
-    def open(self, *, neighbours: bool = False) -> Archive:
+    def open(self) -> Archive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
         return Archive(
             opener.open_at(self.config.archive, self._codecs, key=self.secret),
@@ -111,13 +111,12 @@ class Freezer:
             threads=self.config.threads,
             layout=self.config.layout,
             zstd_above=self.config.zstd_above,
-            neighbours=neighbours,
             merge_turns=self.config.merge_turns,
         )
 
     def open_to_put(self) -> Archive:
         """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
-        cold = self.open(neighbours=self.config.cluster is not None)
+        cold = self.open()
         writer = cold.parts.writer
         if self._remembered:
             writer.take_over(*self._remembered)

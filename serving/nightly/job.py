@@ -1,10 +1,10 @@
-"""The nightly job: sources, freeze, retention, merge, cluster, collect, verify, report. One call is one run.
+"""The nightly job: sources, freeze, retention, merge, collect, verify, report. One call is one run.
 
     config = config.load("nightly.toml")
     report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
 
 A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
-without a receipt are found in the archive again (`freeze.py`). The later steps (forget, merge, cluster, collect,
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, merge, collect,
 verify) may each be interrupted anywhere.
 
 Exit codes, of which the last one that applies is returned:
@@ -103,7 +103,6 @@ class _NightlyRun:
         # Upkeep, in an order in which each step finds what the last one left.
         forgotten = self._timed("retention", self._retention)
         merged = self._timed("merge", self._merge)
-        clustered = self._timed("cluster", self._cluster)
         collected = self._timed("collect", self._collect)
         verified = self._timed("verify", self._verify)
         self.failures = total.failures + self.failures
@@ -123,7 +122,6 @@ class _NightlyRun:
             ],
             "retention": forgotten,
             "merge": merged,
-            "cluster": clustered,
             "collect": collected,
             "verify": verified,
             "steps": self.steps,
@@ -217,17 +215,6 @@ class _NightlyRun:
             return None
         cold = seconds(wanted.cold)
         return self._step("merge", lambda: vars(self.freezer.open().merge(cold=cold, dry_run=self.dry_run)))
-
-    def _cluster(self) -> Any:
-        wanted = self.config.cluster
-        if wanted is None:
-            return None
-        medoids = wanted.medoids
-
-        def work() -> dict[str, Any]:
-            return vars(self.freezer.open().cluster(medoids=medoids, dry_run=self.dry_run))
-
-        return self._step("cluster", work)
 
     def _verify(self) -> Any:
         return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None

@@ -22,22 +22,16 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, copies_of
-from pltz.coding.codecs.modes import ALONE, COPIES, TOWER
-from pltz.plt_codec import repeats
+from pltz.coding.codecs.codec import Coded, Plain
+from pltz.coding.codecs.modes import ALONE
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
-SHORT = 100  # tokens of the dictionary of a codec with copies
-
 
 class ZlibCodec:
-    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary.
-
-    With mode COPIES the dictionary is short, so that copies save more.
-    """
+    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
 
     contract = 1
     tokenizer = b"zlib tokenizer.."
@@ -46,7 +40,6 @@ class ZlibCodec:
         self.mode, self.bundle_id = mode, bundle_id
         self.fast = False
         self.reach = 8192 if mode else 0  # zlib looks 32 KiB back
-        self.lane_mark = np.array([99_999]) if mode else NO_MARK
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         return [self._encode(p) for p in batch]
@@ -56,23 +49,19 @@ class ZlibCodec:
 
     def _encode(self, plain: Plain) -> bytes:
         coder = zlib.compressobj(9, zdict=self._dictionary(plain.above))
-        literals = np.asarray(repeats.literals(plain.tokens, plain.copies), "<u4")
-        copies = repeats.pack(plain.copies) if plain.copies else b""
-        return copies + coder.compress(literals.tobytes()) + coder.flush()
+        return coder.compress(np.asarray(plain.tokens, "<u4").tobytes()) + coder.flush()
 
     def _decode(self, coded: Coded) -> Tokens:
-        copies, frame = copies_of(coded)
-        count = coded.count - sum(copy.length for copy in copies)
         try:
-            data = zlib.decompressobj(zdict=self._dictionary(coded.above)).decompress(frame, 4 * count + 1)
+            data = zlib.decompressobj(zdict=self._dictionary(coded.above)).decompress(coded.data, 4 * coded.count + 1)
         except zlib.error as exc:
             raise CorruptError(f"not deflated: {exc}") from exc
-        if len(data) != 4 * count:
-            raise CorruptError(f"expected {count} tokens, found {len(data)} bytes")
-        return repeats.expand(np.frombuffer(data, "<u4").astype(np.int64), copies, coded.above)
+        if len(data) != 4 * coded.count:
+            raise CorruptError(f"expected {coded.count} tokens, found {len(data)} bytes")
+        return np.frombuffer(data, "<u4").astype(np.int64)
 
     def _dictionary(self, above: Tokens) -> bytes:
-        return np.asarray(above[: SHORT if self.mode & COPIES else None], "<u4").tobytes() if self.mode else b""
+        return np.asarray(above, "<u4").tobytes() if self.mode else b""
 
 
 @pytest.fixture
@@ -84,12 +73,6 @@ def codec() -> ZlibCodec:
 def tower_codec() -> ZlibCodec:
     """Return a codec that codes a segment with its ancestors as context."""
     return ZlibCodec(1, b"zlib with tower.")
-
-
-@pytest.fixture
-def copying_codec() -> ZlibCodec:
-    """Return a codec that codes a segment with few of the tokens above as context, and with copies of all."""
-    return ZlibCodec(TOWER | COPIES, b"zlib with copies")
 
 
 @pytest.fixture
@@ -222,15 +205,3 @@ def nano(request: pytest.FixtureRequest) -> Iterator[None]:
         if not getattr(request.module, "SHIPPED", False):
             patch.setattr("pltz.models.bundle.bundle.DEFAULT", "nano")
         yield
-
-
-@pytest.fixture
-def trial_budget() -> None:
-    """Mark a test in which trials after neighbours take no more work than they may."""
-
-
-@pytest.fixture(autouse=True)
-def every_trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try every session after its neighbour, so that a test says which ones have one. But for `trial_budget`."""
-    if "trial_budget" not in request.fixturenames:
-        monkeypatch.setattr("pltz.coding.neighbour_rule.SAVED_UP", 1e9)

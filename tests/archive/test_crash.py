@@ -21,11 +21,9 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
-from pltz.plt_codec.identity import NONE
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -260,75 +258,6 @@ def test_crashes_of_workloads_that_join_turns(
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
     for _ in range(6):
         step(world, dice.choice(list(OPERATIONS)) if world.open().history("a") else "put a")
-
-
-def near(*sessions: tuple[str, int], collected: bool = False, shared: int = 0) -> Callable[[TowerArchive], None]:
-    """Put sessions that have most tokens in common, and let every stored session be a candidate.
-
-    ``shared``: how many of their two segments are in a base domain.
-    """
-
-    def run(archive: TowerArchive) -> None:
-        archive.neighbours = True
-        candidates = archive.parts.writer.neighbours.candidates
-        for v in archive.ls(history=True):
-            tower = archive.tower(v).segments
-            context = archive.record(tower[-1][0]).context
-            assert candidates is not None
-            candidates.add(Place(context.domain, context.tokenizer), *tower_sketch(tower, 1000))
-        rows = [(name, np.concatenate([ALIKE[:40], [1000 + number] * 4, ALIKE[40:]])) for name, number in sessions]
-        towers = [(name, [tokens, tokens[3:]] if shared else [tokens]) for name, tokens in rows]
-        archive.put([NewSession(name, tower, shared=shared) for name, tower in towers])
-        if collected:
-            collect_twice(archive)
-
-    return run
-
-
-def forget_the_neighbour(archive: TowerArchive) -> None:
-    archive.forget([v for v in archive.ls(history=True) if v.name == "n0"])
-
-
-ALIKE = np.random.default_rng(5).integers(0, 60_000, 80)
-NEAR = {
-    "put a": put(("a", [[1, 2, 3]])),
-    "put n0": near(("n0", 0)),
-    "put n1 and n2": near(("n1", 1), ("n2", 2)),
-    "put n3, collect twice": near(("n3", 3), collected=True),
-    "put b1 and b2 in a base": near(("b1", 1), ("b2", 2), shared=1),
-    "append to n1": lambda archive: archive.put(
-        [NewSession("n1", [np.concatenate([ALIKE[:40], [1001] * 4, ALIKE[40:]]), np.arange(9)])]
-    ),
-    "forget the neighbour": forget_the_neighbour,
-    "restore": restore,
-    "collect": collect,
-    "collect twice": collect_twice,
-    "merge": merge,
-    "rebuild": TowerArchive.rebuild,
-}
-
-
-@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(6)), (7, True), (9, True)])
-def test_crashes_of_workloads_with_neighbours(
-    copying_codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Code segments after others as well, forget these, and collect."""
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
-    monkeypatch.setitem(globals(), "OPERATIONS", NEAR)
-    dice = random.Random(seed)
-    world = World(copying_codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [copying_codec], manifest=manifest)
-    for name in ("put n0", "put n1 and n2"):
-        step(world, name)
-    leaves = [world.open().version(name).leaf for name in ("n0", "n1", "n2")]
-    assert [world.open().record(leaf).record.neighbour for leaf in leaves] == [NONE, *leaves[:2]]  # two in a row
-    for name in ("forget the neighbour", "collect", "collect twice") if seed % 2 else ():
-        step(world, name)
-    if seed % 3 == 0:
-        step(world, "put b1 and b2 in a base")
-        assert world.open().record(world.open().get("b2").segments[0][0]).record.neighbour != NONE
-    for _ in range(6):
-        step(world, dice.choice(list(NEAR)))
 
 
 @pytest.mark.parametrize(

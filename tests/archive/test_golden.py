@@ -11,20 +11,14 @@ import pytest
 
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.context import RUN
-from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Plain
+from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.coding.codecs.logs import method_of
 from pltz.coding.codecs.modes import TOWER, TURN
-from pltz.coding.sketch import hashes_of
-from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE
-from tests.archive.peek import records
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
 from tests.golden.archives.make import (
@@ -32,10 +26,8 @@ from tests.golden.archives.make import (
     GREW,
     KEY,
     LOGS,
-    NEAR,
     SESSIONS,
     TURNS,
-    alike,
     defects,
     grown_codec,
     lines,
@@ -54,9 +46,8 @@ LEFT = {  # sound, and what is left in them
     "good-loss-acknowledged": ALL - {("b", 1)},
 }
 GROWN = {"good-grown": [TURN | TOWER, 0], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
-AFTER_OTHERS = ["good-near", "good-near-sealed"]
 OF_LOGS = ["good-logs", "good-logs-sealed"]
-GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *AFTER_OTHERS, *OF_LOGS]]
+GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *OF_LOGS]]
 
 REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
@@ -149,8 +140,8 @@ def whole(archive: TowerArchive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    verdicts = [*GOOD, *GROWN, *AFTER_OTHERS, *OF_LOGS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
-    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS, *OF_LOGS, *named_archives()])
+    verdicts = [*GOOD, *GROWN, *OF_LOGS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *OF_LOGS, *named_archives()])
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -175,41 +166,6 @@ def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
     assert len(places) == (2 if "merged" in name else TURNS)
 
 
-@pytest.mark.parametrize("name", AFTER_OTHERS)
-def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
-    disk = disk_of(name)
-    key = KEY if "sealed" in name else None
-    codec = BundleCodec(Bundle.load("mini"))
-    archive = TowerArchive.open(DirectoryStore(disk), [codec], key=key)
-    leaf = {who: archive.get(who[1], who[0]).segments[-1][0] for who in NEAR}
-    for (tenant, title), segments in NEAR.items():
-        assert [tokens.tolist() for _, tokens in archive.get(title, tenant).segments] == segments
-    places = [place for one in leaf.values() for place in records(archive, one)]
-    assert {place.record.copied for place in places} == {False, True}
-    prompts = [archive.get("support", tenant).segments[0][0] for tenant in ("acme", "beta")]
-    expected = {
-        leaf["acme", "second"]: leaf["acme", "first"],
-        leaf["acme", "support"]: leaf["acme", "first"],
-        prompts[1]: prompts[0],
-        leaf["beta", "like support"]: leaf["beta", "support"],
-        leaf["acme", "third"]: leaf["acme", "second"],
-    }
-    every = {s for tenant, title in NEAR for s, _ in archive.get(title, tenant).segments}
-    found = {s: archive.record(s).record.neighbour for s in every}
-    assert {s: near for s, near in found.items() if near != NONE} == expected
-    assert archive.verify(decode=True).sound
-    place = Place(archive.keys.domain(TENANT, "acme"), codec.tokenizer)
-    candidates = read_candidates(archive.catalog, archive.settings.archive)
-    [nearest] = candidates.nearest_to(place, hashes_of(np.array(alike(1))), 1)
-    assert nearest[1] == leaf["acme", "first"] and nearest[0] > 60
-    assert repair(disk, name).whole
-    lost = DirectoryStore(disk_of(name))
-    [found_at] = archive.places(leaf["acme", "first"])
-    lost.delete(f"packs/{found_at.location.pack.hex()}")
-    report = TowerArchive.open(lost, [codec], key=key).verify()
-    assert {(v.tenant, v.name) for v in report.lost} == {("acme", n) for n in ("second", "support", "third")}
-
-
 @pytest.mark.parametrize("name", OF_LOGS)
 def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
     disk = disk_of(name)
@@ -220,9 +176,6 @@ def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
         for version, tower in enumerate(archive.towers(archive.history(log)), 1):
             assert [tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments] == expected[:version]
     segments = {log: [archive.record(s) for s, _ in archive.get(log).segments] for log in LOGS}
-    leaf = segments["shop/first"][0].record.id
-    found = [[one.record.neighbour for one in segments[log]] for log in LOGS]
-    assert found == [[NONE], [leaf, NONE], [NONE, NONE]]
     methods = {log: [method_of(archive.keys.bits(i.context, i.record))[0] for i in of] for log, of in segments.items()}
     assert methods["shop/first"] == ["log + model"] and methods["shop/large"][0] == "log + zstd"
     assert archive.verify(decode=True).sound

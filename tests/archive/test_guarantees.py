@@ -37,12 +37,12 @@ from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
 from pltz.coding.codecs.codec import Coded
-from pltz.coding.codecs.modes import COPIES, TOWER
+from pltz.coding.codecs.modes import TOWER
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
 from tests.archive.simulated_disk import DiskState, SimDisk
-from tests.archive.test_machine import NAMES, NeighbourMachine
+from tests.archive.test_machine import NAMES, AlikeMachine
 from tests.archive.towers import TowerArchive, copy
 from tests.examples import examples
 
@@ -108,7 +108,7 @@ class BoundedCodec(ZlibCodec):
     """The codec of the tests. It counts the most tokens that it was asked to decode at once, of several records."""
 
     def __init__(self) -> None:
-        super().__init__(TOWER | COPIES, b"zlib with copies")
+        super().__init__(TOWER, b"zlib with tower.")
         self.most = 0
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
@@ -144,7 +144,7 @@ class KnownVersion:
         return self.era, self.number, not self.late
 
 
-class GuardedMachine(NeighbourMachine):
+class GuardedMachine(AlikeMachine):
     """A model (tenant, name) -> versions by their numbers, beside an archive that is damaged and mended."""
 
     key: Any = None
@@ -183,9 +183,7 @@ class GuardedMachine(NeighbourMachine):
         return self.opened(self.store())
 
     def opened(self, store: Store) -> TowerArchive:
-        archive = TowerArchive.open(store, [self.codec], key=self.key)
-        archive.neighbours = True
-        return archive
+        return TowerArchive.open(store, [self.codec], key=self.key)
 
     def act(self, event: Event, work: Callable[[], T], allowed: tuple[int, ...] = ()) -> T | None:
         """Return the result of work, or None where it was killed or refused with a cause.
@@ -392,9 +390,9 @@ class GuardedMachine(NeighbourMachine):
         self.collect(handle, 0.01, 0, None)
         self.collect(handle, 0.01, 0, None)
 
-    @rule(share=st.integers(1, 100), clusters=st.booleans())
-    def maintain_beside_a_collector(self, share: int, clusters: bool) -> None:
-        """Merge or cluster while the packs go that are read: after a percentage of its calls, tried on a copy."""
+    @rule(share=st.integers(1, 100))
+    def merge_beside_a_collector(self, share: int) -> None:
+        """Merge while the packs go that are read: after a percentage of its calls, tried on a copy."""
         if self.hurt:
             return
         self.collect(0, 0.01, 0, None)
@@ -402,8 +400,8 @@ class GuardedMachine(NeighbourMachine):
         twin = InterruptedDisk(self.disk.seen, self.disk.seed)
         archive = self.opened(DirectoryStore(twin))
         twin.wait(0, lambda: None)
-        archive.cluster(medoids=2) if clusters else archive.merge(cold=0)
-        (self.cluster if clusters else self.merge)(0, ("collector", max(1, twin.calls_waited * share // 100)))
+        archive.merge(cold=0)
+        self.merge(0, ("collector", max(1, twin.calls_waited * share // 100)))
 
     @precondition(lambda self: self.turns and not self.hurt)
     @rule(turn=TURN, data=st.data())
@@ -443,10 +441,6 @@ class GuardedMachine(NeighbourMachine):
         self.time_passes(GRACE + DAY)
         self.expire(handle, keep, None)
         self.collect(handle, 0.01, GRACE, None)
-
-    @rule(handle=HANDLE, event=EVENT)
-    def cluster(self, handle: int, event: Event) -> None:
-        self.act(event, lambda: self.handles[handle].cluster(medoids=2))
 
     @rule(handle=HANDLE, event=EVENT)
     def write_index(self, handle: int, event: Event) -> None:

@@ -125,7 +125,6 @@ def test_sessions_that_grew_come_back_from_everywhere(
     # what moves records within the archive
     if kind == "listed":
         place.pltz("convert")
-    place.pltz("cluster", "--bundle", "nano")
     for command in ("merge", "collect", "collect"):
         place.pltz(command, *(["--bundle", "nano"] if command == "merge" else []))
     place.has_all(tmp_path, versions)

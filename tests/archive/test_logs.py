@@ -268,9 +268,7 @@ def test_maintenance_keeps_logs(place: Path) -> None:
         put(SessionArchive.open(place), count)
     put(SessionArchive.open(place), 48)
     with Archive.open(place) as archive:
-        archive.parts.use_neighbours()
         assert inside(archive).verify(decode=True).sound
-        inside(archive).cluster()
         merged = inside(archive).merge(cold=0)
         assert merged.sessions == 1
         inside(archive).collect(small=1 << 20)

@@ -31,7 +31,7 @@ from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
-from pltz.coding.codecs.modes import COPIES, TOWER
+from pltz.coding.codecs.modes import TOWER
 from tests.archive.conftest import ZlibCodec
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -206,17 +206,12 @@ TestArchive = ArchiveMachine.TestCase
 TestArchive.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
-class NeighbourMachine(ArchiveMachine):
-    """The same machine with sessions that are coded after each other."""
+class AlikeMachine(ArchiveMachine):
+    """The same machine with sessions that are alike, some of which share a prompt with the other tenant."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.codec = ZlibCodec(TOWER | COPIES, b"zlib with copies")
-
-    def open(self) -> TowerArchive:
-        archive = super().open()
-        archive.neighbours = True
-        return archive
+        self.codec = ZlibCodec(TOWER, b"zlib with tower.")
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         first, *others = (np.array(t, np.int64) for t in turns)
@@ -226,8 +221,8 @@ class NeighbourMachine(ArchiveMachine):
         return NewSession(name, [own, *others], tenant)
 
 
-TestNeighbours = NeighbourMachine.TestCase
-TestNeighbours.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
+TestAlike = AlikeMachine.TestCase
+TestAlike.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 
 
 class JoiningMachine(ArchiveMachine):
@@ -257,22 +252,6 @@ class JoiningMachine(ArchiveMachine):
 
 TestJoining = JoiningMachine.TestCase
 TestJoining.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
-
-
-def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
-    """Its old copy, in a condemned pack, was still a candidate. Both records were lost once that pack was deleted."""
-    machine = NeighbourMachine()
-    machine.start()
-    machine.put_with_a_fault(call=9, code=errno.ENOSPC, handle=1, kept=False)  # the parity has no room
-    [version] = machine.handles[0].ls(history=True)
-    machine.handles[0].forget([version])
-    machine.forgotten.add((version.tenant, version.name, version.version))
-    machine.collect(handle=0, share=0.01)
-    for _ in range(3):
-        machine.merge(handle=0)
-    machine.collect(handle=0, share=0.01)
-    machine.put_with_a_fault(call=9, code=errno.ENOSPC, handle=1, kept=False)  # the parity has no room
-    machine.everything_is_there()
 
 
 @pytest.mark.parametrize("call", range(3, 16))

@@ -19,7 +19,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, SegmentCodec
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -173,7 +173,6 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
 class LyingCodec:
     """A codec that decodes to other tokens than it was given."""
 
-    lane_mark = NO_MARK
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: list[Plain]) -> list[bytes]:

@@ -27,11 +27,10 @@ from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
-from pltz.archive.encryption.keys import Encryption, LockedArchive, Secret
+from pltz.archive.encryption.keys import Encryption, Secret
 from pltz.archive.format.ids import Tokens, tenant_of
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import Settings
-from pltz.archive.maintenance.cluster import Clustered, Clusterer
 from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
 from pltz.archive.maintenance.merge import Merged, Merger
@@ -101,15 +100,6 @@ class TowerArchive:
     @property
     def catalog(self) -> Catalog:
         return self.parts.catalog
-
-    @property
-    def neighbours(self) -> bool:
-        return self.parts.writer.neighbours.candidates is not None
-
-    @neighbours.setter
-    def neighbours(self, on: bool) -> None:
-        if on != self.neighbours:
-            self.parts.use_neighbours(on)
 
     @property
     def problems(self) -> list[Problem]:
@@ -205,8 +195,7 @@ class TowerArchive:
         return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.load_codecs())
 
     def collect(self, **options: Any) -> Collected:
-        recoder = None if isinstance(self.parts.keys, LockedArchive) else self._recoder()
-        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, recoder).run(**options)
+        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes).run(**options)
 
     def merge(self, **options: Any) -> Merged:
         self.load_codecs()
@@ -218,13 +207,6 @@ class TowerArchive:
         receipts, parts = self.put(sessions), self.parts
         TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(receipts)
         return receipts
-
-    def cluster(self, **options: Any) -> Clustered:
-        self.load_codecs()
-        done = Clusterer(self.parts.catalog, self.parts.codecs, self.parts.settings.archive).run(**options)
-        if self.neighbours:
-            self.parts.use_neighbours()
-        return done
 
     def verify(self, *, resume: Report | None = None, expect: str | None = None, **options: Any) -> Report:
         if options.get("decode"):

@@ -58,16 +58,16 @@ def test_level_7_sends_no_session_to_zstd_for_its_size(run: Run, tiny: Path, cha
         assert json.loads(done.stdout)["zstd_above"] == limit
 
 
-@pytest.mark.parametrize(("level", "bundle", "layout", "near"), WAYS)
+@pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])
 @pytest.mark.parametrize("command", ["archive put", "compress"])
 def test_an_archive_is_put_into_as_the_level_says(
     run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, level: int, bundle: str, layout: str, near: bool,
+    command: str, level: int, bundle: str, layout: str,
 ) -> None:  # fmt: skip
     how = heard(monkeypatch, Archive, "open")
     words = ["archive", "put", cold, chats] if command == "archive put" else ["compress", chats, "--archive", cold]
     assert run(*words, "--level", level).exit_code == 0
-    assert ([*how["bundle"]], how["layout"], how["neighbours"]) == ([bundle], layout, near)
+    assert ([*how["bundle"]], how["layout"]) == ([bundle], layout)
 
 
 EXCLUDED = [["--bundle", "mini"], ["--layout", "default"], ["--zstd-above", "1 MiB"]]
@@ -82,7 +82,7 @@ def test_what_a_level_chooses_is_refused_beside_it(
     assert not (tmp_path / "a.pltz").exists()
 
 
-@pytest.mark.parametrize("other", [*EXCLUDED, ["--neighbours"]], ids=str)
+@pytest.mark.parametrize("other", EXCLUDED, ids=str)
 def test_it_is_refused_beside_it_for_an_archive_too(
     run: Run, tiny: Path, cold: Path, chats: Path, other: list[object]
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from pltz.coding.sketch import (
     LEAST_HITS,
-    SIZE,
     Sketch,
     SketchIndex,
     compiled,
@@ -18,7 +17,6 @@ from pltz.coding.sketch import (
     sketch_of,
     starts_of,
 )
-from pltz.plt_codec.errors import CorruptError
 
 
 def texts(count: int, length: int = 400) -> list[np.ndarray]:
@@ -150,27 +148,3 @@ def test_sequences_without_four_tokens_are_near_to_nothing() -> None:
     assert len(index) == 1
     assert index.nearest(np.array([1, 2, 3])) == []
     assert SketchIndex().nearest(np.arange(50)) == []
-
-
-@pytest.mark.parametrize("length", [0, 3, 10, 400])
-def test_a_sketch_survives_its_bytes(length: int) -> None:
-    sketch = sketch_of(texts(1)[0][:length])
-    back = Sketch.decode(sketch.encode())
-    assert back.grams == sketch.grams
-    assert np.array_equal(back.hashes, sketch.hashes)
-    assert len(sketch.hashes) == min(SIZE, max(0, length - 3))
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda b: b[:3],
-        lambda b: b[:-1],
-        lambda b: b + b"\0",
-        lambda b: b[:4] + b"\5" + b[5:],
-        lambda b: b[:5] + bytes(8),
-    ],
-)
-def test_damaged_sketches_are_refused(spoil) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(CorruptError, match="damaged"):
-        Sketch.decode(spoil(sketch_of(np.arange(5)).encode()))

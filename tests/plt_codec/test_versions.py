@@ -20,7 +20,7 @@ from pltz.archive.catalog import ledger
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry
 from pltz.archive.encryption import key_files
 from pltz.archive.encryption.key_files import KeyFile
-from pltz.archive.format import candidate_file, index_file, pack, parity, plan, settings
+from pltz.archive.format import index_file, pack, parity, plan, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.parity import Parity
@@ -105,11 +105,6 @@ FORMATS = {
     "keys": Format(key_files, lambda _: KeyFile(ID, 1, b"box").encode(), KeyFile.decode),
     "plan": Format(plan, lambda _: CollectionPlan(1, ID, frozenset([ID]), 5).encode(), CollectionPlan.decode),
     "parity": Format(parity, lambda _: Parity.of(ID, b"x").encode(), Parity.decode),
-    "candidates": Format(
-        candidate_file,
-        lambda _: candidate_file.pack_candidates(ID, {}),
-        lambda data: list(candidate_file.unpack_candidates(data, ID)),
-    ),
     "receipt": Format(
         receipt,
         lambda _: receipt.encode(1, {bytes(16): bytes(16)}),

@@ -3,9 +3,7 @@
 from tests.archive.conftest import (
     archive,
     codec,
-    copying_codec,
     disk,
-    every_trial,
     s3,
     s3_server,
     sealed,
@@ -16,9 +14,7 @@ from tests.archive.conftest import (
 __all__ = [
     "archive",
     "codec",
-    "copying_codec",
     "disk",
-    "every_trial",
     "s3",
     "s3_server",
     "sealed",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz.archive.catalog import chain
-from pltz.archive.catalog.chain import BATCH, Answer, Chains, KnownSegment, RecordToDecode, decode_records
+from pltz.archive.catalog.chain import BATCH, Chains, KnownSegment
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
@@ -17,14 +16,13 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
-from pltz.coding.codecs.modes import COPIES, TOWER
+from pltz.coding.codecs.codec import Coded, Plain
+from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.repeats import end_of
 from tests.archive.conftest import ZlibCodec
-from tests.archive.peek import peek, records
+from tests.archive.peek import records
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -277,50 +275,3 @@ def test_a_chain_that_does_not_prove_itself_is_decoded_level_by_level(filled: To
     codec.linked.clear()
     assert len(archive.get("s07").tokens) == 680
     assert codec.linked == [5] and codec.batches == [1, 1, 1]  # two were proven
-
-
-def copied_session(codec: Chaining) -> TowerArchive:
-    """Put a session with copies of its neighbour, and two turns below it."""
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
-    archive.neighbours = True
-    dice = np.random.default_rng(6)
-    rows = dice.integers(0, 60_000, (3, 300))
-    archive.put([NewSession("first", [rows[0]])])
-    archive.put([NewSession("second", [np.concatenate([rows[1][:20], rows[0]]), rows[1], rows[2]])])
-    return archive
-
-
-def test_segments_with_copies_are_no_links_of_a_path() -> None:
-    archive = copied_session(writer := Chaining(TOWER | COPIES))
-    tower = archive.get("second").segments
-    assert [item.record.copied for item in peek(archive, "second")] == [True, False, False]
-    reader = Chaining(TOWER | COPIES)
-    found = TowerArchive.open(archive.store, [reader]).get("second").segments
-    assert [tokens.tolist() for _, tokens in found] == [tokens.tolist() for _, tokens in tower]
-    assert reader.batches == [1, 1, 1, 1] and not reader.linked and not writer.linked
-
-
-def test_copies_that_no_writer_made_are_refused() -> None:
-    """Each bit of the copies flipped, copies said of one without, and one with copies of a codec that has none."""
-    archive = copied_session(Chaining(TOWER | COPIES))
-    first, second = archive.get("first").segments[0], archive.get("second").segments[0]
-    plain, item = peek(archive, "first")[0], peek(archive, "second")[0]
-    above = np.concatenate([first[1], archive.codecs[0].lane_mark])
-
-    def read(place: Found, above: Tokens, codec: SegmentCodec | None = None, **changed: Any) -> Answer:
-        place = place._replace(record=place.record._replace(**changed))
-        codecs = CodecRegistry([codec or archive.codecs[0]])
-        return decode_records(codecs, archive.catalog.keys, [RecordToDecode(place, above)])[0]
-
-    answer = read(item, above)
-    assert not isinstance(answer, Exception) and answer.tolist() == second[1].tolist()
-    bits = item.record.bitstring
-    for at in range(end_of(bits, 0)):
-        for bit in range(8):
-            bad = bits[:at] + bytes([bits[at] ^ 1 << bit]) + bits[at + 1 :]
-            assert isinstance(read(item, above, bitstring=bad), CorruptError), (at, bit)
-    assert isinstance(read(item, above, copied=False), CorruptError)
-    assert isinstance(read(item, above[:-1]), CorruptError)
-    assert isinstance(read(plain, above[:0], copied=True), CorruptError)
-    without = ZlibCodec(TOWER, item.context.bundle)
-    assert "its codec never makes" in str(read(item, above, without))

@@ -12,13 +12,11 @@ import pytest
 from pltz.archive.encryption.holes import punctured
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, RolledBack, StoreError
 from pltz.archive.format.ids import BASE
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.object_names import MANIFEST, parity, table_copy
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.erase import Eraser
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -424,19 +422,6 @@ def test_an_erase_keeps_what_readers_see_beside_a_merge_that_was_cut_off(
     after = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
     assert {v.id: after.tower(v).tokens.tolist() for v in after.ls(history=True)} == before
     assert after.verify(decode=True).sound
-
-
-def test_a_recoder_counts_no_record_of_an_orphan(disk: SimDisk, codec: SegmentCodec) -> None:
-    """A segment that stands alone there alone is put again before its old record loses its key."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW, manifest=True)
-    cut_off(archive, session("z"))
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
-    recoder = Recoder(fresh.catalog, fresh.parts.writer, fresh.codecs)
-    with fresh.catalog.listing.showing_orphans():
-        fresh.catalog.refresh()
-        (leaf,) = {v.leaf for v in fresh.catalog.lookup.all_versions()}
-        assert fresh.catalog.lookup.find(SEGMENTS, leaf)
-        assert not recoder.has(leaf) and not recoder.stands_alone(leaf) and not recoder.run([leaf])
 
 
 def test_a_session_of_a_damaged_pack_that_no_manifest_can_name_is_not_called_absent(

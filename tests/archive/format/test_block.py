@@ -37,13 +37,13 @@ def seed(offset: int = BEGIN) -> int:
 
 def oracle(rows: Sequence[Record], data: bytes) -> bytes:
     """Encode a block part by part, as the tables in FORMAT.md say, with the shapes of ``data``."""
-    columns = [[0] * len(rows) for _ in range(13)]
-    ids, versions, parents, near, neighbours, titles, tags = b"", b"", b"", [], b"", b"", b""
+    columns = [[0] * len(rows) for _ in range(11)]
+    ids, versions, parents, titles, tags = b"", b"", b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
     for n, r in enumerate(rows):
         columns[1][n] = r.context
         if r.mark:
-            columns[0][n], columns[4][n], columns[11][n] = 4, r.mark.counter, r.mark.verb
+            columns[0][n], columns[4][n], columns[10][n] = 4, r.mark.counter, r.mark.verb
             versions += r.mark.version
             continue
         columns[0][n] = (r.id is not None) + 2 * (r.name is not None)
@@ -54,12 +54,6 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
         elif r.parent != NONE:
             columns[2][n] = 3
             parents += r.parent[:10]
-        if r.neighbour != NONE:
-            columns[10][n] = 1
-            far = 128 + TABLE.index(r.neighbour) if r.neighbour in TABLE else 0
-            near.append(far or max(0, n - first.get(r.neighbour, n)))
-            neighbours += b"" if near[-1] else r.neighbour[:10]
-        columns[12][n] = int(r.copied)
         title = r.veil or (r.name or "").encode()
         columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
         ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
@@ -74,11 +68,7 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
         if len(piece) >= 4096:
             checks, piece = checks + zlib.crc32(piece).to_bytes(4, "little"), b""
     checks += zlib.crc32(piece).to_bytes(4, "little") if piece else b""
-    if near:
-        width = max(near).bit_length()
-        packed = sum(value << width * n for n, value in enumerate(near))
-        parents += bytes([width]) + packed.to_bytes(-(-width * len(near) // 8), "little")
-    parts = ids, versions, parents, neighbours, titles, tags, checks
+    parts = ids, versions, parents, titles, tags, checks
     rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + columned + b"".join(parts)
     head = SALT[:2] + write_varint(len(rest)) + write_varint(len(body)) + rest
     return head + zlib.crc32(head, seed()).to_bytes(4, "little") + body
@@ -100,8 +90,7 @@ def records(draw: st.DrawFn) -> Record:
     if segment := draw(st.booleans()):
         size = draw(sizes)
         tokens = draw(st.integers(0, 65536))
-        r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size, neighbour=draw(parents))
-        r = r._replace(copied=draw(st.booleans()))
+        r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size)
     if segment and draw(st.booleans()):
         return r
     number = draw(st.sampled_from([1, 2, 128, 2**32 - 1]))
@@ -140,16 +129,8 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert found.rows_of(segment_of(b"z" * 16)) == []
     assert [bytes(i) for i in found.segment_ids()] == [r.id for r in rows if r.id]
     assert found.versions() == [r.mark.version for r in rows if r.mark]
-    named = {*found.references(block.PARENT), *found.references(block.NEIGHBOUR)} - {NONE}
+    named = {*found.parents()} - {NONE}
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
-
-
-def test_a_neighbour_takes_a_byte_of_a_record_that_has_one() -> None:
-    rows = [Record(CLEAR, NONE, segment_of(bytes([n + 1]) * 16), 9, b"b", f"s{n}", 1, TIME) for n in range(100)]
-    near = [r._replace(neighbour=rows[n - 3].id or NONE) if n in (50, 70, 90) else r for n, r in enumerate(rows)]
-    assert len(encoded(near)) - len(encoded(rows)) == 2 + 13 + 1 + 1  # the column, its bits, width, three of 2 bits
-    far = [*near[:90], near[90]._replace(neighbour=TABLE[1]), *near[91:]]
-    assert len(encoded(far)) - len(encoded(near)) == 2  # three of 8 bits
 
 
 def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +191,8 @@ def resealed(data: bytes, change: dict[int, int]) -> bytes:
 def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
     # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
-    assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x08, 4, 1, 1])
-    for change in ({6: 0x28}, {7: 5}, {9: 2}):
+    assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x04, 4, 1, 1])
+    for change in ({6: 0x0C}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
@@ -220,28 +201,16 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
         Block.of(resealed(data, {4: 129}), 0, BEGIN, FIELDS)
 
 
-def test_references_to_neighbours_that_do_not_fit_are_refused() -> None:
-    data = encoded([Record(0, NONE, TABLE[0], neighbour=segment_of(b"n" * 16))])
-    # mark 2, sizes 2, records 1, columns 2, then kind and neighbour, the id, the width
-    assert data[5:9] == bytes([0x01, 0x04, 1, 1]) and data[19] == 0
-    with pytest.raises(VersionError, match="names neighbours"):
-        Block.of(resealed(data, {8: 2}), 0, BEGIN, FIELDS)
-    for change in ({19: 18}, {19: 17}, {19: 1, 20: 1}):
-        with pytest.raises(CorruptError, match=r"do not (fit|fill) it"):
-            Block.of(resealed(data, change), 0, BEGIN, FIELDS)
-
-
-def test_copies_of_a_newer_version_and_of_no_segment_are_refused() -> None:
-    data = encoded([Record(0, NONE, TABLE[0], copied=True)])
-    # mark 2, sizes 2, records 1, columns 2, then kind and copies
-    assert data[5:9] == bytes([0x01, 0x10, 1, 1])
-    with pytest.raises(VersionError, match="has copies as a newer version does"):
-        Block.of(resealed(data, {8: 2}), 0, BEGIN, FIELDS)
+def test_a_field_that_a_kind_of_record_has_not_is_refused() -> None:
     named = encoded([Record(0, name="n", time=TIME)])
+    # mark 2, sizes 2, records 1, columns 2, then kind and length of the name
     assert named[5:10] == bytes([0x41, 0x00, 2, 1, 0x6E])
-    crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x10" + named[7:9] + b"\1" + named[9:-4]
+    crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x04" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(CorruptError, match="has a field that its kind of record has not"):
         Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
+    unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x08" + named[7:9] + b"\1" + named[9:-4]
+    with pytest.raises(VersionError, match="newer pltz"):
+        Block.of(unknown + zlib.crc32(unknown, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
 
 
 def test_hostile_sizes_claim_no_memory() -> None:
@@ -250,21 +219,12 @@ def test_hostile_sizes_claim_no_memory() -> None:
             Block.of(SALT[:2] + sizes + bytes(50), 0, BEGIN, FIELDS)
 
 
-ABROAD = [(block.BACK, 1), (block.BACK, 3), (block.TABLE, 2)]
-
-
 @pytest.mark.parametrize(
-    ("column", "wrong"),
-    [("parent", wrong) for wrong in [*ABROAD, (block.BACK, 0), (block.ABSENT, 1), (4, 0)]]
-    + [("neighbour", wrong) for wrong in ABROAD],
+    "wrong", [(block.BACK, 0), (block.BACK, 1), (block.BACK, 3), (block.TABLE, 2), (block.ABSENT, 1), (4, 0)]
 )
-def test_references_to_no_earlier_segment_are_refused(
-    column: str, wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_to_no_earlier_segment_are_refused(wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Record(0, NONE, TABLE[0]), Record(0, name="no segment", time=TIME), Record(0, NONE, TABLE[1])]
-    right = [(block.ABSENT, 0)] * 3
-    calls = iter([[*right[:2], wrong] if column == name else right for name in ("parent", "neighbour")])
-    monkeypatch.setattr(block, "_references", lambda *_: next(calls))
+    monkeypatch.setattr(block, "_references", lambda *_: [(block.ABSENT, 0), (block.ABSENT, 0), wrong])
     with pytest.raises(CorruptError, match=r"reference|segment"):
         Block.of(encoded(rows), 0, BEGIN, FIELDS)
 
@@ -288,8 +248,6 @@ class Wrong:
         Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
         Wrong(Record(0, NONE, None, 0, b"bits", "n", time=TIME), UsageError, "no bitstring"),
         Wrong(Record(0), UsageError, "no bitstring"),
-        Wrong(Record(0, name="n", time=TIME, neighbour=TABLE[0]), UsageError, "no bitstring"),
-        Wrong(Record(0, name="n", time=TIME, copied=True), UsageError, "no bitstring"),
         Wrong(Record(0, NONE, b"i" * 16, 1, b"1"), UsageError, "zeros"),
         Wrong(Record(0, b"p" * 16, name="n", time=TIME), UsageError, "zeros"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
+from pltz.coding.codecs.codec import Coded, Plain
 from tests.archive.towers import TowerArchive
 
 SESSIONS = 20_000
@@ -19,7 +19,6 @@ BITSTRING = 200  # bytes: a mean chat
 class StoredCodec:
     """A codec of one byte per token, so that a bitstring has a known size."""
 
-    lane_mark = NO_MARK
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:

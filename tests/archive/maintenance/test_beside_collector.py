@@ -1,15 +1,13 @@
-"""Cluster and merge beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
+"""Merge and verify beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
 
 import shutil
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pltz import Archive
-from pltz.archive.maintenance.cluster import Clusterer
 from pltz.archive.maintenance.merge import Merger
 from pltz.archive.maintenance.verify import Verifier
 from pltz.plt_codec.errors import PltzError
@@ -24,7 +22,7 @@ def steps(of: type) -> list[str]:
 
 def build(place: Path) -> dict[str, Any]:
     """Make an archive whose packs are condemned: the next collector deletes them."""
-    archive, sessions = Archive.open(place, create=True, neighbours=True), {}
+    archive, sessions = Archive.open(place, create=True), {}
     for number in range(4):
         messages = [{"role": "user", "content": TICKET % number}]
         for turn in range(3):
@@ -38,11 +36,9 @@ def build(place: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Build an archive once, with every trial after neighbours that a test would make."""
+    """Build an archive once."""
     place = tmp_path_factory.mktemp("condemned")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pltz.coding.neighbour_rule.SAVED_UP", 1e9)
-        return place, build(place)
+    return place, build(place)
 
 
 @pytest.fixture
@@ -52,24 +48,13 @@ def sessions(template: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str,
     return template[1]
 
 
-CALLS: list[tuple[type, Callable[[Archive], Any]]] = [
-    (Clusterer, lambda archive: archive.cluster(medoids=2)),
-    (Merger, lambda archive: archive.merge(cold=0)),
-]
-
-
-@pytest.mark.parametrize(("of", "call", "step"), [(of, call, step) for of, call in CALLS for step in steps(of)])
+@pytest.mark.parametrize("step", steps(Merger))
 def test_packs_vanish_when_a_step_begins(
-    of: type,
-    call: Callable[[Archive], Any],
-    step: str,
-    sessions: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    step: str, sessions: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = Archive.open(tmp_path, neighbours=True)
+    archive = Archive.open(tmp_path)
     archive.codecs  # noqa: B018  (loaded before the collector runs)
-    inner, fired = vars(of)[step], list[int]()
+    inner, fired = vars(Merger)[step], list[int]()
 
     def wrapped(self: Any, *words: Any, **named: Any) -> Any:
         if not fired:
@@ -77,9 +62,9 @@ def test_packs_vanish_when_a_step_begins(
             Archive.open(tmp_path).collect(grace=0)
         return inner(self, *words, **named)
 
-    monkeypatch.setattr(of, step, wrapped)
+    monkeypatch.setattr(Merger, step, wrapped)
     try:
-        call(archive)
+        archive.merge(cold=0)
     except PltzError as exc:
         assert "again" in str(exc), exc
     after = Archive.open(tmp_path)

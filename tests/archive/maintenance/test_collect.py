@@ -18,7 +18,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -156,24 +156,6 @@ def test_records_come_in_the_order_of_their_commits(archive: TowerArchive) -> No
     [pack] = archive.catalog.listing.packs
     found = [item.record.name for item in archive.catalog.listing.scan(pack) if not isinstance(item, Damage)]
     assert found == [f"s{number}" for number in range(8)]
-
-
-def test_a_session_comes_behind_its_neighbour(disk: SimDisk, tower_codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
-    archive.neighbours = True
-    dice = np.random.default_rng(0)
-    topics = [dice.integers(0, 60_000, 200) for _ in range(3)]
-    for number in range(12):  # the topics take turns
-        archive.put([NewSession(f"s{number}", [np.append(topics[number % 3], number)], time=1000 + number)])
-    archive.collect()
-    archive.collect()
-    [pack] = archive.catalog.listing.packs
-    found = [item.record for item in archive.catalog.listing.scan(pack) if not isinstance(item, Damage)]
-    assert [int((r.name or "")[1:]) % 3 for r in found] == [0] * 4 + [1] * 4 + [2] * 4
-    for at, record in enumerate(found):
-        assert record.neighbour in [NONE, *(r.id for r in found[:at])]
-    assert sum(record.neighbour != NONE for record in found) == 9
-    assert archive.verify(decode=True).sound
 
 
 def kinds(disk: SimDisk, *folders: str) -> int:

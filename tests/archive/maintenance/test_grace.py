@@ -103,29 +103,6 @@ def test_without_grace_all_is_freed_whatever_the_clock_says(disk: SimDisk, codec
     assert not reopen(disk, codec).history("s1") and len(list(reopen(disk, codec).ls())) == 3
 
 
-def test_the_neighbour_of_a_forgotten_version_stays(disk: SimDisk, tower_codec: SegmentCodec) -> None:
-    """A version's neighbour is forgotten a week before it, and the pack of the neighbour is due."""
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
-    archive.neighbours = True
-    text = np.random.default_rng(5).integers(0, 60_000, 600)
-    archive.put([NewSession("first", [text])])
-    archive.put([NewSession("second", [np.append(text, 3)])])
-    wanted = archive.get("second").tokens.tolist()
-    [version] = archive.history("second")
-    assert archive.catalog.lookup.at(version.location).record.neighbour == archive.history("first")[0].leaf
-    archive.forget(archive.history("first"))
-    archive.collect(grace=WEEK)
-    disk.clock += WEEK + 60
-    archive.forget(archive.history("second"))
-    for _ in range(2):
-        reopen(disk, tower_codec).collect(grace=WEEK)
-    disk.clock += WEEK - 61
-    reopen(disk, tower_codec).collect(grace=WEEK)
-    archive = reopen(disk, tower_codec)
-    assert archive.undelete(archive.history("second")) == 1
-    assert reopen(disk, tower_codec).get("second").tokens.tolist() == wanted
-
-
 @pytest.mark.parametrize("first", ["forget", "merge"])
 def test_a_version_that_a_merge_leaves_out(disk: SimDisk, codec: SegmentCodec, first: str) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec])

@@ -180,10 +180,10 @@ def test_rows_leave_out_a_pack_that_vanished() -> None:
 
 
 @pytest.mark.parametrize(("before", "verb", "live"), [(3, FORGET, 0), (5, FORGET, 0), (3, UNDELETE, None)])
-def test_what_was_forgotten_and_lacks_a_neighbour_is_not_live(before: int, verb: int, live: int | None) -> None:
+def test_what_was_forgotten_and_lacks_a_parent_is_not_live(before: int, verb: int, live: int | None) -> None:
     last = Record(0, IDS[0], IDS[2], name="a")
     mark = Mark(version_of(last) or NONE, 5, verb)
-    rows = laid_out([[Record(0, id=IDS[0], neighbour=IDS[9]), last, Record(0, mark=mark)]])
+    rows = laid_out([[Record(0, IDS[9], IDS[0]), last, Record(0, mark=mark)]])
     with taken(rows) as census:
         if live is None:
             with pytest.raises(ArchiveError, match="missing"):

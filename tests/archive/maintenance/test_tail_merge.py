@@ -17,7 +17,7 @@ import pytest
 import pltz
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Listing
-from pltz.archive.errors import Erased, Fenced, NotFound
+from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
@@ -444,3 +444,17 @@ def test_an_erase_waits_for_a_collector_that_is_to_delete_what_it_put(codec: Seg
     last = again(archive)
     assert {name for name, _ in contents(last)} == {"b"} and last.verify(decode=True).sound
     assert not {int(turn[0]) for turn in TURNS[5:12]} & readable(last)
+
+
+def test_an_erase_that_cannot_code_the_others_changes_nothing(codec: SegmentCodec, disk: SimDisk) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive, "a", TURNS[:12])
+    collected(archive)
+    heard = archive.parts.writer.proved.heard
+    Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
+    archive.put([NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)])
+    before = contents(again(archive))
+    blind = TowerArchive.open(DirectoryStore(disk), [], key=RAW)
+    with pytest.raises(ArchiveError, match="--bundle"):
+        blind.erase("acme", "a")
+    assert not again(archive).verify().unfinished and contents(again(archive)) == before

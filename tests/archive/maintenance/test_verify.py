@@ -276,13 +276,13 @@ def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(
     assert report.sound, report
 
 
-def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes, bytes]], leaf: bytes) -> TowerArchive:
-    """Put records of segments (id, parent, neighbour) that no session has, and a session of one of them."""
+def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes]], leaf: bytes) -> TowerArchive:
+    """Put records of segments (id, parent) that no session has, and a session of one of them."""
     archive.put([NewSession("sound", [np.arange(9)])])
     [first] = peek(archive, "sound")
     bare = first.record._replace(name=None, tags=b"", time=0, version=1)
     session = first.record._replace(id=None, parent=leaf, name="crafted", tokens=0, bitstring=b"")
-    new = [bare._replace(id=id_, parent=parent, neighbour=near) for id_, parent, near in rows]
+    new = [bare._replace(id=id_, parent=parent) for id_, parent in rows]
     archive.parts.writer.copy([(first.context, record) for record in new])
     archive.parts.writer.copy([(first.context, session)])
     archive.write_index()
@@ -294,11 +294,9 @@ def named(number: int) -> bytes:
 
 
 CIRCLES = {
-    "parents": [(named(1), named(2), NONE), (named(2), named(3), NONE), (named(3), named(1), NONE)],
-    "neighbours": [(named(1), NONE, named(2)), (named(2), NONE, named(1))],
-    "itself": [(named(1), named(1), NONE)],
-    "five neighbours in a row": [(named(n), NONE, named(n + 1) if n < 6 else NONE) for n in range(1, 7)],
-    "too many segments": [(named(n), named(n + 1) if n < 60 else NONE, NONE) for n in range(60, 0, -1)],
+    "parents": [(named(1), named(2)), (named(2), named(3)), (named(3), named(1))],
+    "itself": [(named(1), named(1))],
+    "too many segments": [(named(n), named(n + 1) if n < 60 else NONE) for n in range(60, 0, -1)],
 }
 
 

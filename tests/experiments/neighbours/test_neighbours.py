@@ -1,4 +1,4 @@
-"""bench neighbours: the nearest earlier session is found and helps, in real files and archives, and nothing drifts."""
+"""bench neighbours: the nearest earlier session is found and helps, in a real file, and nothing drifts."""
 
 import json
 import random
@@ -12,8 +12,7 @@ from click.testing import Result
 
 from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.coding.codec import Codec
-from pltz.experiments.neighbours import tenant_bytes
-from pltz.experiments.neighbours.nearest import AT_HAND, TenantSessions, drawn, measure, together
+from pltz.experiments.neighbours.nearest import AT_HAND, TenantSessions, by_file, drawn, measure, together
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError
@@ -22,7 +21,7 @@ Run = Callable[..., Result]
 WORDS = [f"word{n} " for n in range(400)]
 
 
-def write(path: Path, answers: bool = False) -> Path:
+def write(path: Path) -> Path:
     """Write two sources: in one every second session is a variant of the one before, in the other none is."""
     dice, lines = random.Random(3), []
     for number in range(16):
@@ -30,8 +29,6 @@ def write(path: Path, answers: bool = False) -> Path:
         for source, other in (("twins", [*text[:30], "changed ", *text[30:]]), ("alone", dice.choices(WORDS, k=60))):
             for one in (text, other) if source == "twins" else (other,):
                 messages = [{"role": "user", "content": "".join(one)}]
-                if answers:
-                    messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and then?"}]
                 lines.append(json.dumps({"id": f"{source}-{number}", "messages": messages}))
     path.write_text("\n".join(lines))
     return path
@@ -53,9 +50,6 @@ def test_twins_gain_and_others_lose_nothing(run: Run, tiny: Path, tmp_path: Path
     assert found["all"]["alone"] == alone["alone"] + twins["alone"]
     assert found["all"]["file"]["with"]["bytes"] == sum(r["file"]["with"]["bytes"] for r in (alone, twins))
     assert any(line.startswith("twins") and f"{twins['alone']:,}" in line for line in table)
-    stored, apart = twins["together"], twins["apart"]
-    assert stored["with"]["bytes"] <= stored["without"]["bytes"] < apart["without"]["bytes"]
-    assert apart["with"]["collected"] < apart["with"]["bytes"]  # packs were joined
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -76,49 +70,29 @@ def test_copies_from_the_neighbour_count_and_are_read_back(monkeypatch: pytest.M
     assert found.alone == seen.alone and found.after[0][0] < 0.7 * seen.after[0][0] < 0.4 * seen.alone[0]
 
 
-def test_neighbours_make_a_file_and_an_archive_smaller() -> None:
+def test_neighbours_make_a_file_smaller() -> None:
     text = "".join(random.Random(5).choices(WORDS, k=60))
     sessions = [Session("text", f"{text} and {number}".encode()) for number in range(4)]
     tenant = TenantSessions("twins", sessions, [], [], [1, 2, 3], first=1)
     codec = Codec.load("mini", threads=1)
-    for way in ("file", "together", "apart", "sealed"):
-        found = tenant_bytes.measure(codec, tenant, way, threads=1)
-        assert found["with"]["bytes"] < found["without"]["bytes"], way
-
-
-def test_sessions_that_grow_and_a_sealed_archive(run: Run, tiny: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "r.jsonl", answers=True)
-    done = run("neighbours", "--data", data, "--sessions", 4, "--measure", "grown,sealed")
-    assert done.exit_code == 0, done.output
-    *table, last = done.stdout.splitlines()
-    twins = json.loads(last)["sources"][1]
-    assert "alone" not in twins and "zstd" not in twins
-    for way in ("grown", "sealed"):
-        assert twins[way]["with"]["bytes"] <= twins[way]["without"]["bytes"]
-    assert twins["grown"]["without"]["bytes"] > twins["sealed"]["without"]["bytes"]
-    assert "grown  sealed" in table[0]
+    assert by_file(codec, tenant, True)["bytes"] < by_file(codec, tenant, False)["bytes"]
 
 
 def test_earlier_sessions_may_come_from_another_file(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl")
-    given = "neighbours", "--data", data, "--sessions", 4, "--json", "--measure", "near,zstd,together"
+    given = "neighbours", "--data", data, "--sessions", 4, "--json", "--measure", "near,zstd"
     done = run(*given, "--earlier", data)
     assert done.exit_code == 0, done.output
     [line] = done.stdout.splitlines()
     found = json.loads(line)["sources"]
     for row in found:  # each session is among those at hand
         assert row["patched"] <= 0.1 * row["zstd"] or row["best"] == row["alone"]
-        stored = [row["together"][name]["bytes"] for name in ("with", "without")]
-        assert max(stored) < 1024  # the others were put before and have the same segments
-    fresh = json.loads(run(*given).stdout)["sources"]
-    for one, row in zip(fresh, found, strict=True):
-        assert one["together"]["with"]["bytes"] > row["together"]["with"]["bytes"]
 
 
 def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(json.dumps({"id": f"code-{n}", "text": "def f(): return 1\n" * 9}) for n in range(3)))
-    done = run("neighbours", "--data", path, "--json", "--measure", "near,grown")
+    done = run("neighbours", "--data", path, "--json", "--measure", "near")
     assert done.exit_code == 0, done.output
     [row] = json.loads(done.stdout)["sources"]
     assert row["sessions"] == 3 and row["content"] == 3 * 162
@@ -144,10 +118,7 @@ def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: p
     codec = Codec.load(None)
     monkeypatch.setattr(codec, "decompress", lambda data: [other])
     with pytest.raises(ModelError, match="no figure"):
-        tenant_bytes.by_file(codec, tenant, True)
-    monkeypatch.setattr(tenant_bytes, "_read", lambda *given: [other])
-    with pytest.raises(ModelError, match="no figure"):
-        tenant_bytes.by_archive(codec, tenant, "together", True, "cpu", 1)
+        by_file(codec, tenant, True)
 
 
 def test_64_sessions_of_each_source_are_drawn_in_their_order() -> None:

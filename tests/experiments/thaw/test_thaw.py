@@ -11,7 +11,6 @@ import pytest
 import torch
 from click.testing import Result
 
-from pltz.archive.catalog.chain import LAST
 from pltz.archive.maintenance import tail_merge
 from pltz.benchmarks.kv.random_target import RandomTarget
 from pltz.cli.bench import shared
@@ -112,31 +111,6 @@ def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Calla
     assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
     with pytest.raises(UsageError, match="llama-8b"):
         RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("trained")
-def test_a_session_after_a_neighbour_is_thawed_beside_the_one_coded_alone(run: Run) -> None:
-    words = ("--tokens", 150, "--rounds", 1, "--together", 1, "--turns", 1, "--threads", 1)
-    done = run("thaw", *words, "--neighbour")
-    assert done.exit_code == 0, done.output
-    *table, last = done.stdout.splitlines()
-    found = json.loads(last)
-    rows = [(row["layout"], row["in_a_row"]) for row in found["neighbour"]]
-    assert rows == [("default", 1), ("default", LAST), ("fast", 1), ("fast", 1)]
-    for row in found["neighbour"]:
-        assert 0 < row["near_bytes"] < row["alone_bytes"] < 2000
-        for way in ("cold", "warm"):
-            assert row[f"{way}_over_alone"] == pytest.approx(row[f"{way}_ms"] / row["alone_ms"], rel=0.01)
-            assert 0 < row[f"{way}_decode_ms"] <= row[f"{way}_ms"]
-    assert found["checked"]["thaws"] == 2 * 7 + 2 * 1 + 2 * 2 + 2 * 2 * 2 * 3
-    ways = [line.split()[2] for line in table if line.split()[:1] in (["default"], ["fast"])]
-    assert ways == ["alone", "cold", "warm"] * 4
-
-
-def test_a_session_that_takes_no_neighbour_is_no_figure(run: Run, tiny: Path) -> None:
-    done = run("thaw", "--tokens", 8, "--rounds", 1, "--together", 1, "--turns", 1, "--neighbour")
-    assert done.exit_code == 2 and "no shorter after a neighbour" in done.output
 
 
 def test_sessions_are_cut_from_different_places() -> None:

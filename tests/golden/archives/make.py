@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -87,38 +86,9 @@ def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
     return disk.seen.files()
 
 
-def alike(number: int) -> list[int]:
-    """Return ids of which most are those of all others."""
-    return [*turn(20), *([900 + number] * 5), *turn(21), number]
-
-
-NEAR: dict[tuple[str, str], list[list[int]]] = {  # (tenant, name): segments; of two, the first is in a base domain
-    ("acme", "first"): [alike(0)],
-    ("acme", "second"): [alike(1)],  # coded after the first
-    ("acme", "support"): [turn(25), alike(2)],
-    ("beta", "support"): [[*turn(25), 7], turn(24)],  # its prompt is coded after that of acme
-    ("beta", "like support"): [[5, *turn(24)]],  # coded after that one, which stands on such a prompt
-    ("acme", "third"): [[*alike(1), 8]],  # coded after the second, so after two in a row
-}
-
-
-def near(key: Secret | None = None) -> Files:
-    """Sessions coded by `mini` after each other, prompts of a base domain among them, with a candidate file."""
-    disk = SimDisk(seed=3)
-    archive = TowerArchive.create(DirectoryStore(disk), [BundleCodec(Bundle.load("mini"))], key=key)
-    archive.neighbours = True
-    with mock.patch("pltz.coding.neighbour_rule.SAVED_UP", 1e9):  # every session is tried after its neighbour
-        for (tenant, name), segments in NEAR.items():
-            rows = [np.array(ids) for ids in segments]
-            archive.put([NewSession(name, rows, tenant, shared=len(rows) - 1, base="shop")])
-            if name == "first":
-                assert archive.cluster().medoids == 1
-    return disk.seen.files()
-
-
 LOGS: dict[str, tuple[int, ...]] = {  # name: the first step of each segment, one after the other, and the last
     "shop/first": (0, 60),
-    "shop/second": (20, 70, 75),  # coded after the first, then grown by five lines
+    "shop/second": (20, 70, 75),  # grown by five lines
     "shop/large": (100, 700, 720),  # coded by zstd
 }
 
@@ -134,7 +104,7 @@ def lines(first: int, last: int) -> bytes:
 
 
 def logs(key: Secret | None = None) -> Files:
-    """Logs of agents as tables: by `mini`, after an earlier one, grown, and by zstd."""
+    """Logs of agents as tables: by `mini`, grown, and by zstd."""
     disk = SimDisk(seed=4)
     archive = TowerArchive.create(DirectoryStore(disk), [log_codec()], key=key)
     for name, steps in LOGS.items():
@@ -346,11 +316,6 @@ def grown_archives() -> dict[str, Files]:
     }
 
 
-def near_archives() -> dict[str, Files]:
-    """Return the golden archives of sessions that are coded after each other, by name."""
-    return {"good-near": near(), "good-near-sealed": near(KEY)}
-
-
 def log_archives() -> dict[str, Files]:
     """Return the golden archives of logs of agents, by name."""
     return {"good-logs": logs(), "good-logs-sealed": logs(KEY)}
@@ -387,7 +352,7 @@ def as_zip(files: Files) -> bytes:
 
 
 if __name__ == "__main__":
-    every = defects() | grown_archives() | near_archives() | log_archives() | named_archives()
+    every = defects() | grown_archives() | log_archives() | named_archives()
     for name, files in every.items():
         path = HERE / f"{name}.zip"
         if not path.exists():

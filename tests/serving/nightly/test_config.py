@@ -12,7 +12,6 @@ from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly import config
 from pltz.serving.nightly.config import (
     EXAMPLE,
-    ClusterSettings,
     CollectSettings,
     MergeSettings,
     ReportFiles,
@@ -40,8 +39,7 @@ def test_the_example_is_a_configuration() -> None:
     assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
     assert found.retention == (Retention(3, "90d"),)
     assert found.retention[0].policy == Policy(keep_last=3, keep_within=90 * 86400)
-    assert (found.merge, found.cluster) == (MergeSettings("7d"), ClusterSettings(64))
-    assert found.collect == CollectSettings("7d")
+    assert (found.merge, found.collect) == (MergeSettings("7d"), CollectSettings("7d"))
     assert (found.verify, found.report) == (VerifySample(0.02, 600), ReportFiles(400))
 
 
@@ -113,9 +111,6 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected grace as a string"),
         (HEAD + SOURCE + "[merge]\ncold = 7", "expected cold as a string"),
         (HEAD + SOURCE + "[merge]\nafter = '7d'", "after"),
-        (HEAD + SOURCE + "[cluster]\nmedoids = 0", "expected medoids from 1 to 4096, found 0"),
-        (HEAD + SOURCE + "[cluster]\nmedoids = '64'", "expected medoids as a whole number"),
-        (HEAD + SOURCE + "[cluster]\ncold = '7d'", r"\[cluster\]: expected medoids, found 'cold'"),
         (HEAD + SOURCE + "[verify]\nshare = 2", "expected share from 0 to 1"),
         (HEAD + SOURCE + "[verify]\nshares = 1", r"\[verify\]: expected .*, found 'shares'"),
         (HEAD.replace('"state"', '"s3://bucket/state"') + SOURCE, "expected a folder as state"),

@@ -12,18 +12,15 @@ import pytest
 import zstandard
 
 from pltz.archive.errors import Fenced, StoreError
-from pltz.archive.format import object_names
 from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import freeze, job
 from pltz.serving.nightly.state import Busy
-from tests.archive.peek import records
 from tests.archive.towers import SessionArchive, TowerArchive
 
 if TYPE_CHECKING:
@@ -229,65 +226,6 @@ def test_retention_collects_and_verifies(
     report = nightly.run()
     assert report["collect"]["deleted"] and report["exit_code"] == 0
     assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n, 3))] for n in range(5)}
-
-
-TEXT = (
-    "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. "
-    "Nobody in Oberstolz knows how many violins the widow Pfefferkorn has hidden below her yellow greenhouse. "
-)
-
-
-def like(number: int) -> dict[str, Any]:
-    """Return a chat that has most of its text in common with all others made here."""
-    return {"id": f"like-{number}", "messages": [{"role": "user", "content": f"{TEXT}It was day {number}."}]}
-
-
-def neighbours(nightly: Nightly, *numbers: int) -> list[bytes]:
-    """Return the neighbour after which the last segment of each chat made by `like` was put."""
-    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles)
-    leaves = [archive.archive.version(f"like-{number}").leaf for number in numbers]
-    return [max(item.record.neighbour for item in records(archive, leaf)) for leaf in leaves]
-
-
-def test_a_night_codes_sessions_after_those_that_the_last_one_chose(
-    trained_nightly: Nightly, make_lines: Callable[..., bytes]
-) -> None:
-    nightly = trained_nightly
-    nightly.write("chats/a.jsonl", make_lines(map(like, range(3))))
-    report = nightly.run()
-    assert report["cluster"] is None and neighbours(nightly, 0, 1, 2) == [NONE] * 3
-    nightly.rest = "[cluster]\nmedoids = 2\n"
-    assert nightly.run(dry_run=True)["cluster"]["medoids"] == 2
-    assert not object_names.candidates_among({p.name for p in (nightly.root / "cold/index").iterdir()})
-    report = nightly.run()
-    assert (report["cluster"]["tenants"], report["cluster"]["sessions"], report["cluster"]["medoids"]) == (1, 3, 2)
-    nightly.write("chats/b.jsonl", make_lines(map(like, range(3, 5))))
-    assert nightly.counts() == (2, 3, 0, 0)
-    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles).archive
-    leaves = [archive.version(f"like-{n}").leaf for n in range(4)]
-    third, fourth = neighbours(nightly, 3, 4)
-    assert third in leaves[:3] and fourth in leaves, "the fourth may be nearest to the third, of the same night"
-    assert nightly.content() == {("default", f"like-{n}"): [json.dumps(like(n))] for n in range(5)}
-
-
-def test_a_night_that_cannot_cluster_says_so_and_keeps_the_last_choice(
-    trained_nightly: Nightly, make_lines: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nightly = trained_nightly
-    nightly.rest = "[cluster]\n"
-    nightly.write("chats/a.jsonl", make_lines(map(like, range(3))))
-    assert nightly.run()["exit_code"] == 0
-    before = sorted((nightly.root / "cold/index").iterdir())
-
-    def full(*_: object, **__: object) -> Any:
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr("pltz.archive.maintenance.cluster.pack_candidates", full)
-    nightly.write("chats/b.jsonl", make_lines(map(like, range(3, 9))))
-    report = nightly.run()
-    assert report["exit_code"] == 7 and report["failures"] == ["cluster: the disk is full"]
-    assert report["cluster"] is None and set(before) <= set((nightly.root / "cold/index").iterdir())
-    assert neighbours(nightly, 8) != [NONE]
 
 
 def test_damage_in_the_sample_is_said(
