@@ -20,6 +20,7 @@ LEAST_ROWS = 8  # that a receipt is measured on: fewer tell too little of how mu
 QUANTILE = 2.326348  # of the normal distribution at 99 %
 SHORTEST = 32  # tokens of the shortest beginning of a row that has a limit of its own
 NEARLY = 1 - 1e-9  # of a limit: rounding
+NOISE = 1e-6  # bits per token: a smaller loss is rounding, and the spread of its rows no more
 LARGEST = 1 << 40  # number in a receipt: those of JSON may have any size
 
 
@@ -93,8 +94,10 @@ def upper_limit(mean: float, error: float, rows: int) -> float:
 
     >>> round(upper_limit(0.00004, 0.000004, 24), 6)
     5.1e-05
+    >>> upper_limit(0.00000002, 0.0000007, 8) < NOISE
+    True
     """
-    return mean * math.exp(min(student(rows - 1) * error / mean, 100.0)) if mean > 0 else 0.0
+    return mean * math.exp(min(student(rows - 1) * error / max(mean, NOISE), 100.0)) if mean > 0 else 0.0
 
 
 def spans(tokens: int) -> list[int]:
