@@ -77,7 +77,7 @@ WINGS = {
         "bulk",
     ),
     "benchmarks": (
-        "peers plots records speed",
+        "peers plots records speed turns",
         "archive kv sizes",
         "exactness trace_session",
         "torture __main__",

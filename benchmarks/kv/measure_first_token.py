@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from pltz.benchmarks.kv.measure_kv import (
     sample_ids,
 )
 from pltz.benchmarks.kv.random_target import SHAPES
+from pltz.benchmarks.turns import Way, nothing, take_turns
 from pltz.cli.bench import machine, shared
 from pltz.datasets import sample_sessions
 from pltz.kv.predictive.calibration import Calibration
@@ -113,63 +113,64 @@ def measure(
     """
     device = target.device.type
     bench = Bench(folder, target, ids, calibration, device, "fast" if device == "cuda" else "default")
-    none: Callable[[], object] = lambda: None
-    ways: dict[str, tuple[int, Callable[[], object], Callable[[], Any]]] = {}
-    ways["cold"] = (0, none, lambda: target.prefill(ids))
+    ways: list[Way] = []
+
+    def add(name: str, stored: int, call: Callable[[], Any], before: Callable[[], object] = nothing) -> None:
+        ways.append(Way(name, stored, before, lambda: with_token(call())))
+
+    add("cold", 0, lambda: target.prefill(ids))
     bare = Thawer(bench.cold, target)
-    ways["archive"] = (stored_bytes(bench, NAME), none, partial(bare.thaw, NAME))
+    add("archive", stored_bytes(bench, NAME), partial(bare.thaw, NAME))
     if turns:
         ends = [len(ids) * n // turns for n in range(1, turns + 1)]
         tokenizer = target.tokenizer_json
         list(bench.cold.put_many(PutRequest(GROWN, Session("ids", ids[:e]), GROWN, tokenizer=tokenizer) for e in ends))
         bench.cold.parts.catalog.refresh()
-        ways[f"archive, {turns} turns"] = (stored_bytes(bench, GROWN, GROWN), none, partial(bare.thaw, GROWN, GROWN))
+        add(f"archive, {turns} turns", stored_bytes(bench, GROWN, GROWN), partial(bare.thaw, GROWN, GROWN))
     dropped: list[bool] = []
     hot, in_memory = bench.thawer(bench.raw, "device")
     files, from_files = bench.thawer(bench.raw, "disk")
     size = files.stats().tiers["disk"].used
-    ways["warm"] = (size, lambda: dropped.append(drop(files)), lambda: from_files.thaw(NAME))
+    add("warm", size, lambda: from_files.thaw(NAME), lambda: dropped.append(drop(files)))
     if calibration is not None:
         _, block = bench.predictive(point)
         small, from_small = bench.thawer(block, "disk")
         size = small.stats().tiers["disk"].used
-        ways["warm, small"] = (size, lambda: dropped.append(drop(small)), lambda: from_small.thaw(NAME))
-    ways["hot"] = (hot.stats().tiers["device"].used, none, lambda: in_memory.thaw(NAME))
+        add("warm, small", size, lambda: from_small.thaw(NAME), lambda: dropped.append(drop(small)))
+    add("hot", hot.stats().tiers["device"].used, lambda: in_memory.thaw(NAME))
     first = int(bench.raw.logits.float().argmax()) if bench.raw.logits is not None else -1
-    times: dict[str, list[float]] = {name: [] for name in ways}
     stages: dict[str, dict[str, float]] = {}
     same: dict[str, bool] = {}
-    for number in range(-warm_up, rounds):
-        for name, (_, before, work) in ways.items():
-            before()
-            bench.wait()
-            began = time.perf_counter()
-            found = work()
-            logits = found.logits if isinstance(found, Thawed) else found[1]
-            token = int(logits.float().argmax())
-            seconds = time.perf_counter() - began
-            if isinstance(found, Thawed):
-                stages[name] = {stage: round(ms, 2) for stage, ms in found.timings.items()}
-                if not np.array_equal(found.token_ids, ids):
-                    raise ModelError(f"{name}: other ids")
-            same[name] = same.get(name, True) and token == first
-            if number >= 0:
-                times[name].append(seconds)
-            del found
+
+    def look(name: str, result: tuple[Any, int], _: float | None) -> None:
+        found, token = result
+        if isinstance(found, Thawed):
+            stages[name] = {stage: round(ms, 2) for stage, ms in found.timings.items()}
+            if not np.array_equal(found.token_ids, ids):
+                raise ModelError(f"{name}: other ids")
+        same[name] = same.get(name, True) and token == first
+
+    times = take_turns(ways, rounds, look, warm_up=warm_up, wait=bench.wait)
     # what is kept must give the token of the prefill it was kept of; another cut of the prefill may differ by noise
     if wrong := [name for name in ("warm", "hot") if not same[name]]:
         raise ModelError(f"{wrong[0]}: another first token than the prefill's")
     middle = {name: statistics.median(some) for name, some in times.items()}
     rows = [
         {
-            "way": name, "bytes": ways[name][0], "s": round(middle[name], 6),
+            "way": name, "bytes": stored, "s": round(middle[name], 6),
             "all_s": [round(seconds, 6) for seconds in times[name]],
             "cold_over": round(middle["cold"] / middle[name], 3), "same_token": same[name],
             "stages_ms": stages.get(name, {}),
         }
-        for name in ways
+        for name, stored, *_ in ways
     ]  # fmt: skip
     return {"rows": rows, "page_cache_dropped": all(dropped)}
+
+
+def with_token(found: Any) -> tuple[Any, int]:
+    """Return what a way gives, and the first token of it, which is on the host then."""
+    logits = found.logits if isinstance(found, Thawed) else found[1]
+    return found, int(logits.float().argmax())
 
 
 def stored_bytes(bench: Bench, name: str, tenant: str = "default") -> int:

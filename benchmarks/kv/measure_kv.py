@@ -32,6 +32,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
 from pltz.benchmarks.kv.random_target import RandomTarget
+from pltz.benchmarks.turns import Way, nothing, take_turns
 from pltz.cli.bench import machine
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
@@ -207,20 +208,18 @@ def main() -> None:
 
 def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
     """Return the rows of all ways, after rounds in which they take turns."""
-    ways: dict[str, tuple[int, Callable[[], object], Callable[[], Any]]] = {}
     size = bench.raw.kv.numel() * bench.raw.kv.element_size()
-    none: Callable[[], object] = lambda: None
-    ways["prefill"] = (0, none, lambda: bench.target.prefill(bench.ids))
+    ways = [Way("prefill", 0, nothing, lambda: bench.target.prefill(bench.ids))]
     dropped: list[bool] = []
 
     def add(name: str, block: KVBlock, tier: str, forms: dict[str, Any] | None = None) -> None:
         store, thawer = bench.thawer(block, tier, forms)
         kept = store.stats().tiers[tier].used
         if tier != "disk":
-            ways[f"{name}, {tier}"] = (kept, none, lambda: thawer.thaw(NAME))
+            ways.append(Way(f"{name}, {tier}", kept, nothing, lambda: thawer.thaw(NAME)))
             return
-        ways[f"{name}, page cache"] = (kept, none, lambda: thawer.thaw(NAME))
-        ways[f"{name}, disk"] = (kept, lambda: dropped.append(drop(store)), lambda: thawer.thaw(NAME))
+        ways.append(Way(f"{name}, page cache", kept, nothing, lambda: thawer.thaw(NAME)))
+        ways.append(Way(f"{name}, disk", kept, lambda: dropped.append(drop(store)), lambda: thawer.thaw(NAME)))
 
     add("raw", bench.raw, "device")
     add("q8", bench.raw, "device", {"device": Q8Codec(bench.rotary)})
@@ -234,24 +233,19 @@ def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
             add(f"predictive at {bits:.2f} bits", block, tier)
     for tier in ("host", "disk"):
         add("raw", bench.raw, tier)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    # Ways take turns, so that a slow minute of the machine falls on all. Round 0 warms up and checks.
-    for number in range(rounds + 1):
-        for name, (_, before, work) in ways.items():
-            before()
-            bench.wait()
-            start = time.perf_counter()
-            found = work()
-            bench.wait()
-            if number:
-                times[name].append(1e3 * (time.perf_counter() - start))
-            elif name != "prefill":
-                check(bench, name, found)
-            del found
+
+    def look(name: str, found: Any, seconds: float | None) -> None:
+        if seconds is None and name != "prefill":
+            check(bench, name, found)
+
+    times = take_turns(ways, rounds, look, wait=bench.wait)
     rows = [
-        {"way": name, "bytes": ways[name][0], "ms": statistics.median(some), "best": min(some)}
-        for name, some in times.items()
-    ]
+        {
+            "way": way.name, "bytes": way.stored, "ms": 1e3 * statistics.median(times[way.name]),
+            "best": 1e3 * min(times[way.name]),
+        }
+        for way in ways
+    ]  # fmt: skip
     alone_ms = unpacking(bench)
     return {"kv_bytes": size, "rows": rows, "coded": coded, "alone_ms": alone_ms, "page_cache_dropped": all(dropped)}
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
+from pltz.benchmarks.turns import Way, nothing, take_turns
 from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -340,9 +341,6 @@ def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "
     return RandomTarget.make(shape, tokenizer_json, place, device)
 
 
-Way = tuple[str, int, Callable[[], object], Callable[[], Any]]  # name, bytes stored, before, timed
-
-
 def ways(bench: ThawBench) -> Iterator[Way]:
     """Yield each way to the KV of one session. A timed call returns a Thawed to check, or None."""
     from safetensors.torch import load_file, save_file
@@ -364,9 +362,6 @@ def ways(bench: ThawBench) -> Iterator[Way]:
         found = load_file(plain, device=str(bench.device)).values()
         return [t.clone() if bench.device.type == "cpu" else t for t in found]
 
-    def nothing() -> None:
-        return None
-
     # Each way says what it reads, what to do before a round, and the call that is timed.
     def way(
         name: str,
@@ -376,7 +371,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
         session: str,
         tenant: str = "default",
     ) -> Way:
-        return name, stored, before, lambda: tier[1].thaw(session, tenant)
+        return Way(name, stored, before, lambda: tier[1].thaw(session, tenant))
 
     def only(session: str | None, number: int | None = None) -> Callable[[], None]:
         def before() -> None:
@@ -395,7 +390,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
             bench.drop(path)
 
     kv = bench.kv_bytes
-    yield "prefill", 0, nothing, lambda: bench.target.prefill(bench.ids[0])
+    yield Way("prefill", 0, nothing, lambda: bench.target.prefill(bench.ids[0]))
     yield way("thaw", bench.stored[WHOLE], only(None), bench.hot, WHOLE)
     yield way("thaw, fast layout", bench.stored[FAST], only(None), bench.hot, FAST, FAST)
     yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), bench.hot, GROWN)
@@ -403,14 +398,10 @@ def ways(bench: ThawBench) -> Iterator[Way]:
     yield way("thaw, hot in host memory", kv, lambda: bench.host[1].thaw(WHOLE), bench.host, WHOLE)
     yield way("thaw, warm files in the page cache", kv, warm, bench.files, WHOLE)
     yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
-    yield (
-        "host memory",
-        kv,
-        nothing,
-        lambda: ([t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]),
-    )
-    yield "safetensors in the page cache", kv, nothing, load
-    yield "safetensors on the disk", kv, lambda: bench.drop(plain), load
+    copied = lambda: [t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]
+    yield Way("host memory", kv, nothing, copied)
+    yield Way("safetensors in the page cache", kv, nothing, load)
+    yield Way("safetensors on the disk", kv, lambda: bench.drop(plain), load)
 
 
 def _pinned(tensor: Any) -> Any:
@@ -426,31 +417,31 @@ def measure(
     """Return a row for each way, and the stages of the best thaw in either layout, in milliseconds."""
     from pltz.kv.thaw.thawed import Thawed
 
-    found: dict[str, dict[str, Any]] = {}
+    best: dict[str, float] = {}
     stages: dict[str, dict[str, float]] = {}
     everything = list(ways(bench))
-    for number in range(rounds + 1):  # the first one warms up
-        for name, stored, before, call in everything:
-            result = None  # a mapped file would stay in the page cache
-            before()
-            bench.synchronize()
-            start = time.perf_counter()
-            result = call()
-            bench.synchronize()
-            ms = 1e3 * (time.perf_counter() - start)
-            if isinstance(result, Thawed):
-                bench.check(result, bench.ids[0], bench.expected)
-            row = found.setdefault(name, {"way": name, "stored_bytes": stored, "ms": ms, "all_ms": []})
-            if number:
-                if name in TIMED and ms < min(row["all_ms"], default=ms + 1):
-                    stages[name] = {stage: round(value, 3) for stage, value in result.timings.items()}
-                row["all_ms"].append(round(ms, 3))
-        if number:
+
+    def look(name: str, result: Any, seconds: float | None) -> None:
+        if isinstance(result, Thawed):
+            bench.check(result, bench.ids[0], bench.expected)
+        if seconds is None:
+            return
+        if name in TIMED and seconds < best.get(name, seconds + 1):
+            best[name] = seconds
+            stages[name] = {stage: round(value, 3) for stage, value in result.timings.items()}
+        if name == everything[-1].name:
             bar.add(1)
-    rows = list(found.values())
-    for row in rows:
-        row["ms"] = min(row["all_ms"])
-        row["over_prefill"] = round(row["ms"] / rows[0]["ms"], 4)  # the first row is the prefill
+
+    times = take_turns(everything, rounds, look, wait=bench.synchronize)
+    all_ms = {name: [round(1e3 * seconds, 3) for seconds in spent] for name, spent in times.items()}
+    prefill = min(all_ms[everything[0].name])
+    rows = [
+        {
+            "way": way.name, "stored_bytes": way.stored, "ms": min(all_ms[way.name]), "all_ms": all_ms[way.name],
+            "over_prefill": round(min(all_ms[way.name]) / prefill, 4),
+        }
+        for way in everything
+    ]  # fmt: skip
     return rows, stages
 
 
