@@ -30,6 +30,7 @@ from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
+from pltz.archive.part import Part
 from pltz.archive.retention import Policy, expired
 from pltz.archive.writing.commits import Commits, CutRequest, Refused
 from pltz.archive.writing.cut import SessionCutter, size_of
@@ -687,6 +688,7 @@ class Archive:
         anywhere: bool = False,
         resume: Report | None = None,
         expect: str | None = None,
+        part: Part | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Read the archive and report all damage and the sessions it costs. Change nothing.
@@ -699,6 +701,7 @@ class Archive:
                 end.
             resume: the report of a run that was stopped; checking goes on where it stopped.
             expect: the ``token`` of an earlier report. An archive older than that is not sound.
+            part: check one of several parts, each in a call of its own. The archive is sound if all reports are.
             progress: called with the report so far, from time to time.
 
         Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
@@ -713,6 +716,7 @@ class Archive:
             max_seconds=max_seconds,
             anywhere=anywhere,
             expect=None if expect is None else Token.parse(expect),
+            part=part,
             progress=progress,
         )
 

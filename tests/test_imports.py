@@ -64,7 +64,7 @@ WINGS = {
         "session_file",
     ),
     "archive": (
-        "errors concurrency humanize arguments",
+        "errors concurrency humanize arguments part",
         "format",
         "storage",
         "encryption",
@@ -74,7 +74,6 @@ WINGS = {
         "opener retention",
         "copy",
         "archive version_sizes",
-        "bulk",
     ),
     "benchmarks": (
         "peers plots records speed turns",

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 
@@ -33,17 +33,6 @@ class DamageReport:
     def note(self, kind: str, name: str, what: str) -> None:
         """Add a problem, as `Problems.note` does."""
         self._problems.note(kind, name, what)
-
-    def unread(self) -> tuple[set[bytes], set[bytes]]:
-        """Return the packs with bytes that could not be read, and those of them where these may be heads of records."""
-        return set(self._problems.packs), set(self._problems.blind)
-
-    def take(self, problems: Iterable[Problem], packs: AbstractSet[bytes], blind: AbstractSet[bytes]) -> None:
-        """Add what another process met in this archive. ``packs``, ``blind``: as `unread` returned them there."""
-        for problem in problems:
-            self._problems.add(problem)
-        self._problems.packs |= packs
-        self._problems.blind |= blind
 
     def state(self, pack: bytes) -> PackState:
         """Return the state of a pack that something named."""

@@ -17,7 +17,6 @@ from typing import NamedTuple
 PACKS, INDEXES, PLANS, PARITY = "packs", "index", "collect", "parity"
 LEDGER, KEYS, DAMAGED, TEMPORARY = "ledger", "keys", "damaged", "tmp"
 MANIFEST = "manifest"
-BULK = "bulk"  # register of the lease of bulk work, made when it is first taken
 FOLDERS = (PACKS, PARITY, INDEXES, PLANS, LEDGER, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"

@@ -248,16 +248,16 @@ class BulkVerifier:
         return keys[new], places[new]
 
 
-def whole(swept: Sequence[BulkVerified]) -> bool:
-    """Return whether every parent of a record is a segment of some pack.
+def absent(swept: Sequence[BulkVerified]) -> list[bytes]:
+    """Return the parents of records that are not segments of these packs.
 
-    Also False where two parents begin with the same 8 bytes.
+    Of two that begin with the same 8 bytes one may be returned although it is there.
     """
     parents, found = _named(swept)
     there = np.zeros(len(parents), bool)
     for _, _, at in found:
         there[at] = True
-    return bool(there.all())
+    return [row.astype("<u8").tobytes() for row in parents[~there]]
 
 
 def inner_blocks(swept: Sequence[BulkVerified]) -> Iterator[Location]:

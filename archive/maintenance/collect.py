@@ -33,7 +33,7 @@ next run goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -52,7 +52,6 @@ from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
@@ -70,7 +69,6 @@ FEW = 512  # packs per plan where there is no room for a longer one
 COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
 STOPS = "collecting stops and deletes nothing"
 GOING = "another collector is deleting what was condemned: collect again"
-Elsewhere = Callable[[Sequence[bytes]], Iterable[Result]]  # as `Collector.count`, for all packs
 PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where only that is live
 
 
@@ -95,7 +93,6 @@ class Collector:
         self.catalog, self.writer, self.indexes = catalog, writer, indexes
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
-        self._elsewhere: Elsewhere | None = None
         self._keys = frozenset[str]()  # key files there were when the records of the census were read
 
     def run(
@@ -106,7 +103,6 @@ class Collector:
         grace: int = 0,
         kept: int = KEPT,
         dry_run: bool = False,
-        elsewhere: Elsewhere | None = None,
     ) -> Collected:
         """Finish earlier plans, then condemn packs in a new one.
 
@@ -117,15 +113,12 @@ class Collector:
             grace: least time that a condemned pack stays, and that a forgotten version can be undeleted, in seconds.
                 With 0 what is forgotten is not live, whatever clock its mark is of.
             dry_run: only report the work to do.
-            elsewhere: reads packs for the first census as `count` does, on other machines. What is read again before a
-                deletion, and what is new, is read here.
 
         Raises:
             ArchiveError: something is damaged, missing or unreadable.
             FullError: there is no room to free even one pack.
             StoreError: the store failed.
         """
-        self._elsewhere = elsewhere
         reserve = nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING)
         with reserve, LiveSet() as self._census:
             done = self._run(dead_share, small, grace, kept, dry_run)
@@ -345,7 +338,6 @@ class Collector:
 
         Raises ArchiveError where one is not found.
         """
-        self._elsewhere = None  # this process reads what a deletion relies on
         self._census.drop(self._census.sharing(condemned))  # where records of condemned packs were found: read again
         for location, _ in self._settled(condemned).stranded():
             raise ArchiveError(
@@ -374,28 +366,12 @@ class Collector:
             self.catalog.keys.refresh()  # they are at least as new as this list
             self._keys = keys
         unread = sorted(self.catalog.listing.packs.keys() - self._census.packs, key=self._age)
-        if self._elsewhere and not self._census.packs:
-            for rows in self._elsewhere(unread):
-                self._census.add_rows(rows)
         for pack in unread:
-            if pack in self._census.packs:
-                continue
             try:
                 self._read(pack, self._census)
             except BaseException:
                 self._census.drop([pack])
                 raise
-
-    def count(self, packs: Sequence[bytes]) -> Result:
-        """Return the records of some packs for a census, as `LiveSet.add_rows` takes them.
-
-        A pack that a collector deleted meanwhile is left out. Raises ArchiveError where one is damaged, StoreError.
-        """
-        self.catalog.refresh()
-        with LiveSet() as census:
-            for pack in packs:
-                self._read(pack, census)
-            return census.rows()
 
     def _age(self, pack: bytes) -> tuple[int, bytes]:
         """Return the time of a pack and its id. In this order the times in a block differ by few bits."""

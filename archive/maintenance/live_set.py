@@ -18,15 +18,12 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
-from pltz.archive.maintenance.bulk_journal import Result
 from pltz.coding.codecs.modes import ALONE
-from pltz.plt_codec.identity import NONE, SIZE
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import MAX_VALUE
 
 BATCH = 512  # rows per transaction
@@ -242,38 +239,6 @@ class LiveSet:
             self._row("versions", at, version, record.leaf, own, kind, 0)
         for one in older:
             self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
-
-    def rows(self) -> Result:
-        """Return all records that were added, as `add_rows` of another one takes them: an array for each column.
-
-        ``packs`` names the packs by number, with "" for one that was dropped.
-        """
-        named = (pack.hex() if pack in self._there else "" for pack in self._packs)
-        found: Result = {"packs": list(named)}
-        with _named():
-            for table, columns in COLUMNS.items():
-                self._write(table)
-                for number, kind in enumerate(columns.split(", ")):
-                    name = kind.split()[0]
-                    values = [value for (value,) in self._db.execute(f"SELECT {name} FROM read_{table} ORDER BY rowid")]
-                    found[f"{table}_{number}"] = (
-                        np.frombuffer(b"".join(values), np.uint8).reshape(-1, SIZE)
-                        if kind.endswith("BLOB")
-                        else np.array(values, np.int64)
-                    )
-        return found
-
-    def add_rows(self, rows: Result) -> None:
-        """Add the records of packs that another live set returned by `rows`."""
-        packs = [bytes.fromhex(pack) for pack in rows["packs"]]
-        for pack in filter(None, packs):
-            self.begin(pack)
-        numbers = np.array([self._there.get(pack, -1) for pack in packs], np.int64)
-        for table, columns in COLUMNS.items():
-            at, *others = (rows[f"{table}_{number}"] for number in range(columns.count(",") + 1))
-            place = numbers[at >> PLACE_BITS] << PLACE_BITS | at & (1 << PLACE_BITS) - 1
-            for row in zip(place.tolist(), *(map(bytes, c) if c.ndim > 1 else c.tolist() for c in others), strict=True):
-                self._row(table, *row)
 
     def settle(
         self, condemned: Collection[bytes], before: int = MAX_VALUE, packs: Collection[bytes] | None = None

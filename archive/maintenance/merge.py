@@ -17,9 +17,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import add
 
 import numpy as np
 
@@ -66,12 +65,8 @@ class Merged:
     before: int = 0
     after: int = 0
 
-    def with_more(self, other: Merged) -> Merged:
-        """Return the sum of both results."""
-        return Merged(*map(add, astuple(self), astuple(other)))
 
 
-Elsewhere = Callable[[Iterable[list[Version]]], Iterable[Merged]]  # as `Merger.merge`
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,6 @@ class Merger:
         tenant: str | None = None,
         dry_run: bool = False,
         progress: Callable[[Merged], None] | None = None,
-        elsewhere: Elsewhere | None = None,
     ) -> Merged:
         """Merge every cold session and return what was done.
 
@@ -130,7 +124,6 @@ class Merger:
             tenant: merge only sessions of this tenant.
             dry_run: only report the work to do.
             progress: called with the result so far, after each session.
-            elsewhere: merges sessions as `merge` does, some at a time, on other machines.
 
         Raises:
             ArchiveError: packs are damaged or gone, so it is not known which segments sessions share.
@@ -139,25 +132,10 @@ class Merger:
         """
         self.catalog.refresh()
         self._want_sight()
-        done, histories = Merged(), self._cold(cold, tenant)
-        if elsewhere:
-            for part in elsewhere(histories):
-                done = done.with_more(part)
-                if progress:
-                    progress(done)
-            self.catalog.refresh()
-        else:
-            done = self._merged(histories, dry_run, progress)
+        done = self._merged(self._cold(cold, tenant), dry_run, progress)
         if done.merged and not dry_run:
             self.indexes.write_if_due()
         return done
-
-    def merge(self, sessions: Sequence[tuple[str, str]], *, dry_run: bool = False) -> Merged:
-        """Merge some sessions, by tenant and name, whatever their age. Raises the errors of `run`."""
-        self.catalog.refresh()
-        self._want_sight()
-        keys, versions = self.catalog.keys, self.catalog.lookup.versions
-        return self._merged((versions(keys.domain(TENANT, tenant), name) for tenant, name in sessions), dry_run, None)
 
     def _merged(
         self, histories: Iterable[list[Version]], dry_run: bool, progress: Callable[[Merged], None] | None

@@ -143,10 +143,8 @@ class Repairer:
         self._keys = keys
         self._known: Settings | None = None
 
-    def run(self, elsewhere: Callable[[Sequence[bytes], Settings], Iterable[bytes]] | None = None) -> Repaired:
+    def run(self) -> Repaired:
         """Repair everything and return the report.
-
-        ``elsewhere``: finds the packs that are not sound as `unsound` does, on other machines, in order.
 
         Raises:
             UsageError: there is no archive.
@@ -174,7 +172,7 @@ class Repairer:
             self._publish(catalog)  # before packs get parity: what has none is late
         packs = sorted(self._pack_names(catalog))
         self.report.checked += len(packs)
-        for pack in (elsewhere or self.unsound)(packs, settings):
+        for pack in self.unsound(packs, settings):
             self._pack(catalog, pack, settings.parity)
         self._manifest(keys)
         self._keys_of_packs(catalog)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress
@@ -43,8 +43,9 @@ from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.format.settings import Settings
 from pltz.archive.humanize import counted
-from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, inner_blocks, whole
+from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, absent, inner_blocks
 from pltz.archive.maintenance.erase import unfinished
+from pltz.archive.part import Part
 from pltz.archive.storage.store import is_there
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
@@ -110,29 +111,6 @@ class PackSpan:
     stop: int | None = None  # bytes
 
 
-@dataclass
-class CheckedPacks:
-    """The findings of a check of some packs, perhaps on another machine.
-
-    Attributes:
-        report: of these packs alone.
-        swept: packs proved in bulk.
-        doubted: all others.
-        problems: those that the catalogue met meanwhile.
-        unread, blind: packs with bytes that could not be read, as `DamageReport.unread` returns them.
-    """
-
-    report: Report
-    swept: list[BulkVerified]
-    doubted: set[bytes]
-    problems: list[Problem]
-    unread: set[bytes]
-    blind: set[bytes]
-
-
-Elsewhere = Callable[[Sequence[bytes]], Iterable[CheckedPacks]]
-
-
 class Verifier:
     """Checks an archive through a fresh catalog of its files.
 
@@ -147,6 +125,7 @@ class Verifier:
         self._problems = Problems(self.report.problems)
         self._end: float | None = None
         self._stop: int | None = None  # bytes
+        self._part = Part()
         self._hidden: dict[int, bytes] = {}  # keys of sessions with records that cannot be read, and packs of these
         self._progress: Callable[[Report], None] | None = None
 
@@ -159,7 +138,7 @@ class Verifier:
         anywhere: bool = False,
         expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
-        elsewhere: Elsewhere | None = None,
+        part: Part | None = None,
     ) -> Report:
         """Check all packs, or a random ``fraction`` of them, and return the report.
 
@@ -175,8 +154,8 @@ class Verifier:
                 end. Nothing can resume from their reports.
             expect: token that `freshness.token_of` returned earlier. An archive older than that is not sound.
             progress: called with the report after each pack, and between batches of decoded segments.
-            elsewhere: has the packs checked by `check` on other machines, and returns what each found, in order. Then
-                there is no limit in seconds.
+            part: check only the packs of this part, and that the segments are there that they need of other parts. What
+                is of no pack is checked by the first part. Together all parts check what a run without them does.
 
         Raises StoreError where the store fails or files cannot be read at all, ArchiveError where collectors interfere.
         Damage is in the report, not raised.
@@ -205,50 +184,24 @@ class Verifier:
         # packs, while the digests of indexes are computed beside
         swept: list[BulkVerified] = []
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
+        self._part = part or Part()
         spans = self._chosen(fraction, anywhere and decode)
         with run_alongside(self._index_digests) as digests:
-            if elsewhere is None:
-                self._check_packs(spans, decode, swept, doubted)
-            else:
-                for part in elsewhere([span.pack for span in spans]):
-                    self._take(part, swept, doubted)
-        self._check_copies()
-        self._check_redundancy()
+            self._check_packs(spans, decode, swept, doubted)
+        if self._part.number == 1:
+            self._check_copies()
+            self._check_redundancy()
         self._check_indexes(digests(), doubted)
         # sessions that are lost are looked for only where something may be
         self._hidden = self.catalog.damage.hidden_sessions(doubted)
         astray = self.catalog.listing.stable(lambda: self._astray(swept))
-        if doubted or self._hidden or not self.report.complete or not whole(swept) or astray:
+        if doubted or self._hidden or not self.report.complete or astray:
             self.report.lost += self.catalog.listing.stable(self._lost)
-        self.report.begun = len(self.catalog.lookup.begun_logs())
+        if self._part.number == 1:
+            self.report.begun = len(self.catalog.lookup.begun_logs())
         for problem in self.catalog.damage.problems:
             self._problems.add(problem)
         return self.report
-
-    def check(self, packs: Sequence[bytes], decode: bool) -> CheckedPacks:
-        """Check these packs alone, as `run` does. Raises StoreError."""
-        if not set(packs) <= self.catalog.listing.packs.keys():
-            self.catalog.refresh()
-        self.report, swept, doubted = Report(), list[BulkVerified](), set[bytes]()
-        self._problems = Problems(self.report.problems)
-        self._check_packs(list(map(PackSpan, packs)), decode, swept, doubted)
-        damage = self.catalog.damage
-        return CheckedPacks(self.report, swept, doubted, list(damage.problems), *damage.unread())
-
-    def _take(self, part: CheckedPacks, swept: list[BulkVerified], doubted: set[bytes]) -> None:
-        """Add what the check of some packs found to the report."""
-        mine, theirs = self.report, part.report
-        for count in ("packs", "records", "decoded", "undecoded", "unreadable"):
-            setattr(mine, count, getattr(mine, count) + getattr(theirs, count))
-        mine.bad |= theirs.bad
-        mine.cursor = theirs.cursor
-        for problem in theirs.problems:
-            self._problems.add(problem)
-        self.catalog.damage.take(part.problems, part.unread, part.blind)
-        swept += part.swept
-        doubted |= part.doubted
-        if self._progress:
-            self._progress(mine)
 
     def _check_packs(self, spans: list[PackSpan], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
         """Check as many packs as there is time for.
@@ -278,7 +231,7 @@ class Verifier:
                 self._progress(self.report)
 
     def _astray(self, swept: Sequence[BulkVerified]) -> set[bytes]:
-        """Return the segments of circles, and those below too many others.
+        """Return the segments of circles, those below too many others, and those that are needed and not there.
 
         Dead records count, so no reader may need these: versions that do are lost. Nothing is decoded.
         """
@@ -296,7 +249,15 @@ class Verifier:
             for record in block.heads():
                 if record.id is not None:
                     records.setdefault(record.id, set()).add(record.parent)
-        return deepest(records)
+        needed, missing = absent(swept), set[bytes]()  # of packs of other parts, which may be deep themselves
+        while needed:
+            if (segment := needed.pop()) == NONE or segment in records:
+                continue
+            places = self.catalog.lookup.find(SEGMENTS, segment)
+            records[segment] = {place.record.parent for place in places}
+            missing |= set() if places else {segment}
+            needed += records[segment]
+        return missing | deepest(records)
 
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
@@ -335,7 +296,7 @@ class Verifier:
     def _chosen(self, fraction: float, anywhere: bool) -> list[PackSpan]:
         """Return the spans to check, in order."""
         dice = random.Random(self.catalog.store.random(8))
-        packs = sorted(pack for pack in self.catalog.listing.packs if pack > self.report.cursor)
+        packs = sorted(p for p in self.catalog.listing.packs if p > self.report.cursor and self._part.has(p))
         if fraction < 1:
             self.report.complete = False
             packs = [pack for pack in packs if dice.random() < fraction]
@@ -658,6 +619,8 @@ class Verifier:
         """
         found: dict[str, bytes | FormatError] = {}
         for name, index in list(self.catalog.listing.indexes.items()):
+            if not self._part.has(name.encode()):
+                continue
             try:
                 found[name] = index.verify()
             except FormatError as exc:
@@ -667,11 +630,12 @@ class Verifier:
     def _check_indexes(self, digests: dict[str, bytes | FormatError], doubted: set[bytes]) -> None:
         for name, index in list(self.catalog.listing.indexes.items()):
             try:
-                found = digests[name] if name in digests else index.verify()
-                if isinstance(found, FormatError):
-                    raise found
-                if found.hex() != name:
-                    self._wrong("index", name, "its digest is not its name")
+                if self._part.has(name.encode()):
+                    found = digests[name] if name in digests else index.verify()
+                    if isinstance(found, FormatError):
+                        raise found
+                    if found.hex() != name:
+                        self._wrong("index", name, "its digest is not its name")
                 for pack in sorted(doubted & index.packs.keys() & self.catalog.listing.packs.keys()):
                     self._check_entries(name, index, pack)
             except FormatError as exc:

@@ -664,7 +664,7 @@ class DirectoryStore:
         plans, these are lost. In both cases the folder must not be taken for empty, nor be created. Raises
         StoreError.
         """
-        if folder not in (*FOLDERS, object_names.BULK) or SETTINGS not in self._names(""):
+        if folder not in FOLDERS or SETTINGS not in self._names(""):
             return False
         parity, indexes = self._names(object_names.PARITY), self._names(object_names.INDEXES)
         evidence: dict[str, Collection[object]] = {

@@ -1,28 +1,24 @@
 """``pltz archive copy``: copy sessions from one archive to another."""
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted
+from pltz.archive.part import Part
 from pltz.cli.archive import shared
+from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
-from pltz.cli.archive.spreading import Spreading, spread_options
-from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pltz.archive.bulk import CopiedVersion
     from pltz.archive.copy import Copied
 
 
 @click.command(
-    cls=Command,
+    cls=PartCommand,
     short_help="Copy sessions with their histories to another archive.",
     examples=[
         "pltz archive copy /data/cold /mnt/backup",
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
-@spread_options
+@parted("sessions")
 @shared.recoding_options
 def copy(
     place: str,
@@ -46,7 +42,7 @@ def copy(
     tags: tuple[str, ...],
     last: bool,
     recoding: Recoding,
-    spreading: Spreading,
+    part: Part | None,
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 
@@ -54,10 +50,9 @@ def copy(
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
     copied, and the exit code is 7 where parts of DIR are damaged.
     """
-    from pltz.archive import bulk
     from pltz.archive.copy import copy as transfer
 
-    (source, ours), (other, theirs) = (recoding.opened(one, perhaps_sealed=True) for one in (place, to))
+    source, other = (recoding.open(each, perhaps_sealed=True) for each in (place, to))
     if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     if source.parts.settings.sealed and not other.parts.settings.sealed:
@@ -65,35 +60,28 @@ def copy(
     # Both need their codecs: a version is decoded from one and coded into the other.
     source.load()
     other.load()
-    chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
+    chosen = list(choose(source, names, tenant, tags_of(tags), history=not last, part=part))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
-    with ExitStack() as stack:
-        bar = stack.enter_context(
-            Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress))
-        )
-        copies: Iterable[Copied | CopiedVersion]
-        if spreading:
-            spread = stack.enter_context(spreading.over(other.parts.settings.archive, theirs.place, "copy"))
-            copies = bulk.copy(ours, chosen, theirs, other, spread, dry_run=recoding.dry_run)
-        else:
-            copies = transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run)
-        for done in copies:
+    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress)) as bar:
+        for done in transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
             bar.add(1)
             _show(done, recoding)
+    # A copy of everything is whole only where no damage hid a version.
+    if not names:
+        source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
     if not recoding.as_json:
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
-    # A copy of everything is whole only where no damage hid a version.
-    if not names:
-        source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
+    elif part:
+        show(report_of(part, {"copied": copied, "there": there, "erased": erased}), "", recoding.as_json)
 
 
-def _show(done: "Copied | CopiedVersion", recoding: Recoding) -> None:
+def _show(done: "Copied", recoding: Recoding) -> None:
     from pltz.archive.archive import SessionVersion
 
     version = SessionVersion.of(done.version)

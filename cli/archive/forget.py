@@ -8,8 +8,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import archive_and_recipe, facts, line_of, open_archive, show, tags_of
-from pltz.cli.archive.spreading import Spreading, spread_options
+from pltz.cli.archive.shared import facts, line_of, open_archive, show, tags_of
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
@@ -120,7 +119,6 @@ def undelete(
     examples=[
         "pltz archive collect /data/cold",
         "pltz archive collect /data/cold --grace 7d --dry-run --json",
-        "pltz archive collect s3://bucket/cold --ray ray://head:10001",
     ],
 )
 @shared.DIR
@@ -133,9 +131,8 @@ def undelete(
 )
 @shared.DRY_RUN
 @shared.JSON_LINES
-@spread_options
 @key_options
-def collect(place: str, grace: str, dry_run: bool, as_json: bool, spreading: Spreading) -> None:
+def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 
     A run first moves the records that are still needed out of packs that were condemned longer than the grace period
@@ -143,17 +140,10 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool, spreading: Spr
     forgotten less than the grace period ago is still needed, so undelete brings it back. Readers, writers and other
     collectors may work at the same time.
     """
-    from pltz.archive import bulk
     from pltz.archive.retention import seconds
 
     wait = seconds(grace)
-    cold, recipe = archive_and_recipe(place)
-    if spreading:
-        # workers read the packs; records are moved and packs deleted here
-        with spreading.over(cold.parts.settings.archive, recipe.place, "collect", writes=not dry_run) as spread:
-            found = bulk.collect(cold, recipe, spread, grace=wait, dry_run=dry_run)
-    else:
-        found = cold.collect(grace=wait, dry_run=dry_run)
+    found = open_archive(place).collect(grace=wait, dry_run=dry_run)
     done = dataclasses.asdict(found)
     may = "would be " if dry_run else ""
     text = (

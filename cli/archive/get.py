@@ -3,15 +3,15 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted
+from pltz.archive.part import Part
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import archive_and_recipe, choose, full_names, open_archive, tags_of
-from pltz.cli.archive.spreading import Spreading, spread_options
+from pltz.cli.archive.parts import PartCommand, parted, report_of
+from pltz.cli.archive.shared import choose, full_names, open_archive, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -22,13 +22,8 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.bulk import ArchiveRecipe
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.maintenance.bulk_journal import Result
-    from pltz.archive.maintenance.bulk_shards import ShardWork, Spread
     from pltz.models.session.session import Session
-
-EXPORTED, SHARDS = 64, 512  # sessions in a shard of an export, at least; shards of all, about
 
 
 @click.command(
@@ -97,12 +92,13 @@ def get(
 
 
 @click.command(
-    cls=NamingCommand,
+    cls=PartCommand,
     short_help="Write many sessions as JSONL or as a .pltz file.",
     examples=[
         "pltz archive export /data/cold -o all.jsonl",
         "pltz archive export /data/cold --tenant acme --tag channel=web --format pltz -o acme.pltz",
         "pltz archive export /data/cold support/7 support/8 -o - | head -n 1",
+        "pltz archive export s3://bucket/cold -o all-3.jsonl --part 3/16 --json",
     ],
 )
 @shared.DIR
@@ -122,7 +118,7 @@ def get(
 @options.DEVICE
 @options.PROGRESS
 @options.JSON
-@spread_options
+@parted("sessions")
 @key_options
 def export(
     place: str,
@@ -140,7 +136,7 @@ def export(
     device: str,
     progress: bool | None,
     as_json: bool,
-    spreading: Spreading,
+    part: Part | None,
 ) -> None:
     """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
 
@@ -152,63 +148,21 @@ def export(
         form = "pltz" if output.endswith(".pltz") else "jsonl"
     if form == "pltz" and with_names:
         raise UsageError("a .pltz file has no names: leave --with-names out, or write JSONL")
-    if spreading and form == "pltz":
-        raise UsageError("--ray writes JSONL: name a file that does not end in .pltz, or leave --ray out")
     destination = Output(output, force=force, binary=form == "pltz")
-    cold, recipe = archive_and_recipe(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    chosen = list(choose(cold, names, tenant, tags_of(tags), history=history))
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    chosen = list(choose(cold, names, tenant, tags_of(tags), history=history, part=part))
     with Progress("export", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
         if form == "pltz":
             destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
-        elif spreading:  # the journal has what the sessions say: one is kept only where it is asked for
-            archive = cold.parts.settings.archive
-            with spreading.over(archive, recipe.place, "export", writes=False, keep=False) as spread:
-                destination.write(_spread_lines(recipe, chosen, with_names, spread, bar))
         else:
             destination.write(_lines(cold, chosen, with_names, bar.add))
-    if as_json:
-        destination.report(json.dumps({"sessions": len(chosen), "format": form, "output": output}))
-    elif output != "-":
-        destination.report(f"{output}: {counted(len(chosen), 'session')}")
     if not names:
         cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
-
-
-@dataclass(frozen=True)
-class ExportTask:
-    """Write the lines of some versions."""
-
-    recipe: "ArchiveRecipe"
-    with_names: bool
-
-    def open(self) -> "ShardWork":
-        """Return the function that returns the lines of versions."""
-        import numpy as np
-
-        cold = self.recipe.open()
-
-        def work(versions: "Sequence[Version]") -> "Result":
-            cold.parts.catalog.refresh()
-            text = b"".join(_lines(cold, versions, self.with_names, lambda _: None))
-            return {"lines": np.frombuffer(text, np.uint8)}
-
-        return work
-
-
-def _spread_lines(
-    recipe: "ArchiveRecipe", chosen: "list[Version]", with_names: bool, spread: "Spread", bar: Progress
-) -> Iterator[bytes]:
-    """Yield the lines of the sessions, read by the workers. Raises the errors of `_lines`."""
-    from pltz.archive.maintenance.bulk_shards import Shard, cut, shard_name
-
-    several = max(EXPORTED, len(chosen) // SHARDS)
-    shards = (
-        Shard(shard_name("export", str(with_names), *(v.id for v in run)), list(run))
-        for run in cut(chosen, lambda version: version.id, several)
-    )
-    for shard, result in spread.results(ExportTask(recipe, with_names), shards):
-        yield result["lines"].tobytes()
-        bar.add(len(shard.content))
+    if as_json:
+        found = {"sessions": len(chosen), "format": form, "output": output}
+        destination.report(json.dumps(report_of(part, found)))
+    elif output != "-":
+        destination.report(f"{output}: {counted(len(chosen), 'session')}{f', part {part}' if part else ''}")
 
 
 def _sessions(cold: "Archive", chosen: "Sequence[Version]", seen: "Callable[[int], object]") -> "Iterator[Session]":

@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": "pltz.cli.archive.convert:convert",
     "copy": "pltz.cli.archive.copy:copy",
     "export": "pltz.cli.archive.get:export",
+    "join": "pltz.cli.archive.parts:join",
     "restore": "pltz.cli.archive.restore:restore",
 }
 

@@ -1,14 +1,13 @@
 """``pltz archive merge``: rewrite the turns of cold sessions as one segment each."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import Recoding, show
-from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.progress import Progress, wanted
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     examples=[
         "pltz archive merge /data/cold",
         "pltz archive merge /data/cold --cold 30d --tenant acme --dry-run --json",
-        "pltz archive merge s3://bucket/cold --ray ray://head:10001",
     ],
 )
 @shared.DIR
@@ -34,14 +32,12 @@ if TYPE_CHECKING:
     help="Least age of a session's newest version: 12h, 30d. 0s merges all.",
 )
 @shared.ONLY_TENANT
-@spread_options
 @shared.recoding_options
 def merge(
     place: str,
     cold: str,
     tenant: str | None,
     recoding: Recoding,
-    spreading: Spreading,
 ) -> None:
     """Rewrite the own segments of each cold session in DIR as one, so that it is decoded at once.
 
@@ -50,23 +46,16 @@ def merge(
     are freed by collect. Readers, writers and collectors may work at the same time, and a merge that was stopped is
     simply run again.
     """
-    from pltz.archive import bulk
     from pltz.archive.retention import seconds
 
     age = seconds(cold)
-    archive, recipe = recoding.opened(place)
+    archive = recoding.open(place)
     with Progress("merge", unit="sessions", shown=wanted(recoding.progress)) as bar:
 
         def note(done: "Merged") -> None:
             bar.add(done.sessions - bar.count)
 
-        how: dict[str, Any] = {"tenant": tenant, "dry_run": recoding.dry_run, "progress": note}
-        if spreading:
-            identity = archive.parts.settings.archive
-            with spreading.over(identity, recipe.place, "merge", writes=not recoding.dry_run) as spread:
-                done = bulk.merge(archive, recipe, spread, age=age, **how)
-        else:
-            done = archive.merge(cold=age, **how)
+        done = archive.merge(cold=age, tenant=tenant, dry_run=recoding.dry_run, progress=note)
     may = "would be " if recoding.dry_run else ""
     text = (
         f"{counted(done.merged, 'session')} of {done.sessions:,} cold {may}merged, "

@@ -10,13 +10,14 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
+from pltz.archive.part import Part
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.cli.archive import shared
+from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.put_meter import PutMeter
-from pltz.cli.archive.shared import archive_and_recipe, seconds_of, show, tags_of, tokenizer_json
-from pltz.cli.archive.spreading import Spreading, spread_options
+from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command, NamingCommand
+from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, wanted
@@ -28,7 +29,6 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.bulk import SpreadPuts
     from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.datasets.input_format import Recognised
     from pltz.datasets.session_columns import RowName
@@ -90,12 +90,12 @@ def want_own_folder(place: str) -> None:
 
     Raises UsageError.
     """
-    from pltz.archive.format.object_names import BULK, FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
+    from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
 
     folder = Path(place)
     if not place or "://" in place or not folder.is_dir():
         return
-    known = {*FOLDERS, BULK, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
+    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
     strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not _is_mark(p))
     if strange:
         more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""
@@ -108,7 +108,7 @@ def _is_mark(path: Path) -> bool:
 
 
 @click.command(
-    cls=NamingCommand,
+    cls=PartCommand,
     short_help="Freeze the sessions of INPUT... into the archive.",
     examples=[
         "pltz archive put /data/cold chats.jsonl --tenant acme",
@@ -118,6 +118,7 @@ def _is_mark(path: Path) -> bool:
         "pltz archive put /data/cold chats.jsonl --level 3",
         "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
+        "pltz archive put s3://bucket/cold history/ --ray ray://head:10001",
     ],
 )
 @shared.DIR
@@ -180,7 +181,7 @@ def _is_mark(path: Path) -> bool:
 @options.DEVICE
 @options.PROGRESS
 @shared.JSON_LINES
-@spread_options
+@parted("sessions")
 @key_options
 def put(
     place: str,
@@ -208,7 +209,7 @@ def put(
     device: str,
     progress: bool | None,
     as_json: bool,
-    spreading: Spreading,
+    part: Part | None,
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
@@ -229,9 +230,7 @@ def put(
     if by_level := options.level_of(level):
         bundles, layout, zstd_above = (by_level.bundle,), by_level.layout, by_level.zstd_above
     chosen, time = tags_of(tags), seconds_of(when)
-    if spreading and target is not None:
-        raise UsageError("--ray sends sessions to other machines and no model: leave --target out, or --ray")
-    cold, recipe = archive_and_recipe(
+    cold = open_archive(
         place,
         bundles,
         device=device,
@@ -245,13 +244,7 @@ def put(
     extra["continues"] = not new_version and name_key is None
     how: PutOptions = {"keep_opaque": keep_opaque, "commit_bytes": commit_bytes, "commit_seconds": commit_seconds}
     items = names.items(source, extra)
-    if not spreading:
-        click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json))
-    from pltz.archive.bulk import SpreadPuts
-
-    with spreading.over(cold.parts.settings.archive, recipe.place, "put") as spread:
-        code = put_all(SpreadPuts(cold, recipe, spread), items, source, how, dry_run, progress, as_json)
-    click.get_current_context().exit(code)
+    click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json, part))
 
 
 class PutOptions(TypedDict, total=False):
@@ -263,13 +256,14 @@ class PutOptions(TypedDict, total=False):
 
 
 def put_all(
-    cold: "Archive | SpreadPuts",
+    cold: "Archive",
     items: "Iterator[tuple[PutRequest, int, bool]]",
     source: "PutInputs",
     how: PutOptions,
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
+    part: Part | None = None,
 ) -> int:
     """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
 
@@ -277,9 +271,10 @@ def put_all(
     """
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
-        meter = PutMeter(bar, source.total, dry_run=dry_run)
+        meter = PutMeter(bar, None if part else source.total, dry_run=dry_run)
+        own = (item for item in items if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
-            meter.reading(items),
+            meter.reading(own),
             dry_run=dry_run,
             coding=meter.coding,
             refused=meter.refuse,
@@ -295,6 +290,11 @@ def put_all(
     refused = "".join(f"; {counted(count, noun)} refused" for noun, count in refusals.items() if count)
     if drops() and not as_json:
         refused = f"; {size(source.dropped)} of signatures dropped" + refused
+    if as_json and part:
+        # each part reads all files, so the first alone counts those that it could not
+        unread = source.refused if part.number == 1 else 0
+        found = {"sessions": meter.sessions, "unchanged": meter.unchanged, "bytes": meter.frozen}
+        show(report_of(part, found | {"refused": meter.refused + unread}), "", as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions or not meter.sessions else ""

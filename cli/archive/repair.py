@@ -8,7 +8,6 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     help="Repair nothing. Record that you know of the losses that earlier runs found.",
 )
 @options.JSON
-@spread_options
 @click.pass_context
 def repair(
     ctx: click.Context,
@@ -45,7 +43,6 @@ def repair(
     dry_run: bool,
     acknowledge: bool,
     as_json: bool,
-    spreading: Spreading,
 ) -> None:
     """Restore the damaged parts of the archive in DIR, as far as parity and second copies allow.
 
@@ -67,15 +64,7 @@ def repair(
     key = secret()
     store = open_store(place)
     keys = (lambda settings: open_keys(store, settings, key)) if key else None
-    repairer = Repairer(store, keys, dry_run=dry_run)
-    if spreading:
-        from pltz.archive import bulk
-
-        # workers find what is not sound; it is repaired here. The lease needs archive.json, so that comes first
-        with spreading.over(repairer.settings().archive, place, "repair", writes=not dry_run, keep=False) as spread:
-            done = repairer.run(bulk.unsound(place, spread))
-    else:
-        done = repairer.run()
+    done = Repairer(store, keys, dry_run=dry_run).run()
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))
     if not done.whole:
         ctx.exit(3)

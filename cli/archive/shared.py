@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.archive.humanize import counted, moment
+from pltz.archive.part import Part
 from pltz.cli.ui import options
 from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_words
 from pltz.cli.ui.options import Decorator, nonempty
@@ -20,7 +21,6 @@ from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
-    from pltz.archive.bulk import ArchiveRecipe
     from pltz.archive.catalog.lookup import Version
     from pltz.plt_codec.lanes import LayoutName
 
@@ -86,12 +86,8 @@ class Recoding:
     as_json: bool
 
     def open(self, place: str, *, perhaps_sealed: bool = False) -> "Archive":
-        """Open an archive to code with these options. See `archive_and_recipe` for ``perhaps_sealed``, errors."""
-        return self.opened(place, perhaps_sealed=perhaps_sealed)[0]
-
-    def opened(self, place: str, *, perhaps_sealed: bool = False) -> "tuple[Archive, ArchiveRecipe]":
-        """Open an archive as `open` does, and return it with what opens it again on another machine."""
-        return archive_and_recipe(
+        """Open an archive to code with these options. See `open_archive` for ``perhaps_sealed``, errors."""
+        return open_archive(
             place,
             self.bundles,
             tokenizers=self.tokenizers,
@@ -118,23 +114,7 @@ recoding_options: Decorator = options.together(
 )
 
 
-class Opening(TypedDict, total=False):
-    """The options of `archive_and_recipe`."""
-
-    tokenizers: Iterable[str]
-    device: str
-    threads: int | None
-    layout: "LayoutName"
-    zstd_above: int | None
-    perhaps_sealed: bool
-
-
-def open_archive(place: str, bundles: Iterable[str] = (), **how: Unpack[Opening]) -> "Archive":
-    """Open the archive at ``place``. See `archive_and_recipe` for the arguments and errors."""
-    return archive_and_recipe(place, bundles, **how)[0]
-
-
-def archive_and_recipe(
+def open_archive(
     place: str,
     bundles: Iterable[str] = (),
     *,
@@ -145,10 +125,10 @@ def archive_and_recipe(
     zstd_above: int | None = ZSTD_ABOVE,
     merge_turns: bool = True,
     perhaps_sealed: bool = False,
-) -> "tuple[Archive, ArchiveRecipe]":
+) -> "Archive":
     """Open the archive at ``place``, a sealed one with the key that the command's options name.
 
-    Returns it with what opens it again on another machine. A bundle is loaded only when something is coded.
+    A bundle is loaded only when something is coded.
 
     Args:
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
@@ -161,26 +141,22 @@ def archive_and_recipe(
         UsageError, FormatError, ModelError, KeyMismatch: the archive, a tokenizer or the key cannot be used.
     """
     from pltz.archive.archive import Archive
-    from pltz.archive.bulk import ArchiveRecipe
 
     key: KeyWords = {}
     if key_is_named():
         found = Archive.open(place)  # refuse a missing archive before a passphrase is asked for
         key = key_words() if found.parts.settings.sealed or not perhaps_sealed else {}
-    recipe = ArchiveRecipe(
+    return Archive.open(
         place,
-        {
-            "bundle": [*bundles] or None,
-            "tokenizers": [tokenizer_json(name) for name in tokenizers],
-            "device": device,
-            "threads": threads,
-            "layout": layout,
-            "zstd_above": zstd_above,
-            "merge_turns": merge_turns,
-            **key,
-        },
+        bundle=[*bundles] or None,
+        tokenizers=[tokenizer_json(name) for name in tokenizers],
+        device=device,
+        threads=threads,
+        layout=layout,
+        zstd_above=zstd_above,
+        merge_turns=merge_turns,
+        **key,
     )
-    return recipe.open(), recipe
 
 
 def tokenizer_json(name: str) -> bytes:
@@ -219,12 +195,13 @@ def choose(
     tags: Mapping[str, str],
     *,
     history: bool = False,
+    part: Part | None = None,
 ) -> "Iterator[Version]":
     """Yield versions of the sessions named (of all without names) that have all the tags.
 
-    With ``tenant`` only that tenant's. Yields the last version of each session, or all with ``history``. Raises
-    NotFound for a name that no session has, LostError where a version of it is damaged or gone, ArchiveError where
-    damage may hide it.
+    With ``tenant`` only that tenant's, with ``part`` only those in it. Yields the last version of each session, or all
+    with ``history``. Raises NotFound for a name that no session has, LostError where a version of it is damaged or
+    gone, ArchiveError where damage may hide it.
     """
     from pltz.archive.errors import NotFound
 
@@ -236,7 +213,7 @@ def choose(
             met.add((version.tenant, version.name))
             known = archive.parts.catalog.histories.of(version.tenant, version.name)
             (known.want_named if history else known.want_newest)()
-        if tags.items() <= version.tags.items():
+        if tags.items() <= version.tags.items() and (part is None or part.has_session(version.tenant, version.name)):
             yield version
     if missing := sorted(wanted - {name for _, name in met}):
         archive.directory.want_whole(f"found no session {missing[0]!r}", tenant)

@@ -1,17 +1,18 @@
 """``pltz archive verify``: read everything and report all damage. A run that was stopped resumes where it was."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.archive.humanize import counted
+from pltz.archive.part import Part
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import archive_and_recipe, facts, show
-from pltz.cli.archive.spreading import Spreading, spread_options
+from pltz.cli.archive.parts import COPIES_MISSING, DAMAGED, UNFINISHED, PartCommand, parted, report_of
+from pltz.cli.archive.shared import facts, open_archive, show
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, printable
 from pltz.cli.ui.progress import Progress, wanted
@@ -20,19 +21,20 @@ from pltz.plt_codec.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.maintenance.verify import Report
 
-DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes
 MAX_STATE = 1 << 26  # bytes
 COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
 
 @click.command(
-    cls=Command,
+    cls=PartCommand,
     short_help="Report all damage, and the sessions that are lost.",
     examples=[
         "pltz archive verify /data/cold",
         "pltz archive verify /data/cold --expect 3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31",
         "pltz archive verify /data/cold --decode --fraction 0.05 --json",
         "pltz archive verify /data/cold --decode --max-seconds 3600 --state /var/lib/pltz/verify.json",
+        "pltz archive verify s3://bucket/cold --part 3/16 --json",
+        "pltz archive verify s3://bucket/cold --decode --ray auto",
     ],
 )
 @shared.DIR
@@ -64,7 +66,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 @options.DEVICE
 @options.PROGRESS
 @shared.JSON_LINES
-@spread_options
+@parted("packs")
 @click.pass_context
 @key_options
 def verify(
@@ -81,7 +83,7 @@ def verify(
     device: str,
     progress: bool | None,
     as_json: bool,
-    spreading: Spreading,
+    part: Part | None,
 ) -> None:
     """Read the archive in DIR and report exactly what is damaged and which sessions are lost. Changes nothing.
 
@@ -89,18 +91,16 @@ def verify(
     damaged. It is else 10 where an erase was cut off, which damages nothing; its line says how to finish it. It is else
     9 where redundant copies are missing (parity, second copies of small files), which pltz archive repair remakes.
     """
-    from pltz.archive import bulk
-
     if state is not None and fraction < 1:
         raise UsageError("--state covers all packs: leave --fraction out")
-    if spreading and (max_seconds is not None or state is not None):
-        raise UsageError("--ray keeps a journal and runs to the end: leave --max-seconds and --state out")
-    cold, recipe = archive_and_recipe(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    if part and (max_seconds is not None or fraction < 1):
+        raise UsageError("a part is checked to its end: leave --max-seconds and --fraction out")
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     # A state file lets a later call go on behind the packs that were read.
-    file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode)
+    file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode, part)
     before = file.load() if file else None
     seen = before.packs if before else 0
-    left = cold.stat().packs - seen if fraction == 1 else None
+    left = cold.stat().packs - seen if fraction == 1 and not part else None
     with Progress("verify", unit="packs", total=left, shown=wanted(progress)) as bar:
 
         def note(report: "Report") -> None:
@@ -110,23 +110,18 @@ def verify(
             if file:
                 file.save(report)
 
-        if spreading:
-            with spreading.over(cold.parts.settings.archive, recipe.place, "verify", writes=False) as spread:
-                report = bulk.verify(
-                    cold, recipe, spread, decode=decode, fraction=fraction, expect=expect, progress=note
-                )
-        else:
-            report = cold.verify(
-                decode=decode,
-                fraction=fraction,
-                max_seconds=max_seconds,
-                resume=before,
-                expect=expect,
-                progress=note,
-            )
+        report = cold.verify(
+            decode=decode,
+            fraction=fraction,
+            max_seconds=max_seconds,
+            resume=before,
+            expect=expect,
+            part=part,
+            progress=note,
+        )
     if file and report.complete:
         file.remove()
-    _print(report, as_json)
+    _print(report, part, as_json)
     if not report.sound:
         ctx.exit(DAMAGED)
     if report.unfinished:
@@ -139,14 +134,14 @@ class VerifyState:
     """The file that remembers how far a run came.
 
     It is replaced whole after each pack and after some decoded segments, so that a kill costs no more than these.
-    Raises UsageError for the file of another archive or of a run with another --decode, CorruptError for a damaged one.
+    Raises UsageError for the file of another archive, --decode or --part, CorruptError for a damaged one.
     """
 
-    def __init__(self, path: str, archive: bytes, decode: bool) -> None:
+    def __init__(self, path: str, archive: bytes, decode: bool, part: Part | None = None) -> None:
         if path == "-":
             raise UsageError("expected a file for --state, found -: name a file")
         self.path = Path(path)
-        self.mark = {"archive": archive.hex(), "decode": decode}
+        self.mark = {"archive": archive.hex(), "decode": decode, "part": str(part)}
         self.load()
         self.output = Output(path, force=True)
 
@@ -155,35 +150,52 @@ class VerifyState:
 
         Raises CorruptError where the file is no state, UsageError where it is of another archive or check.
         """
-        from pltz.archive.maintenance.bulk_checked import report_of
-
         if not self.path.exists():
             return None
         try:
             with self.path.open("rb") as source:
                 found = json.loads(source.read(MAX_STATE))
-            report = report_of(found)
+            report = _report_in(found)
             mark = {key: found[key] for key in self.mark}
         except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
         if mark != self.mark:
             raise UsageError(
-                f"{self.path} belongs to another archive, or to a run with another --decode: name another file"
+                f"{self.path} belongs to another archive, --decode or --part: name another file"
             )
         return report
 
     def save(self, report: "Report") -> None:
         """Replace the file."""
-        from pltz.archive.maintenance.bulk_checked import as_fields
-
-        self.output.write([json.dumps(self.mark | as_fields(report)).encode() + b"\n"])
+        fields: dict[str, Any] = {key: getattr(report, key) for key in COUNTS}
+        fields["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
+        fields |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
+        fields["bad"] = sorted(b.hex() for b in report.bad)
+        self.output.write([json.dumps(self.mark | fields).encode() + b"\n"])
 
     def remove(self) -> None:
         """Remove the file, as all is checked and the next run starts anew."""
         self.path.unlink(missing_ok=True)
 
 
-def _print(report: "Report", as_json: bool) -> None:
+def _report_in(fields: Mapping[str, Any]) -> "Report":
+    """Return the report of such fields. Raises ValueError, KeyError, TypeError, AttributeError, ArithmeticError."""
+    from pltz.archive.catalog.problems import Problem
+    from pltz.archive.maintenance.verify import Report
+
+    report = Report(
+        problems=[Problem(*map(str, row)) for row in fields["problems"]],
+        cursor=bytes.fromhex(fields["cursor"]),
+        within=bytes.fromhex(fields.get("within", "")),
+        offset=int(fields.get("offset", 0)),
+        bad={bytes.fromhex(b) for b in fields["bad"]},
+    )
+    for key in COUNTS:
+        setattr(report, key, int(fields.get(key, 0)))
+    return report
+
+
+def _print(report: "Report", part: Part | None, as_json: bool) -> None:
     from pltz.archive.archive import SessionVersion
 
     for problem in report.problems:
@@ -205,7 +217,7 @@ def _print(report: "Report", as_json: bool) -> None:
         "orphans": report.orphans,
         "leftovers": report.leftovers,
         "begun": report.begun,
-        "complete": report.complete,
+        "complete": report.complete and not part,  # of a part only the join says so
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
     }
@@ -227,9 +239,10 @@ def _print(report: "Report", as_json: bool) -> None:
     if remarks:
         state += (", but " if report.sound else ", and ") + " and ".join(remarks)
     extent = "all of it" if report.complete and not report.undecoded else "a part of it"
+    extent = f"part {part} of it" if part else extent
     told = [counted(n, key[:-1]) if key.endswith("s") else f"{n:,} {key}" for key, n in counts.items()]
     text = f"{state}{';' if remarks else ','} {extent}: {', '.join(told)}"
-    show(found, printable(text), as_json)
+    show(report_of(part, found), printable(text), as_json)
     if not as_json and report.sound:
         click.echo(f"token for --expect: {report.token}", err=True)
     if report.unreadable and not as_json:

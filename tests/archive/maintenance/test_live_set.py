@@ -145,16 +145,14 @@ def test_it_finds_what_one_in_memory_finds(
         assert (census.live_versions, census.live_segments) == (len(wanted.live_versions), len(wanted.live))
         assert census.weights() == wanted.weights()
         found = list(census.stranded())
-        with LiveSet() as other:  # from the rows of the first, and with a pack that came, went and came back
-            other.add_rows(census.rows())
-            last = rows[-1][0].pack if rows else b""
-            other.drop([last])
-            for location, one in rows:
-                if location.pack == last:
-                    other.add(location, one, version_of(one), one.id)
-            for _ in range(2):
-                other.settle(away, before)
-                assert other.weights() == wanted.weights() and set(other.stranded()) == set(wanted.stranded())
+        last = rows[-1][0].pack if rows else b""  # a pack that came, went and came back
+        census.drop([last])
+        for location, one in rows:
+            if location.pack == last:
+                census.add(location, one, version_of(one), one.id)
+        for _ in range(2):
+            census.settle(away, before)
+            assert census.weights() == wanted.weights() and set(census.stranded()) == set(wanted.stranded())
     assert len(found) == len(set(found)) and set(found) == set(wanted.stranded())
     record = dict(rows)
     order = [record[location].id for location, parts in found if parts & SEGMENT]
@@ -164,19 +162,6 @@ def test_it_finds_what_one_in_memory_finds(
     assert [parts for _, parts in found if parts in (SESSION, MARK)] == sorted(
         parts for _, parts in found if parts in (SESSION, MARK)
     )
-
-
-def test_rows_leave_out_a_pack_that_vanished() -> None:
-    """A pack that a worker found deleted counted as read, with no records: were it back, nothing of it was live."""
-    rows = laid_out([[tree[0]], [tree[1]], [tree[2]]])
-    with taken(rows) as census, LiveSet() as other:
-        gone, back = rows[0][0].pack, rows[1][0].pack
-        census.drop([gone, back])
-        census.add(*rows[1], None, IDS[1])
-        other.add_rows(census.rows())
-        assert set(other.packs) == {back, rows[2][0].pack}
-        other.settle([])
-        assert set(other.weights()) == set(other.packs)
 
 
 @pytest.mark.parametrize(("before", "verb", "live"), [(3, FORGET, 0), (5, FORGET, 0), (3, UNDELETE, None)])

@@ -1,17 +1,11 @@
 """pltz archive merge: sessions that grew are rewritten, and read as before."""
 
 import json
-import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pltz.archive import bulk
-from pltz.archive.maintenance import bulk_ray
-from pltz.archive.maintenance.bulk_shards import OneProcess
-from pltz.archive.maintenance.merge import Merger
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -43,47 +37,6 @@ def test_versions_read_as_before(run: Run, grown: Path) -> None:
     assert run("archive", "verify", grown, "--decode").exit_code == 0
     [again] = lines(run("archive", "merge", grown, "--json"))
     assert again["merged"] == 0
-
-
-def test_workers_merge_what_one_machine_merges(
-    run: Run, grown: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_ray, "cluster", lambda address: nullcontext())
-    monkeypatch.setattr(bulk_ray, "RayWorkers", lambda ray: OneProcess())
-    monkeypatch.setattr(bulk, "VERSIONS", 1)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("t", "u"):
-        for turns in (1, 2, 3, 4):
-            row = chat(turns)
-            row["messages"][0] = {"role": "system", "content": f"You are {name}. " * 20}
-            put(row, "--name", name, "--time", turns)
-    twin, whole, shards = tmp_path / "twin", Merger.merge, list[Any]()
-    shutil.copytree(grown, twin)
-    before = listed(run, grown)
-
-    def but_the_last(self: Merger, sessions: Any, *, dry_run: bool = False) -> Any:
-        if len(shards) == 2:
-            raise KeyboardInterrupt
-        shards.append(sessions)
-        return whole(self, sessions, dry_run=dry_run)
-
-    [dry] = lines(run("archive", "merge", grown, "--dry-run", "--json"))
-    assert lines(run("archive", "merge", twin, "--dry-run", "--json", "--ray")) == [dry] and dry["merged"] == 3
-    monkeypatch.setattr(Merger, "merge", but_the_last)
-    assert run("archive", "merge", twin, "--json", "--ray").exit_code == 1 and len(shards) == 2
-
-    def others(self: Merger, sessions: Any, *, dry_run: bool = False) -> Any:
-        shards.append(sessions)
-        return whole(self, sessions, dry_run=dry_run)
-
-    monkeypatch.setattr(Merger, "merge", others)
-    want = lines(run("archive", "merge", grown, "--json"))
-    found = lines(run("archive", "merge", twin, "--json", "--ray"))
-    assert found == want == [dry | {"dry_run": False}]
-    assert len(shards) == 3  # those merged before are not merged again
-    assert listed(run, twin) == listed(run, grown) == before
-    assert run("archive", "verify", twin, "--decode").exit_code == 0
-    assert lines(run("archive", "merge", twin, "--json", "--ray"))[0]["merged"] == 0
 
 
 def test_sessions_that_are_not_cold_or_of_others_stay(run: Run, grown: Path) -> None:
