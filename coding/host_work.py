@@ -71,7 +71,7 @@ class HostWork(LogTables):
         """Return sessions prepared, or the error of one that cannot be coded in its place."""
         begun = [self._begun(session, options) for session in sessions]
         chosen = [session for session, one in zip(sessions, begun, strict=True) if isinstance(one, bytes)]
-        rows = iter(self.tokens(chosen, options.keep_opaque))
+        rows = iter(self.tokens(chosen, options.keep_opaque) if chosen else ())
         found: list[Prepared | PltzError] = []
         for one in begun:
             tokens = next(rows) if isinstance(one, bytes) else None
