@@ -21,7 +21,7 @@ from pltz.plt_codec.types import Tokens
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
 TOGETHER = 16  # segments whose copies a process looks for in one call
 COPIED, PER_COPY = 0.37, 6.7  # copies spare this part of their tokens' bytes beyond the model, less so many each
-DOUBT = 4  # bytes within which this, fitted to chats (models/LOG.md), tells nothing
+DOUBT = 4  # bytes within which this, fitted to chats (experiments/LOG.md), tells nothing
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
 

@@ -5,8 +5,8 @@
 
 The model takes 0.4 to 0.7 of the bytes of zstd for prose and code. It loses where nothing can be predicted: random
 digits in base 10, 16 or 64 have short tokens, and zstd finds no repeats in them. And it may lose where so much is
-repeated that zstd takes few bytes per token. Samples of both are coded with tokens before them. models/LOG.md has the
-figures, "no work in vain".
+repeated that zstd takes few bytes per token. Samples of both are coded with tokens before them. experiments/LOG.md
+has the figures, "no work in vain".
 """
 
 from __future__ import annotations

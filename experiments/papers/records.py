@@ -62,7 +62,7 @@ SHADOW = Recorded("2026-11-24", "python -m pltz.experiments.three_tiers.measure_
 EVICTION = Recorded(
     "2026-11-24",
     "python -m pltz.experiments.three_tiers.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",
-    "models/LOG.md",
+    "experiments/LOG.md",
 )
 
 DECODER = Recorded(

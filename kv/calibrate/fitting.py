@@ -11,7 +11,7 @@ The effect of an error d of a layer's KV on the next tokens is d G d / 2 nats. G
 of the log probability of tokens that the target itself samples (the Fisher information). The transform is the KLT of
 the residual under sqrt(G): the square root, since far from zero the error grows less than the square says. Measured on
 SmolLM2-135M at one bit per element, each step in turn: predictor fitted on exact layers KL 0.0122, on decoded layers
-0.0045, keys and values in one transform 0.0027, under sqrt(G) 0.0004 (models/LOG.md).
+0.0045, keys and values in one transform 0.0027, under sqrt(G) 0.0004 (experiments/LOG.md).
 
 All stages but the layers and tables resume where they were, and those two begin anew: their files are in a work
 folder. Points between two that were measured have receipts, too, but KL at a single point has noise of its own: 12 %
@@ -414,7 +414,7 @@ class Fit:
     def _rank(self) -> int:
         """Return the rank of predictors, 0 for full ones, so that the file keeps to SHARE of the model.
 
-        A weight of the model counts as two bytes. A layer's rank by what it explains saves no bits (models/LOG.md).
+        A weight of the model counts as two bytes. A layer's rank by what it explains saves no bits (experiments/LOG.md).
         """
         shape = self.shape
         if self.plan.rank is not None:

@@ -11,7 +11,7 @@ KV is bit for bit the same, and other threads that use it notice nothing. A mode
 `AttentionInterface` shows no mass, and neither does one with soft caps, sinks of its own or windows.
 
 Every second layer and every fourth of the last 64 queries are looked at. Neighbouring queries and layers look at much
-the same tokens, so their step differs by 0.13 octaves from the step by all of them (models/LOG.md).
+the same tokens, so their step differs by 0.13 octaves from the step by all of them (experiments/LOG.md).
 """
 
 from __future__ import annotations

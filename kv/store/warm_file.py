@@ -6,7 +6,7 @@
 What is read lies in memory of its own. So it may move into a tier of memory without a copy, and a page that cannot be
 read is an error of a call. Over mapped pages SIGBUS ends the process: tried with a file that was cut short. Reading and
 hashing release the GIL, as hashing mapped pages does. New memory costs its page faults, two thirds of a read from the
-page cache (models/LOG.md).
+page cache (experiments/LOG.md).
 """
 
 from __future__ import annotations

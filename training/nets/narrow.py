@@ -5,7 +5,7 @@
 The first argument is a bundle of the student's vocabulary, by name or folder. The second is the folder of a net to
 write (checkpoint.py), for `start` in the configuration of the run. Then come sizes, as in [student], and `seed`. Tokens
 that the wider bundle holds to be alike start alike, so the student need not learn that again. `nano` began so: 4 to 6 %
-fewer bits after 28 seconds of training than from random weights (models/LOG.md).
+fewer bits after 28 seconds of training than from random weights (experiments/LOG.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each argument is the folder of a rounded net (checkpoint.py) and its share; the shares sum to 1. Rows and their scales
 are averaged as real numbers, and each row is rounded anew by its averaged scale. `average.py` averages two nets of
-different runs, part by part. `nano` was made so (models/LOG.md, run L).
+different runs, part by part. `nano` was made so (experiments/LOG.md, run L).
 """
 
 from __future__ import annotations
