@@ -49,7 +49,7 @@ def shown() -> Iterator[tuple[str, str]]:
         yield str(file.relative_to(ROOT)), file.read_text("utf8")
 
 
-INSIDE = ("docs/extending.md", "experiments/")  # show the inside; test_extending.py runs the first
+INSIDE = ("EXTENDING.md", "experiments/")  # show the inside; test_extending.py runs the first
 SHOWN = {name: code for name, code in shown() if not name.startswith(INSIDE)}
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md run, in their order, and each of them fills its port."""
+"""The examples of EXTENDING.md run, in their order, and each of them fills its port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pltz.kv.store.tier import SharedTier
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import EntrySource
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).resolve().parents[1] / "EXTENDING.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORTS = {
     "HalfCodec": KVCodec,

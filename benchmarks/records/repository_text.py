@@ -4,7 +4,7 @@
         chat_validation.jsonl.zst text_test.jsonl.zst text_validation.jsonl.zst agents_test.jsonl.zst \\
         agents_validation.jsonl.zst
 
-CLONES has a clone of each repository, OWNER/NAME, that has the commit which docs/licences.md names. The files of
+CLONES has a clone of each repository, OWNER/NAME, that has the commit which training/SOURCES.md names. The files of
 HELD_OUT are those of the validation and test splits. A line of 30 characters or more that stands in one of them is left
 out, and a file where more than 3 in 10 such lines do. Ids are code-LANGUAGE-NUMBER and lang-LANGUAGE-NUMBER.
 """
@@ -25,7 +25,7 @@ import click
 from pltz.datasets.loaders import load
 from pltz.plt_codec.errors import UsageError
 
-LICENCES: Final = Path(__file__).resolve().parents[2] / "docs" / "licences.md"
+LICENCES: Final = Path(__file__).resolve().parents[2] / "training" / "SOURCES.md"
 ROW: Final = re.compile(r"\| (?:code|other languages) \| (\S+/\S+) @ ([0-9a-f]{10}) \| (\S+) \|")
 LINE: Final = 30  # characters of a line that says where it comes from
 SHARE: Final = 0.3  # of the lines of a file, at most, that are held out

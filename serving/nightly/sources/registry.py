@@ -1,4 +1,4 @@
-"""The sources that a configuration may name. A new one is a class and a line here; docs/extending.md has an example.
+"""The sources that a configuration may name. A new one is a class and a line here; EXTENDING.md has an example.
 
 The class says all that the job must know of it: its settings are the fields of a frozen dataclass.
 
