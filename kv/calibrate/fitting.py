@@ -414,7 +414,7 @@ class Fit:
     def _rank(self) -> int:
         """Return the rank of predictors, 0 for full ones, so that the file keeps to SHARE of the model.
 
-        A weight of the model counts as two bytes. A layer's rank by what it explains saves no bits (experiments/LOG.md).
+        A weight of the model counts as two bytes. A layer's rank by what it explains saves none (experiments/LOG.md).
         """
         shape = self.shape
         if self.plan.rank is not None:
