@@ -18,6 +18,7 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import BundleMismatch, PltzError
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
 
@@ -60,11 +61,9 @@ SESSIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "layout", [{}, {"lanes": 1, "steps": 20}, {"lanes": 4, "steps": 8}, {"lanes": 16, "steps": 3}], ids=str
-)
-def test_everything_comes_back(codec: Codec, layout: dict[str, int]) -> None:
-    data = by_model(codec, SESSIONS, **layout)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_comes_back(codec: Codec, layout: LayoutName) -> None:
+    data = by_model(codec, SESSIONS, layout=layout)
     assert codec.decompress(data) == SESSIONS
     reader = Reader(data)
     assert sum(reader.frame(i).kind.by_model for i in range(len(reader))) >= 7
