@@ -179,17 +179,19 @@ def test_a_run_goes_on_where_it_was(
         assert done.exit_code == 0, done.output
         return {row["form"]: row for row in json.loads(done.stdout)["rows"]}
 
-    first = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
-    assert measured == [(1, ["q8", "fp8"])] * 3
+    rows("--sessions", "3", "--forms", "q8", "--greedy", "2")
+    assert measured == [(1, ["q8"])] * 3
+    first = rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2")
+    assert measured == [(1, ["q4"])] * 3
     whole = file.read_bytes()
-    assert rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2") == first and not measured
+    assert rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2") == first and not measured
     file.write_bytes(whole[:-30])  # killed while it wrote the last line
-    again = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
-    assert measured == [(1, ["fp8"])] and again["q8"] == first["q8"]
-    assert again["fp8"]["kl"] == pytest.approx(first["fp8"]["kl"], rel=1e-3)
-    more = rows("--sessions", "4", "--forms", "q8,int4", "--greedy", "2")
-    assert measured == [(1, ["int4"])] * 3 + [(1, ["q8", "int4"])]
-    assert more["control"]["sessions"] == more["int4"]["sessions"] == 4 and "agreement" in more["q8"]
+    again = rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2")
+    assert measured == [(1, ["q4"])] and again["q8"] == first["q8"]
+    assert again["q4"]["kl"] == pytest.approx(first["q4"]["kl"], rel=1e-3)
+    more = rows("--sessions", "4", "--forms", "q8,q4", "--greedy", "2")
+    assert measured == [(1, ["q8", "q4"])]
+    assert more["control"]["sessions"] == more["q4"]["sessions"] == 4 and "agreement" in more["q8"]
     plain = run(*(word for word in common if word not in ("--resume", str(file))), "--sessions", "3", "--forms", "q8")
     assert json.loads(plain.stdout)["rows"][1]["kl"] == pytest.approx(first["q8"]["kl"], rel=1e-3)
     other = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "3")
