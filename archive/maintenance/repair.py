@@ -65,7 +65,7 @@ from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.container.block import ByteSource
-from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import digest
 
 T = TypeVar("T")
@@ -163,7 +163,6 @@ class Repairer:
         catalog = Catalog(self.store, keys)
         catalog.refresh()
         self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
-        self._want_own(catalog)
         listing = catalog.listing
         self.report.rolled_back = listing.is_rolled_back
         if listing.register and (not listing.register.manifest or listing.left_out() or listing.is_rolled_back):
@@ -216,9 +215,20 @@ class Repairer:
         return self._known
 
     def _settings(self) -> Settings:
-        why = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
+        why: PltzError = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
+
+        def own(data: bytes) -> Settings:
+            nonlocal why
+            settings = Settings.decode(data)
+            try:
+                self._want_own(settings.archive)
+            except ArchiveError as exc:
+                why = exc
+                raise CorruptError(str(exc)) from exc
+            return settings
+
         try:
-            if found := self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE):
+            if found := self._mirrored(SETTINGS, SETTINGS_COPY, own, MAX_SIZE):
                 return self._converted(found)
             self.report.broken.remove(SETTINGS)
         except VersionError:
@@ -227,6 +237,7 @@ class Repairer:
             why = exc
         if (manifest := ManifestRegister(self.store).load()) is None:
             raise why
+        self._want_own(manifest.archive)
         for name in (SETTINGS, SETTINGS_COPY):
             self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
         return manifest.settings
@@ -432,19 +443,16 @@ class Repairer:
             if not self.dry_run:
                 self.store.delete(name)
 
-    def _want_own(self, catalog: Catalog) -> None:
-        """Raise ArchiveError where there are packs and all are of another archive.
-
-        In that case archive.json is the wrong one.
-        """
+    def _want_own(self, archive: bytes) -> None:
+        """Raise ArchiveError where there are packs and all are of another archive than that of an archive.json."""
         others = set[bytes]()
-        for pack in catalog.listing.packs:
+        for pack in object_names.packs_listed(self.store.list(object_names.PACKS)):
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
-            if data is None or not self._foreign(catalog.ledger.archive, data):
+            if data is None or not self._foreign(archive, data):
                 return
             others.add(_opened(data).head.archive)
         if others:
-            here, there = catalog.ledger.archive.hex(), min(others).hex()
+            here, there = archive.hex(), min(others).hex()
             raise ArchiveError(
                 f"{SETTINGS} is of archive {here}, and all packs are of archive {there}: "
                 f"bring the right {SETTINGS} from a backup; nothing was changed"

@@ -318,6 +318,17 @@ def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
     assert not is_sound(disk, "listed")
 
 
+@pytest.mark.parametrize("way", ["manifest", "sealed", "listed"])
+@pytest.mark.parametrize("place", ["archive.json", "parity/archive.json"])
+def test_an_archive_json_of_another_archive_comes_back_from_the_copy(way: str, place: str) -> None:
+    """Repair put it in the place of the other copy, and said that nothing was changed."""
+    files = made(way, 1)[0][-1]
+    disk = disk_of({**files, place: made("listed", 2)[0][-1]["archive.json"]})
+    assert Repairer(DirectoryStore(disk, reserve=False)).run().whole
+    assert disk.seen.files()[place] == files[place]
+    assert whole(disk, way, made(way, 1)[1]) and is_sound(disk, way)
+
+
 def test_a_pack_of_another_archive_in_the_place_of_ours_is_a_loss() -> None:
     """Repair moved it aside and recorded ours as deleted: nothing was lost, and verify was sound."""
     disk = SimDisk()
