@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
     from pltz.archive.catalog.lookup import Blocks, Version
     from pltz.archive.catalog.stat import Stat
-    from pltz.archive.maintenance.collect import Collected, Collector
+    from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
-    from pltz.archive.maintenance.merge import Merged, Merger
+    from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.tail_merge import TailMerger
-    from pltz.archive.maintenance.verify import Report, Verifier
+    from pltz.archive.maintenance.verify import Report
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
@@ -610,15 +610,12 @@ class Archive:
         ...     cold.merge(cold=0).merged
         0
         """
-        arguments.seconds(cold=cold)
-        arguments.text_or_none(tenant=tenant)
-        return self.merger().run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
-
-    def merger(self) -> Merger:
-        """Return what `merge` runs, for a part of its work."""
         from pltz.archive.maintenance.merge import Merger
 
-        return Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
+        arguments.seconds(cold=cold)
+        arguments.text_or_none(tenant=tenant)
+        merger = Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
+        return merger.run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def tail_merger(self) -> TailMerger:
         """Return what joins the last turns of sessions that a put made longer."""
@@ -654,24 +651,17 @@ class Archive:
         ...     cold.collect().live_versions
         1
         """
-        from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL
+        from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL, Collector
 
         arguments.seconds(grace=grace)
         arguments.number_or_none(small=small)
         arguments.share(dead_share=DEAD_SHARE if dead_share is None else dead_share)
-        return self.collector().run(
+        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes).run(
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,
             dry_run=dry_run,
         )
-
-    def collector(self) -> Collector:
-        """Return what `collect` runs, for a part of its work."""
-        from pltz.archive.maintenance.collect import Collector
-
-        parts = self.parts
-        return Collector(parts.catalog, parts.writer, parts.indexes)
 
     def _recoder(self) -> Recoder:
         """Return what codes stored segments anew. It loads the bundle where there are any."""
@@ -707,10 +697,15 @@ class Archive:
         Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
         False then.
         """
+        from pltz.archive.catalog.catalog import Catalog
+        from pltz.archive.maintenance.verify import Verifier
+
         arguments.share(fraction=fraction)
         arguments.number_or_none(max_seconds=max_seconds)
         arguments.text_or_none(expect=expect)
-        return self.verifier(decode, resume).run(
+        codecs = self.codecs.registry if decode else self.parts.codecs
+        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
+        return Verifier(catalog, codecs, self.parts.settings, resume).run(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
@@ -719,15 +714,6 @@ class Archive:
             part=part,
             progress=progress,
         )
-
-    def verifier(self, decode: bool = False, resume: Report | None = None) -> Verifier:
-        """Return what verifies the archive, through a fresh catalogue. With ``decode`` it loads the bundle."""
-        from pltz.archive.catalog.catalog import Catalog
-        from pltz.archive.maintenance.verify import Verifier
-
-        codecs = self.codecs.registry if decode else self.parts.codecs
-        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
-        return Verifier(catalog, codecs, self.parts.settings, resume)
 
     # ---- away
 

@@ -12,11 +12,8 @@ import io
 import os
 import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO, cast
+from typing import TextIO
 
 
 def prepare() -> None:
@@ -29,39 +26,6 @@ def prepare() -> None:
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     warnings.formatwarning = _in_one_line  # type: ignore[assignment]  # ignores all other arguments
-
-
-@contextmanager
-def stdout_apart() -> Iterator[None]:
-    """Send to stderr what libraries print on stdout in this context, from C or in threads of theirs.
-
-    What the thread of the caller prints stays there.
-    """
-    sys.stdout.flush()
-    before = sys.stdout
-    with ExitStack() as stack:
-        own, shared = before, before is sys.__stdout__
-        if shared:  # the file of this process, where C prints too
-            kept = os.dup(1)
-            own = stack.enter_context(open(kept, "w", encoding=before.encoding, errors=before.errors))
-            stack.callback(os.dup2, kept, 1)
-            os.dup2(2, 1)
-        sys.stdout = cast(TextIO, _OfOneThread(own))
-        try:
-            yield
-        finally:
-            own.flush()
-            sys.stdout = before
-
-
-class _OfOneThread:
-    """A stream for the thread that makes it, and stderr for all others."""
-
-    def __init__(self, own: TextIO) -> None:
-        self._own, self._thread = own, threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own if threading.get_ident() == self._thread else sys.stderr, name)
 
 
 def _closed(descriptor: int, mode: str, access: int) -> TextIO:
