@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -256,7 +255,8 @@ def test_who_is_refused_waits_before_it_reads(store: Store, monkeypatch: pytest.
         waited.append(seconds)
         assert store.swap("manifest", b"third", second)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    seam, name = (store.disk, "sleep") if isinstance(store, DirectoryStore) else (store, "_sleep")
+    monkeypatch.setattr(seam, name, sleep)
     late = store.swap("manifest", b"late", first, 0.25)
     assert waited == [0.25] and late and late.data == b"third"
 
