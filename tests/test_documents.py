@@ -156,6 +156,12 @@ def test_pages_stay_short(page: str) -> None:
     assert len((ROOT / page).read_text("utf8").split()) <= WORDS[page]
 
 
+def test_the_pages_of_users_stay_short_and_say_for_whom_they_are() -> None:
+    texts = {page.name: page.read_text("utf8") for page in (ROOT / "docs").glob("*.md")}
+    assert sum(len(text.split()) for text in texts.values()) <= 25_000
+    assert [name for name, text in texts.items() if not re.match(r"# .+\n\nFor ", text)] == []
+
+
 def test_performance_has_a_table_for_each_command() -> None:
     """Each question has commands, and no command is without a table."""
     text = (ROOT / "docs/performance.md").read_text("utf8")
