@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -36,6 +38,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
+from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.codecs.modes import TOWER
 from pltz.plt_codec.errors import PltzError
@@ -54,6 +57,7 @@ DAY = 24 * 3600
 GRACE = 7 * DAY
 PARITY_OF_ALL = 2048  # bytes of a pack that comes back from its parity alone
 HANDLES = 2
+KINDS = "changed", "cut", "zeroed", "gone", "other", "foreign"  # damage: the last two are bytes of other files
 
 Key = tuple[str, str]
 Event = tuple[str, int] | None
@@ -163,6 +167,7 @@ class GuardedMachine(AlikeMachine):
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
         self.era = 0
+        self.backup: dict[str, bytes] = {}
         self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
         self._bound.start()
 
@@ -185,6 +190,11 @@ class GuardedMachine(AlikeMachine):
     def opened(self, store: Store) -> TowerArchive:
         return TowerArchive.open(store, [self.codec], key=self.key)
 
+    def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
+        """Return a session. Those of a tenant have a tag that changes by the turn: inside a run they need records."""
+        session = super().session(tenant, name, turns)
+        return replace(session, tags={"turn": str(len(turns))}) if tenant == "y" else session
+
     def act(self, event: Event, work: Callable[[], T], allowed: tuple[int, ...] = ()) -> T | None:
         """Return the result of work, or None where it was killed or refused with a cause.
 
@@ -199,7 +209,7 @@ class GuardedMachine(AlikeMachine):
         except Killed:
             self.power_fails()
         except PltzError as exc:
-            codes = {*allowed, *((3, 7) if self.hurt else (7,) if event else ())}
+            codes = {*allowed, *((3, 4, 7) if self.hurt else (7,) if event else ())}
             assert exc.exit_code in codes, f"refused without a cause: {type(exc).__name__}: {exc}"
             with suppress(PltzError):
                 self.handles = [self.open() for _ in range(HANDLES)]
@@ -317,6 +327,14 @@ class GuardedMachine(AlikeMachine):
     def grow(self, handle: int, turn: list[int], event: Event, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.turns)))
         self.put_session(handle, key, [*self.turns[key], turn], event)
+
+    @precondition(lambda self: self.turns)
+    @rule(handle=HANDLE, name=NAMES, turn=TURN, event=EVENT, data=st.data())
+    def fork(self, handle: int, name: str, turn: list[int], event: Event, data: st.DataObject) -> None:
+        """Put the first turns of a session and another one, under its name or another."""
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        kept = data.draw(st.integers(1, len(self.turns[key])))
+        self.put_session(handle, (key[0], name), [*self.turns[key][:kept], turn], event)
 
     @precondition(lambda self: self.turns)
     @rule(turns=st.lists(TURN, min_size=4, max_size=7), event=EVENT, data=st.data())
@@ -466,8 +484,54 @@ class GuardedMachine(AlikeMachine):
 
     # ---- damage
 
+    @precondition(lambda self: self.turns and not self.hurt)
+    @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), cached=st.booleans(), data=st.data())
+    def roll_back(self, handle: int, turns: list[list[int]], cached: bool, data: st.DataObject) -> None:
+        """Put, and bring the whole archive of before back. Who saw what was put never calls it absent.
+
+        ``cached``: on this machine; else on one that saw nothing.
+        """
+        self.settle()
+        model, files = deepcopy((self.known, self.turns, self.doubts, self.orphans)), self.disk.seen.files()
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        for turn in turns:
+            self.put_session(handle, key, [*self.turns[key], turn], None)
+        self.put_session(handle, ("x", "since"), turns, None)
+        for path in self.disk.seen.files().keys() - files.keys():
+            self.disk.vanish(path)
+        for path, old in files.items():
+            self.overwrite(path, old)
+        if cached:
+            with pytest.raises(PltzError) as told:
+                self.handles[handle].get("since", "x")
+            assert told.value.exit_code in (3, 7), "what this process put is called absent"
+        else:
+            self.forget_all_seen()
+        report = Repairer(self.store()).run()
+        assert report.rolled_back == (cached and self.manifest) and report.whole != report.rolled_back
+        self.known, self.turns, self.doubts, self.orphans = model
+        self.backup = {}  # its files may be of what was rolled back
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    def forget_all_seen(self) -> None:
+        """Forget what this machine saw of the archive, as one does that never opened it."""
+
     @precondition(lambda self: not self.hurt)
-    @rule(kind=st.sampled_from(["changed", "cut", "zeroed", "gone"]), twice=st.booleans(), data=st.data())
+    @rule()
+    def copy_old_files(self) -> None:
+        """Bring back what was deleted since the last time, as ``cp --no-clobber`` of a backup does."""
+        self.settle()
+        for path in self.backup.keys() - self.disk.seen.files().keys():
+            self.overwrite(path, self.backup[path])
+        for version in itertools.chain(*self.known.values()):
+            if version.may_go:  # its record may be there again, and its mark not
+                version.forgotten = None
+        self.handles = [self.open() for _ in range(HANDLES)]
+        kept = ("packs", "parity", "index", "collect", "ledger")
+        self.backup = {p: d for p, d in self.disk.seen.files().items() if p.partition("/")[0] in kept}
+
+    @precondition(lambda self: not self.hurt)
+    @rule(kind=st.sampled_from(KINDS), twice=st.booleans(), data=st.data())
     def damage(self, kind: str, twice: bool, data: st.DataObject) -> None:
         """Damage a file. Twice: a pack and its parity, where an index names the pack, or both copies of keys."""
         self.settle()
@@ -498,6 +562,8 @@ class GuardedMachine(AlikeMachine):
             "changed": files[path][:at] + burst + files[path][at + len(burst) :],
             "cut": files[path][:at],
             "zeroed": bytes(len(files[path])),
+            "other": files[data.draw(st.sampled_from(sorted(p for p in files if p.partition("/")[0] == folder)))],
+            "foreign": foreign(folder, self.key),
         }[kind]
         self.overwrite(path, new)
 
@@ -553,7 +619,7 @@ class GuardedMachine(AlikeMachine):
         try:
             archives = [self.open(), self.handles[0]]
         except PltzError as exc:
-            assert self.hurt and exc.exit_code in (3, 7), exc
+            assert self.hurt and exc.exit_code in (3, 4, 7), exc  # 4: by the archive.json of another archive
             return
         wholes = [self.look(archive) for archive in archives]
         self.bounded.most = 0
@@ -683,6 +749,10 @@ class ManifestMachine(GuardedMachine):
         PLACES.pop(Path(self.cache.name), None)  # no process is left
         super().power_fails()
 
+    def forget_all_seen(self) -> None:
+        PLACES.pop(Path(self.cache.name), None)
+        shutil.rmtree(self.cache.name)
+
     @property
     def present(self) -> dict[str, bytes]:
         """Return the files of the manifest."""
@@ -724,6 +794,17 @@ class MarkedMachine(ManifestMachine):
 
 class SealedManifestMachine(ManifestMachine, SealedMachine):
     """A sealed archive with a manifest."""
+
+
+@cache
+def foreign(folder: str, key: Any) -> bytes:
+    """Return the bytes of a file of another archive, of a folder if there is one."""
+    disk = SimDisk(seed=77)
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key, manifest=True)
+    archive.put([NewSession("a", [np.arange(9)], "x")])
+    archive.write_index()
+    files = disk.seen.files()
+    return next((data for path, data in sorted(files.items()) if path.partition("/")[0] == folder), b"foreign")
 
 
 def other_copy(path: str) -> str:
