@@ -375,9 +375,11 @@ class Chains:
     def _look_up(self, leaf: bytes) -> list[bytes]:
         """Return the segments from this one up that were not looked up before."""
         path: list[bytes] = []
+        passed = set[bytes]()
         at = leaf
-        while at not in self._depth and len(path) <= MAX_SEGMENTS:
+        while at not in self._depth and at not in passed and len(path) <= MAX_SEGMENTS:
             path.append(at)
+            passed.add(at)
             if at in self._known or at in self._above:
                 at = self._parent(at)
                 continue
@@ -388,8 +390,14 @@ class Chains:
                 path.pop()
                 break
             at = places[0].record.parent
+        circle = at not in self._depth
+        # a version's own record may stand above a run that has both: the index names the run
+        if circle and (noted := self._alone & passed):
+            self._noted = {s: version for s, version in self._noted.items() if s not in noted}
+            self._alone -= noted
+            return self._look_up(leaf)
         # limits, before anything is decoded
-        if path and (len(path) > MAX_SEGMENTS or self._depth[at] + len(path) >= MAX_SEGMENTS):
+        if path and (circle or self._depth[at] + len(path) >= MAX_SEGMENTS):
             self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             return []
         tokens = self._tokens.get(at, 0) + sum(map(self._length, path))

@@ -18,6 +18,7 @@ import pltz
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
+from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
@@ -90,6 +91,19 @@ def test_a_session_of_many_turns_has_few_records(empty: TowerArchive) -> None:
         assert {v.id for v in archive.ls(history=True)} == {r.id for r in receipts}
     collected(empty)
     assert contents(again(empty)) == wanted("a", TURNS) and again(empty).verify(decode=True).sound
+
+
+def test_a_version_is_read_by_its_own_record_that_stands_above_a_run_with_both(empty: TowerArchive) -> None:
+    """A collector that was killed leaves both records, and either may be taken for the version's."""
+    puts = [
+        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags={"turn": str(n)})]) for n in range(1, 5)
+    ]
+    *older, alone = empty.history("a", "acme")
+    parts = empty.parts
+    assert TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(puts[-1]) == 1
+    for version in older[1:]:  # the first pack has the prompt
+        empty.store.delete(object_names.pack(version.location.pack))
+    assert again(empty).tower(alone).tokens.tolist() == wanted("a", TURNS)["a", 4]
 
 
 def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
