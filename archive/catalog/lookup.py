@@ -358,15 +358,6 @@ class RecordLookup:
             for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
                 yield list(rows)
 
-    def telling(self) -> set[bytes]:
-        """Return the late and hidden packs but for which versions were in another order. Raises StoreError."""
-        packs = set[bytes]()
-        for history in self.histories() if self._listing.late | self._listing.hidden else ():
-            told = {v.location.pack for v in history if v.late or v.hidden}
-            bare = in_order(replace(v, late=False, hidden=False) for v in history) if told else history
-            packs |= told if [v.id for v in bare] != [v.id for v in history] else set()
-        return packs
-
     def _session_places(self, packs: Sequence[bytes]) -> tuple[U64, U64]:
         """Return the first 64 bits of the key of each session's record, (N,), sorted, and its address, (N,)."""
         parts = [np.zeros((0, 2), np.uint64)]

@@ -465,8 +465,8 @@ class Collector:
     def _choose(self, weights: Mapping[bytes, tuple[int, int]], dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         listing = self.catalog.listing
-        staying = set(listing.packs) - listing.condemned
-        staying -= self.catalog.lookup.telling()  # a copy would not tell that they are late, or were hidden
+        # a copy would not tell that a pack is late or was hidden, and what is put beside this may need to know
+        staying = set(listing.packs) - listing.condemned - listing.late - listing.hidden
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
         }
