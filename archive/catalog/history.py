@@ -159,8 +159,13 @@ class Histories:
         return History(tenant, name, versions, newer, frozenset(blind), floor, behind)
 
     def _hidden_mark(self, versions: Sequence[Version]) -> PackState | None:
-        """Return the state of a pack that hides a mark, so that a version may be forgotten after all; None without."""
-        states = (self._damage.hides(MARKS, v.id) for v in versions if not v.forgotten)
+        """Return the state of a pack that hides a mark, so that another version may be the newest; None without.
+
+        One that is not forgotten may be so after all. One behind all of these may have been undeleted.
+        """
+        left = [number for number, v in enumerate(versions) if not v.forgotten]
+        asked = [*(versions[n] for n in left), *versions[left[-1] + 1 if left else 0 :]]
+        states = (self._damage.hides(MARKS, v.id) for v in asked)
         return next((state for state in states if state is not None), None)
 
     @property

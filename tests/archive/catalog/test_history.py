@@ -376,3 +376,17 @@ def test_a_forgotten_version_whose_mark_is_hidden_is_not_given(codec: SegmentCod
     disk.unlink(path) if not gone else None
     disk.write_new(path, saved)
     assert newest(reopen(disk, codec, sealed)) == 4
+
+
+@BOTH
+def test_a_version_whose_undeletion_is_hidden_is_not_called_forgotten(codec: SegmentCodec, sealed: bool) -> None:
+    disk = grown(codec, sealed, merged=False)
+    archive = reopen(disk, codec, sealed)
+    archive.forget(archive.history(NAME))
+    before = disk.seen.files().keys()
+    archive.undelete(archive.history(NAME)[-1:])
+    archive.write_index()
+    [path] = {f for f in disk.seen.files() if f.startswith("packs/")} - before
+    disk.unlink(path)
+    with pytest.raises(MissingPack):
+        reopen(disk, codec, sealed).get(NAME)
