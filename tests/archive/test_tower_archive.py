@@ -474,9 +474,12 @@ def test_a_lost_segment_costs_its_sessions_and_no_other(
     first = next(p for p in others if archive.version("a").location.pack.hex() in p)
     disk.unlink(first)  # it held the prompt
     fresh = reopen(disk, codec)
-    assert fresh.get("b").tokens.tolist() == [9, 9]
+    for name in "bc":
+        with pytest.raises(ArchiveError, match=r"those left: 1$"):  # the missing pack may hide a newer one
+            fresh.get(name)
+    assert fresh.get("b", version=1).tokens.tolist() == [9, 9]
     with pytest.raises(LostError):
-        fresh.get("c")
+        fresh.get("c", version=1)
     assert [v.name for v in fresh.verify().lost] == ["c"]
 
 
