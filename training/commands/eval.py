@@ -106,10 +106,10 @@ def read(files: Iterable[str]) -> "Iterator[LabelledSession]":
     Raises:
         UsageError: a file does not exist or does not hold what its name says.
     """
-    from pltz.datasets.loaders import load, sample_path
+    from pltz.datasets.loaders import sample_path
     from pltz.training.data import records
 
     for file in list(files) or [str(sample_path())]:
-        for session in load(file):
+        for session in records.load(file):
             found = records.record(session, file)
             yield found._replace(session=records.plain(session))

@@ -159,9 +159,9 @@ def run(
 
 def read(name: str) -> "Iterator[Session]":
     """Yield the sessions of a file or folder. Raises UsageError where it cannot be read."""
-    from pltz.datasets.loaders import load
+    from pltz.training.data import records
 
-    return load(name)
+    return records.load(name)
 
 
 def report(card: dict[str, Any], output: str, as_json: bool) -> None:

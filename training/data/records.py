@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import zstandard
 
+from pltz.datasets.loaders import recognise
 from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
 from pltz.models.session.session import Kind, Session, content_bytes
 from pltz.models.session.transcript import to_tokens, to_tokens_many
@@ -44,6 +46,19 @@ class LabelledSession(NamedTuple):
     source: str
     session: Session
     licence: str = ""
+
+
+def load(file: str) -> Iterator[Session]:
+    """Yield the sessions of a file or folder, as `loaders.load` does, but each line of JSON of no known format alone.
+
+    Such lines are records of texts. Raises UsageError where the file cannot be read.
+    """
+    for found in recognise(file):
+        if found.noun == "json" and found.session.kind == "text" and found.place != found.file:
+            lines = io.BytesIO(found.session.value)
+            yield from (Session.from_json_line(line.removesuffix(b"\n")) for line in lines)
+        else:
+            yield found.session
 
 
 def record(session: Session, file: str) -> LabelledSession:

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from pltz.benchmarks.records import log_text
 from pltz.coding.log import table
 from pltz.coding.log.table import TextPiece
-from pltz.datasets.loaders import load
 from pltz.training.data import records
 from tests.coding.log import logs
 
@@ -23,7 +22,7 @@ def test_training_sees_the_text_that_the_table_leaves(chats: str, source: str, t
     given.write_text(json.dumps({"kind": "codex", "text": logs.LOGS["codex"].decode()}) + "\n", encoding="utf-8")
     options = [str(given), str(made), "--length", "100", "--chats", chats]
     result = CliRunner().invoke(log_text.main, options, catch_exceptions=False)
-    found = [records.record(session, made.name) for session in load(str(made))]
+    found = [records.record(session, made.name) for session in records.load(str(made))]
     assert {one.source for one in found} == {source} and json.loads(result.output)["records"] == len(found) > 2
     wanted = "".join(piece.text for piece in table.split(logs.LOGS["codex"]).pieces)
     said = "".join(text for one in found for text in records.texts(one.session))

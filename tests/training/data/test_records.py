@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import BundleTokenizer
@@ -52,3 +54,13 @@ def test_a_record_of_a_text_is_that_text() -> None:
     assert (found.source, found.licence) == ("text:book", "MIT")
     assert records.plain(found.session) == Session("text", "caf\u00e9".encode())
     assert records.texts(found.session) == ["caf\u00e9"]
+
+
+@pytest.mark.filterwarnings("ignore::pltz.datasets.loaders.InputWarning")
+def test_each_line_of_a_text_is_a_record_and_a_document_is_one(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    lines = [json.dumps(value) for value in ({"id": "a-1", "text": "one"}, {"id": "a-2", "text": "two"}, chat)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"x": NaN}', '{"id": "a-3", "text": "three"}', ""]))
+    (tmp_path / "b.json").write_text('{"x":\nNaN}')
+    found = [records.plain(session).to_bytes() for session in records.load(str(tmp_path))]
+    assert found == [b"one", b"two", Session("chat", chat).to_bytes(), b'{"x": NaN}', b"three", b'{"x":\nNaN}']
