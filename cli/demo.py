@@ -70,6 +70,7 @@ def demo(
     The demo needs only parts that ship with pltz: 200 sample sessions (each a bot's system prompt and a chat), the
     bundle mini and the target mini-llama. The target is a toy language model that shows that a thawed cache works.
     """
+    from pltz.models.session.transcript import to_tokens_many
     from pltz.models.target.target import Target
 
     kept = Output(output, force=force) if output is not None else None
@@ -79,31 +80,34 @@ def demo(
     run = measure.run(codec, [record.session for record in records], shown=wanted(progress))
     if kept is not None:
         kept.write([run.data])
-    thawed = thaw_some(run, codec, model, thaws)
-    talk = converse(run, codec, model)
-    found = figures(records, run, model, thawed)
+    tokens = [len(ids) for ids in to_tokens_many([record.session for record in records], codec.bundle.tokenizer)]
+    thawed = thaw_some(run, tokens, codec, model, thaws)
+    talk = converse(run, tokens, codec, model)
+    found = figures(records, run, sum(tokens), model, thawed)
     if as_json:
         write_text(json.dumps(found | {"conversation": talk.as_json()}))
     else:
         write_text(f"{talk.text()}\n\n{as_text(found, codec.bundle.id.hex())}")
 
 
-def fitting(run: "CodecRun", model: "Target") -> list[int]:
-    """Return the sessions that fit into the target's positions, with a question and its answer.
+def fitting(tokens: Sequence[int], model: "Target") -> list[int]:
+    """Return the sessions, of so many tokens each, that fit the target with a question and its answer.
 
     Raises:
         UsageError: none fits.
     """
     room = (model.max_positions or 1 << 30) - 2 * ANSWER
-    found = [i for i, cost in enumerate(run.costs) if 0 < cost.tokens <= room]
+    found = [i for i, count in enumerate(tokens) if count <= room]
     if not found:
         raise UsageError(f"none of these sessions fits {DEFAULT_TARGET}: raise --sessions")
     return found
 
 
-def thaw_some(run: "CodecRun", codec: "Codec", model: "Target", count: int) -> "list[pltz.Thawed]":
+def thaw_some(
+    run: "CodecRun", tokens: Sequence[int], codec: "Codec", model: "Target", count: int
+) -> "list[pltz.Thawed]":
     """Thaw ``count`` sessions, spread over the file, one after the other."""
-    able = fitting(run, model)
+    able = fitting(tokens, model)
     chosen = able[:: max(1, len(able) // count)][:count]
     return [pltz.thaw(run.data, model, i, bundle=codec) for i in chosen]
 
@@ -143,9 +147,9 @@ def turn(role: str, content: str) -> str:
     return textwrap.fill(short, WIDTH, initial_indent=f"  {role:>9}: ", subsequent_indent=" " * 13)
 
 
-def converse(run: "CodecRun", codec: "Codec", model: "Target") -> Talk:
+def converse(run: "CodecRun", tokens: Sequence[int], codec: "Codec", model: "Target") -> Talk:
     """Thaw a short conversation, ask one more question, and let the target answer from the same cache."""
-    index = min(fitting(run, model), key=lambda i: run.costs[i].tokens)
+    index = min(fitting(tokens, model), key=tokens.__getitem__)
     start = time.perf_counter()
     thawed = pltz.thaw(run.data, model, index, bundle=codec)
     middle = time.perf_counter()
@@ -168,13 +172,13 @@ def converse(run: "CodecRun", codec: "Codec", model: "Target") -> Talk:
 
 
 def figures(
-    records: "Sequence[SampleSession]", run: "CodecRun", model: "Target", thawed: "Sequence[pltz.Thawed]"
+    records: "Sequence[SampleSession]", run: "CodecRun", tokens: int, model: "Target", thawed: "Sequence[pltz.Thawed]"
 ) -> dict[str, Any]:
-    """Return what the demo measured. Sizes are in bytes, times in milliseconds."""
+    """Return what the demo measured. ``tokens``: those of all sessions. Sizes are in bytes, times in milliseconds."""
     from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of
 
     content = sum(record.content_bytes for record in records)
-    frozen, tokens = len(run.data), run.tokens
+    frozen = len(run.data)
     stages = {stage: sum(t.timings[stage] for t in thawed) / len(thawed) for stage in thawed[0].timings}
     kv = {
         DEFAULT_TARGET: model.kv_bytes(tokens),
@@ -191,7 +195,7 @@ def figures(
         "bits_per_token": round(8 * frozen / tokens, 4),
         "kv_bytes": kv,
         "kv_ratio": {name: round(count / frozen, 1) for name, count in kv.items()},
-        "encode_tokens_per_s": round(tokens / run.encode_s, 1),
+        "encode_tokens_per_s": round(run.tokens / run.encode_s, 1),
         "decode_tokens_per_s": round(run.tokens / run.decode_s, 1),
         "thawed": len(thawed),
         "thawed_tokens": sum(len(t.token_ids) for t in thawed),
