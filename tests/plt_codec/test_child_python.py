@@ -92,10 +92,16 @@ def test_the_worker_imports_nothing_from_the_current_directory(
 
 NIGHT = """
 import json, sys
+from pltz.archive.writing import commits
+from pltz.coding import workers
 from pltz.serving.nightly import config, job
+commits.START_BYTES = 1  # processes from the first session on
+started = []
+command = workers.command
+workers.command = lambda code: started.append(code) or command(code)
 if __name__ == "__main__":
     report = job.run(config.load(sys.argv[1]))
-    print(json.dumps([report["totals"]["frozen"], report["exit_code"]]))
+    print(json.dumps([report["totals"]["frozen"], report["exit_code"], len(started)]))
 """
 
 
@@ -113,10 +119,10 @@ def test_the_nights_processes_import_nothing_from_the_current_directory(
     chat = {"id": "a", "messages": [{"role": "user", "content": "Hello"}]}
     (tmp_path / "chats" / "a.jsonl").write_text(json.dumps(chat) + "\n")
     (tmp_path / "nightly.toml").write_text(
-        f'archive = "cold"\nstate = "state"\nbundles = ["{tmp_path / "tiny"}"]\nthreads = 1\nworkers = 2\n'
+        f'archive = "cold"\nstate = "state"\nbundles = ["{tmp_path / "tiny"}"]\nthreads = 2\n'
         '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
     )
-    assert run(poisoned, NIGHT, tmp_path / "nightly.toml") == [1, 0]
+    assert run(poisoned, NIGHT, tmp_path / "nightly.toml") == [1, 0, 1]
     assert not (tmp_path / "executed").exists()
 
 
