@@ -2,7 +2,7 @@
 
 >>> parts = [Part(number, 3) for number in (1, 2, 3)]
 >>> [str(part) for part in parts if part.has(b"a pack")]
-['3/3']
+['1/3']
 """
 
 from __future__ import annotations

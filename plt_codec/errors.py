@@ -97,10 +97,10 @@ def refusing(what: str, way_out: str = "read it as a text (--format text), and r
     Raises:
         ContentError: the code raised an error of another kind.
 
-    >>> with refusing("a.json"):
-    ...     [] < 1
+    >>> with refusing("a.json", "mend it"):
+    ...     raise KeyError("id")
     Traceback (most recent call last):
-    pltz.plt_codec.errors.ContentError: a.json: cannot be read (TypeError: ...): read it as a text ...
+    pltz.plt_codec.errors.ContentError: a.json: cannot be read (KeyError: 'id'): mend it
     """
     try:
         yield

@@ -13,7 +13,7 @@ Spec: FORMAT.md.
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
     >>> table = split(line)
     >>> table.pieces[0].text.split()[-1], len(table.opaque)
-    ('hello', 15)
+    ('hello', 16)
     >>> join(table.columns, table.opaque, table.pieces, len(line)) == line
     True
 """

@@ -20,7 +20,6 @@ from pltz.archive.retention import Policy
 from pltz.archive.writing import log_parts
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.pace import Pace
-from pltz.coding.codecs import logs
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import LogCoder
@@ -207,24 +206,6 @@ def test_the_receipt_of_a_log_put_in_parts_is_of_all_of_it(place: Path) -> None:
     assert receipt.size == sum(len(item.record.bitstring) for item in peek(cold, "log"))
     [receipt] = SessionArchive.open(place, zstd_above=1000).put([request(60, "by zstd")])
     assert receipt.tower == 4 and receipt.method == "log + zstd"
-
-
-def test_the_time_of_a_large_log_is_told_before_it_is_coded(
-    place: Path, coded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "TIMED_FROM", 1000)
-    told = list[tuple[float, int]]()
-
-    def expect(seconds: float) -> None:
-        told.append((seconds, len(coded)))
-
-    cold = SessionArchive.open(place, zstd_above=None)
-    list(cold.put([request(60, "a")], expect=expect))
-    [(seconds, before)] = told
-    assert seconds > 0 and before == 0 < len(coded)
-    list(cold.put([request(70, "b")], expect=expect))  # what was stored tells better
-    list(SessionArchive.open(place, zstd_above=1).put([request(80, "c")], expect=expect))  # zstd takes no time
-    assert len(told) == 1
 
 
 def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:
