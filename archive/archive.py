@@ -30,8 +30,8 @@ from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
-from pltz.archive.part import Part
 from pltz.archive.retention import Policy, expired
+from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.commits import Commits, CutRequest, Refused
 from pltz.archive.writing.cut import SessionCutter, size_of
 from pltz.archive.writing.log_parts import put_parts, with_parts
@@ -678,7 +678,7 @@ class Archive:
         anywhere: bool = False,
         resume: Report | None = None,
         expect: str | None = None,
-        part: Part | None = None,
+        part: WorkPart | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Read the archive and report all damage and the sessions it costs. Change nothing.

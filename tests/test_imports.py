@@ -64,7 +64,7 @@ WINGS = {
         "session_file",
     ),
     "archive": (
-        "errors concurrency humanize arguments part",
+        "errors concurrency humanize arguments work_part",
         "format",
         "storage",
         "encryption",

@@ -45,8 +45,8 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, absent, inner_blocks
 from pltz.archive.maintenance.erase import unfinished
-from pltz.archive.part import Part
 from pltz.archive.storage.store import is_there
+from pltz.archive.work_part import WorkPart
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
@@ -125,7 +125,7 @@ class Verifier:
         self._problems = Problems(self.report.problems)
         self._end: float | None = None
         self._stop: int | None = None  # bytes
-        self._part = Part()
+        self._part = WorkPart()
         self._hidden: dict[int, bytes] = {}  # keys of sessions with records that cannot be read, and packs of these
         self._progress: Callable[[Report], None] | None = None
 
@@ -138,7 +138,7 @@ class Verifier:
         anywhere: bool = False,
         expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
-        part: Part | None = None,
+        part: WorkPart | None = None,
     ) -> Report:
         """Check all packs, or a random ``fraction`` of them, and return the report.
 
@@ -184,7 +184,7 @@ class Verifier:
         # packs, while the digests of indexes are computed beside
         swept: list[BulkVerified] = []
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
-        self._part = part or Part()
+        self._part = part or WorkPart()
         spans = self._chosen(fraction, anywhere and decode)
         with run_alongside(self._index_digests) as digests:
             self._check_packs(spans, decode, swept, doubted)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
@@ -42,7 +42,7 @@ def copy(
     tags: tuple[str, ...],
     last: bool,
     recoding: Recoding,
-    part: Part | None,
+    part: WorkPart | None,
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 

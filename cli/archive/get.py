@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import choose, full_names, open_archive, tags_of
@@ -136,7 +136,7 @@ def export(
     device: str,
     progress: bool | None,
     as_json: bool,
-    part: Part | None,
+    part: WorkPart | None,
 ) -> None:
     """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
 

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.cli.ui.groups import Command, Interrupted, NamingCommand
 from pltz.cli.ui.options import Decorator
 from pltz.cli.ui.output import write_text
@@ -34,8 +34,8 @@ DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes of verify
 SHOWN = 5  # missing parts that an error names
 
 
-def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Part | None:
-    return None if value is None else Part.parse(value)
+def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> WorkPart | None:
+    return None if value is None else WorkPart.parse(value)
 
 
 def parted(of: str) -> Decorator:
@@ -78,7 +78,7 @@ class PartCommand(NamingCommand):
         ctx.exit(code)
 
 
-def report_of(part: Part | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def report_of(part: WorkPart | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report of a part of the running command, or of all. It is printed last, when nothing can fail."""
     return {**facts, "part": str(part), "work": click.get_current_context().meta[WORK]} if part else dict(facts)
 
@@ -90,12 +90,12 @@ def joined(reports: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
 
     Raises UsageError for the report of other work, ArchiveError where a part is missing or did not come to its end.
     """
-    parts: dict[Part, dict[str, Any]] = {}
+    parts: dict[WorkPart, dict[str, Any]] = {}
     met, counts, works = set[str](), Counter[str](), set[tuple[str, int]]()
     for name, text in reports:
         try:
             *rows, last = map(json.loads, text.splitlines())
-            part, work = Part.parse(last.pop("part")), str(last.pop("work"))
+            part, work = WorkPart.parse(last.pop("part")), str(last.pop("work"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PltzError) as exc:
             raise ArchiveError(f"{name} is not the report of a part that came to its end: run that part again") from exc
         works.add((work, part.of))
@@ -110,7 +110,7 @@ def joined(reports: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
                 counts[kind or ""] += 1
                 yield row
     [(_, of)] = works or {("", 1)}
-    if absent := [str(part) for part in (Part(number, of) for number in range(1, of + 1)) if part not in parts]:
+    if absent := [str(part) for part in (WorkPart(number, of) for number in range(1, of + 1)) if part not in parts]:
         more = ", ..." if len(absent) > SHOWN else ""
         raise ArchiveError(f"{len(absent)} of {of} parts are missing: run {', '.join(absent[:SHOWN])}{more}")
     total = {key: _together([report.get(key) for report in parts.values()]) for key in next(iter(parts.values()))}
@@ -193,8 +193,8 @@ def on_ray(address: str, words: list[str], output: str | None) -> Iterator[tuple
     try:
         of = max(1, int(ray.cluster_resources().get("CPU", 1)))
         at = words.index("--") if "--" in words else len(words)
-        task, running = ray.remote(num_cpus=1)(run_here), dict[Any, Part]()
-        for part in (Part(number, of) for number in range(1, of + 1)):
+        task, running = ray.remote(num_cpus=1)(run_here), dict[Any, WorkPart]()
+        for part in (WorkPart(number, of) for number in range(1, of + 1)):
             own = ["--part", str(part), "--json"] + ([] if output is None else ["-o", output_of(output, part)])
             running[task.remote([*words[:at], *own, *words[at:]])] = part
         while running:
@@ -210,10 +210,10 @@ def on_ray(address: str, words: list[str], output: str | None) -> Iterator[tuple
         ray.shutdown()
 
 
-def output_of(output: str, part: Part) -> str:
+def output_of(output: str, part: WorkPart) -> str:
     """Return the file that a part writes.
 
-    >>> output_of("all.jsonl", Part(2, 16))
+    >>> output_of("all.jsonl", WorkPart(2, 16))
     'all-2-of-16.jsonl'
     """
     path = Path(output)

@@ -10,7 +10,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
@@ -209,7 +209,7 @@ def put(
     device: str,
     progress: bool | None,
     as_json: bool,
-    part: Part | None,
+    part: WorkPart | None,
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
@@ -263,7 +263,7 @@ def put_all(
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
-    part: Part | None = None,
+    part: WorkPart | None = None,
 ) -> int:
     """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
 

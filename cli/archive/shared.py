@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, moment
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.cli.ui import options
 from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_words
 from pltz.cli.ui.options import Decorator, nonempty
@@ -195,7 +195,7 @@ def choose(
     tags: Mapping[str, str],
     *,
     history: bool = False,
-    part: Part | None = None,
+    part: WorkPart | None = None,
 ) -> "Iterator[Version]":
     """Yield versions of the sessions named (of all without names) that have all the tags.
 

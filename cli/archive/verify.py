@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.archive.part import Part
+from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import COPIES_MISSING, DAMAGED, UNFINISHED, PartCommand, parted, report_of
 from pltz.cli.archive.shared import facts, open_archive, show
@@ -83,7 +83,7 @@ def verify(
     device: str,
     progress: bool | None,
     as_json: bool,
-    part: Part | None,
+    part: WorkPart | None,
 ) -> None:
     """Read the archive in DIR and report exactly what is damaged and which sessions are lost. Changes nothing.
 
@@ -137,7 +137,7 @@ class VerifyState:
     Raises UsageError for the file of another archive, --decode or --part, CorruptError for a damaged one.
     """
 
-    def __init__(self, path: str, archive: bytes, decode: bool, part: Part | None = None) -> None:
+    def __init__(self, path: str, archive: bytes, decode: bool, part: WorkPart | None = None) -> None:
         if path == "-":
             raise UsageError("expected a file for --state, found -: name a file")
         self.path = Path(path)
@@ -195,7 +195,7 @@ def _report_in(fields: Mapping[str, Any]) -> "Report":
     return report
 
 
-def _print(report: "Report", part: Part | None, as_json: bool) -> None:
+def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
     from pltz.archive.archive import SessionVersion
 
     for problem in report.problems:

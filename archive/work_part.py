@@ -1,6 +1,6 @@
-"""Part: one of M parts of the work on an archive, by name. Who does a part needs to know nothing of the others.
+"""WorkPart: one of M parts of the work on an archive, by name. Who does a part needs to know nothing of the others.
 
->>> parts = [Part(number, 3) for number in (1, 2, 3)]
+>>> parts = [WorkPart(number, 3) for number in (1, 2, 3)]
 >>> [str(part) for part in parts if part.has(b"a pack")]
 ['1/3']
 """
@@ -17,14 +17,14 @@ MOST = 1 << 20  # parts
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkPart:
     """The part ``number`` of ``of`` parts, from 1 on. Every name is in one part, whatever other names there are."""
 
     number: int = 1
     of: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> WorkPart:
         """Return the part that is written as N/M. Raises UsageError."""
         match = re.fullmatch(r"([0-9]{1,7})/([0-9]{1,7})", text, re.ASCII)
         number, of = map(int, match.groups()) if match else (0, 0)
