@@ -1,4 +1,4 @@
-"""Whether a session may come back to the weights and the adapter that are served now: only to its own."""
+"""Check that a session comes back to no other weights and adapter than its own."""
 
 from __future__ import annotations
 

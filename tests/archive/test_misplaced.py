@@ -173,7 +173,7 @@ def place(disk: SimDisk, path: str, data: bytes) -> None:
 
 
 def test_a_process_that_met_a_misplaced_pack_reads_what_repair_brought_back() -> None:
-    """What it opened in the place of a pack of the same size stayed open: good sessions were lost to this process."""
+    """Keep no wrong pack of the same size open: good sessions were lost to such a process."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk, reserve=False), [CODEC])
     for name in ("a", "b"):

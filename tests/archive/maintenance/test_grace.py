@@ -61,7 +61,7 @@ def test_a_forget_before_a_collect_is_undone_for_the_whole_grace(disk: SimDisk, 
 
 
 def test_what_was_undeleted_stays_whatever_is_collected(disk: SimDisk, codec: SegmentCodec) -> None:
-    """Of its two marks the later one counts."""
+    """Let the later of its two marks count."""
     archive = filled(disk, codec)
     wanted = archive.get("s1").tokens.tolist()
     archive.forget(archive.history("s1"))

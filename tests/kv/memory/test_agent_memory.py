@@ -422,7 +422,7 @@ def test_a_batch_of_agents_of_which_one_fails_changes_none(
 def test_a_save_does_not_look_through_the_folder(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill left goes when the folder is opened."""
+    """Remove what a kill left when the folder is opened."""
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
     left = file_of(memory, "ann").with_name("x.0123abcd.part")
