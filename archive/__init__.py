@@ -1,1 +1,5 @@
-"""The archive: durable storage of sessions and its façade, copies, retention, thaw and errors, on top of the wings."""
+"""The archive: durable storage of sessions, copies, retention and errors. `__init__.pyi` lists what it offers."""
+
+from pltz.plt_codec.offer import offer
+
+__getattr__, __dir__ = offer(__file__)

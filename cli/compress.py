@@ -15,9 +15,14 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
-from pltz.cli.ui.session_input import as_fields as fields_of
-from pltz.cli.ui.session_input import as_text as text_of
+from pltz.cli.ui.session_input import (
+    INPUT_FORMAT,
+    InputFiles,
+    as_fields as fields_of,
+    as_text as text_of,
+    drops,
+    input_options,
+)
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:

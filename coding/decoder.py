@@ -21,8 +21,7 @@ from pltz.coding.codecs.modes import ALONE, COPIES
 from pltz.coding.decode_limits import DecodeLimits
 from pltz.models.bundle.releases import described, how_to_get
 from pltz.models.session import transcript
-from pltz.models.session.session import Kind as SessionKind
-from pltz.models.session.session import Session
+from pltz.models.session.session import Kind as SessionKind, Session
 from pltz.models.session.spelling import WRITINGS
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import (

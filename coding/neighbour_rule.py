@@ -9,8 +9,7 @@ are who keeps the candidates, how they are named, and whose they are: chats (nei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.plt_codec.named_files import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,23 +1,5 @@
-"""Sample sessions that ship with pltz, and loaders for common formats."""
+"""Sample sessions that ship with pltz, and loaders for common formats. `__init__.pyi` lists what it offers."""
 
-from pltz.datasets.loaders import (
-    FORMATS,
-    Format,
-    load,
-    sample_assignments,
-    sample_path,
-    sample_prompts,
-    sample_sessions,
-    sample_tenants,
-)
+from pltz.plt_codec.offer import offer
 
-__all__ = [
-    "FORMATS",
-    "Format",
-    "load",
-    "sample_assignments",
-    "sample_path",
-    "sample_prompts",
-    "sample_sessions",
-    "sample_tenants",
-]
+__getattr__, __dir__ = offer(__file__)

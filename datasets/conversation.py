@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 PLAIN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "from", "value", "reasoning_content"))
 
 
-def conversation(session: Session) -> list[Message] | None:
+def messages_of(session: Session) -> list[Message] | None:
     """Return the messages of an agent's log in the form that chat templates take; None of any other session.
 
     >>> said = {"role": "user", "content": "Hi"}
-    >>> conversation(Session("chat", [{"type": "user", "sessionId": "s", "uuid": "0f3a", "message": said}]))
+    >>> messages_of(Session("chat", [{"type": "user", "sessionId": "s", "uuid": "0f3a", "message": said}]))
     [{'role': 'user', 'content': 'Hi'}]
     """
     if session.kind == "ids":
@@ -51,7 +51,7 @@ def seen_by(model: Target, session: Session) -> Session:
     """
     from pltz.models.target.target import as_seen_by
 
-    messages = conversation(session)
+    messages = messages_of(session)
     return as_seen_by(model, session) if messages is None else rendered(model, messages)
 
 

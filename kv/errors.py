@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pltz.plt_codec.errors import MismatchError, PltzError
+from pltz.plt_codec import MismatchError, PltzError
 
 
 class WarmFileError(PltzError):

@@ -11,8 +11,8 @@ from pltz.kv.port.codec import KVCodec
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.models.target.target import Target
-from pltz.plt_codec.errors import UsageError
+from pltz.models import Target
+from pltz.plt_codec import UsageError
 
 
 def kv_forms(

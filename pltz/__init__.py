@@ -17,38 +17,22 @@ Names are loaded when they are first used: ``import pltz`` costs no torch and no
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from pltz.plt_codec.offer import offer
 
-@cache
-def _homes() -> dict[str, str]:
-    """Return the module that each public name is imported from in `__init__.pyi`."""
-    import ast
-
-    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf8"))
-    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+_offered, _names = offer(__file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home, once (PEP 562)."""
+    """Import a public name from its home (PEP 562)."""
     if name == "__version__":
         from importlib.metadata import version
 
-        value: Any = version("pltz")
-    elif name == "__all__":
-        value = sorted([*_homes(), "__version__"])
-    elif name.startswith("__") or name not in _homes():
-        raise AttributeError(f"module 'pltz' has no attribute {name!r}")
-    else:
-        value = getattr(importlib.import_module(_homes()[name]), name)
-    globals()[name] = value
-    return value
+        return version("pltz")
+    return __dir__() if name == "__all__" else _offered(name)
 
 
 def __dir__() -> list[str]:
     """Return the public names, and nothing else."""
-    return list(__getattr__("__all__"))
+    return sorted([*_names(), "__version__"])

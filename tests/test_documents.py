@@ -22,8 +22,7 @@ import pytest
 import pltz
 from pltz.cli.root import cli
 from pltz.cli.ui.groups import EXIT_CODES
-from tests.documents import PAGES as RUN
-from tests.documents import ROOT, Block, Sandbox, blocks, commands, runs
+from tests.documents import PAGES as RUN, ROOT, Block, Sandbox, blocks, commands, runs
 from tests.test_imports import MAY_IMPORT
 from tests.warm_pltz import warm_pltz
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
+import importlib.util
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # Rooms from the bottom to the top. A room imports those before it in its row of MAY_IMPORT, and itself.
@@ -34,7 +38,8 @@ MAY_IMPORT = {
 # above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
-        "errors extras identity limits named_file varint versions types weights lanes prefix zstd repeats range_coder",
+        "errors extras identity limits named_files offer types",
+        "varint versions weights lanes prefix zstd repeats range_coder",
         "child_python",
         "engines",
         "container",
@@ -102,7 +107,12 @@ WINGS = {
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
 ABOVE = Path("cli/above.py")  # names the commands of the rooms above the core, which load when they are called
-BY_NAME = {"cli/ui/groups.py", "cli/bench/codec/compressors.py", "benchmarks/peers/context_mixing.py"}
+BY_NAME = {
+    "plt_codec/offer.py",
+    "cli/ui/groups.py",
+    "cli/bench/codec/compressors.py",
+    "benchmarks/peers/context_mixing.py",
+}
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}
@@ -187,6 +197,25 @@ def test_imports_follow_the_arrows_between_wings() -> None:
             if there is None or there > here:
                 wrong.append(f"{path} imports {name}, which stands above it")
     assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_above_the_core_take_of_it_what_its_rooms_offer() -> None:
+    wrong = []
+    for path, names in all_imports().items():
+        if path.parts[0] in ("kv", "serving", "training"):
+            for line, name in names:
+                parts = name.split(".")
+                if parts[0] == "pltz" and parts[1] in CORE - {"cli"} and len(parts) > 3:
+                    wrong.append(f"{path}:{line} imports {name}: offer it in {parts[1]}/__init__.pyi")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", ["", *sorted(CORE - {"api", "cli", "options"})])
+def test_what_a_room_offers_is_there_and_is_no_module(room: str) -> None:
+    package = importlib.import_module(f"pltz.{room}".rstrip("."))
+    offered = set(package.__all__) - {"__version__"}
+    assert offered and all(getattr(package, name) is not None for name in offered)
+    assert not {name for name in offered if importlib.util.find_spec(f"{package.__name__}.{name}")}
 
 
 def test_modules_import_each_other_in_no_circle() -> None:

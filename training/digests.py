@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 
 def digest(key: Any) -> str:

@@ -34,15 +34,20 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from pltz.models.bundle.bundle import Bundle, coder_of, read_weights, write_bundle
-from pltz.models.bundle.folder import publish
-from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
-from pltz.models.session.session import Session
-from pltz.models.session.transcript import to_tokens_many
-from pltz.models.target.checkpoint import resolve, tokenizer_json_of
-from pltz.plt_codec.errors import ContentError, UsageError
-from pltz.plt_codec.weights import Weights
-from pltz.plt_codec.zstd import Fallback
+from pltz.models import (
+    Bundle,
+    BundleTokenizer,
+    Ids,
+    Session,
+    coder_of,
+    publish,
+    read_weights,
+    resolve,
+    to_tokens_many,
+    tokenizer_json_of,
+    write_bundle,
+)
+from pltz.plt_codec import ContentError, Fallback, UsageError, Weights
 from pltz.training.data import records
 from pltz.training.data.corpus import Corpus
 from pltz.training.data.records import TEXT

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pltz.models.bundle import bundle as bundles
-from pltz.plt_codec.errors import UsageError
+from pltz.models import Bundle
+from pltz.plt_codec import UsageError
 from pltz.training.nets.checkpoint import NetShape
 from pltz.training.run.schedule import Schedule
 
@@ -197,7 +197,7 @@ def _near(base: Path, name: str) -> str:
 
     Any other name (of a bundle that ships, a hub name) is returned as it is.
     """
-    return str(base / name) if name and name not in bundles.Bundle.names() and (base / name).is_dir() else name
+    return str(base / name) if name and name not in Bundle.names() and (base / name).is_dir() else name
 
 
 def _inherited(start: str, student: dict[str, Any]) -> dict[str, Any]:

@@ -27,11 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from pltz.models.bundle.folder import publish
-from pltz.models.session.session import Session
-from pltz.models.target.checkpoint import resolve, tokenizer_json_of
-from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.models import Session, Target, publish, resolve, tokenizer_json_of
+from pltz.plt_codec import ModelError, UsageError
 from pltz.training.data.records import LabelledSession
 from pltz.training.digests import digest
 from pltz.training.settings import Teacher, TrainSettings

@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from itertools import groupby
 
 from pltz.archive.catalog.ledger import Loss, PackState

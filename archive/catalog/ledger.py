@@ -12,8 +12,7 @@ A crash between the two copies leaves one of them. It counts, and repair writes 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from itertools import pairwise
@@ -28,8 +27,7 @@ from pltz.archive.format.object_names import (
     ledger_copies_among,
     ledger_entries_among,
 )
-from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
-from pltz.archive.format.settings import Settings
+from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS, Settings
 from pltz.archive.humanize import counted
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError

@@ -10,8 +10,7 @@ the erases before it. Spec: FORMAT.md, "Erase a session".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Set as AbstractSet
 from typing import NamedTuple
 
 from pltz.archive.encryption.box import Tree

@@ -30,7 +30,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.named_file import secret_file
+from pltz.plt_codec.named_files import secret_file
 
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
 MAX_SECRET = 1 << 20  # bytes of a key file, or of a command's output

@@ -42,8 +42,7 @@ from pltz.plt_codec.container.block import (
 )
 from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE, Column
 from pltz.plt_codec.errors import ContentError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.identity import SIZE as ID_SIZE
+from pltz.plt_codec.identity import NONE, SIZE as ID_SIZE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_VALUE
 

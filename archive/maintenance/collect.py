@@ -33,8 +33,7 @@ next run goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping, Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any

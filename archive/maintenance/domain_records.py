@@ -11,8 +11,7 @@ change, so a later look reads only those that are new. Of packs without a record
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

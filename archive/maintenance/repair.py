@@ -32,8 +32,7 @@ from typing import TypeVar, cast
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
-from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
-from pltz.archive.catalog.ledger import PackState, decode_as
+from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY, PackState, decode_as
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.register import ManifestRegister
@@ -53,8 +52,16 @@ from pltz.archive.format.index_file import (
     table_of,
 )
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
-from pltz.archive.format.pack import COUNTS, FOOTER, Damage, Pack, RecordPlace, digest_before, sealed
-from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
+from pltz.archive.format.pack import (
+    COUNTS,
+    FOOTER,
+    MAX_SIZE as MAX_PACK,
+    Damage,
+    Pack,
+    RecordPlace,
+    digest_before,
+    sealed,
+)
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record

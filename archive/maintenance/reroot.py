@@ -9,8 +9,7 @@ the new one counts from the moment when the old key is destroyed. A crash leaves
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Set as AbstractSet
 from dataclasses import replace
 
 from pltz.archive.catalog.catalog import Catalog

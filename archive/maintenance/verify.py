@@ -40,8 +40,7 @@ from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
-from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
-from pltz.archive.format.settings import Settings
+from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS, Settings
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, absent, inner_blocks
 from pltz.archive.maintenance.erase import unfinished

@@ -25,8 +25,7 @@ import click
 from pltz.archive.humanize import size
 from pltz.benchmarks.peers import context_mixing
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.codec import compressors as peers
-from pltz.cli.bench.codec import corpus, measure
+from pltz.cli.bench.codec import compressors as peers, corpus, measure
 from pltz.cli.bench.codec.compressors import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command

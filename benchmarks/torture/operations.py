@@ -28,8 +28,7 @@ from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
-from pltz.archive.format.object_names import PACKS, packs_among
-from pltz.archive.format.object_names import pack as pack_name
+from pltz.archive.format.object_names import PACKS, pack as pack_name, packs_among
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.places import open_store

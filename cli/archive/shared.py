@@ -17,7 +17,7 @@ from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
-from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.plt_codec.named_files import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion

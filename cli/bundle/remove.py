@@ -26,8 +26,7 @@ def remove(name: str, yes: bool, as_json: bool) -> None:
 
     Files and archives frozen with it can be read again once it is added again: keep a copy while there are any.
     """
-    from pltz.models.bundle.user_bundles import added
-    from pltz.models.bundle.user_bundles import remove as remove_bundle
+    from pltz.models.bundle.user_bundles import added, remove as remove_bundle
 
     location = added(name)
     if not yes:

@@ -56,13 +56,13 @@ from pltz.kv.predictive.calibration import BELOW, FORMAT, PREDICTIVE, Calibratio
 from pltz.kv.predictive.layer import Layer, inputs_of, layers_of, quantised, rows
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.predictive.steps import classes_of, steps_of
-from pltz.models.target.cache import cache_argument, cache_of
-from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
+from pltz.models import cache_argument, cache_of
+from pltz.plt_codec import CorruptError, ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 FIT_POINT = -4  # the step that predictors are fitted for: 8 log2
 SCORED_POINTS = (-36, -32, -28, -24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each

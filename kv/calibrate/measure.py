@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 
 from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.receipt import LEAST_ROWS, Receipt, spans, upper_limit
-from pltz.models.target.cache import cache_argument, cache_of, pairs_of
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.models import cache_argument, cache_of, pairs_of
+from pltz.plt_codec import ContentError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.session.session import Session
-    from pltz.models.target.target import Target
+    from pltz.models import Session, Target
 
 CONTROL = "control"
 SIMULATED, CHANGED = "kv.bits.", "kv.changed"  # parts of a baseline: its size, and the KV after it
@@ -124,7 +123,7 @@ def sessions_to_rows(target: Target, sessions: Iterable[Session], count: int, le
     Short sessions are joined, long ones are cut. Raises UsageError where the sessions are too short for two rows, and
     ContentError for one that the target cannot take.
     """
-    from pltz.models.target.target import as_seen_by
+    from pltz.models import as_seen_by
 
     rng = np.random.default_rng(SEED)
     pool: list[tuple[int, Session]] = []
@@ -210,7 +209,7 @@ def compare(
     """
     import torch
 
-    from pltz.plt_codec.errors import PltzError
+    from pltz.plt_codec import PltzError
 
     found = [Outcome(name) for name, _ in codecs]
     noise = Outcome(CONTROL)

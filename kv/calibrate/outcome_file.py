@@ -21,13 +21,13 @@ import numpy as np
 
 from pltz.kv.calibrate import measure
 from pltz.kv.calibrate.measure import CONTROL, Outcome
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.kv.port.codec import KVCodec
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 
 class OutcomeFile:

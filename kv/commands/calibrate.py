@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.humanize import size
+from pltz.archive import size
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pltz.kv.port.bound import Bound
     from pltz.kv.predictive.calibration import Calibration
-    from pltz.models.session.session import Session
+    from pltz.models import Session
 
 FEW = 16  # rows held out: with fewer the upper limits of losses lie far above the means
 
@@ -115,7 +115,7 @@ def calibrate(
     from pltz.kv.port.bound import Bound
     from pltz.kv.port.receipt import LEAST_ROWS
     from pltz.kv.port.rotary import Rotary
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
     place = Path(output)
     if place.is_file() and not force:
@@ -167,7 +167,7 @@ def calibrate(
 
 def sessions(files: tuple[str, ...]) -> "Iterator[Session]":
     """Yield the sessions of files and folders. Raises UsageError where one does not exist."""
-    from pltz.datasets.loaders import load
+    from pltz.datasets import load
 
     for path in map(Path, files):
         if not path.exists():

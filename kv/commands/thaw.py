@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.humanize import counted, size
+from pltz.archive import counted, size
 from pltz.cli.archive.shared import VERSION, full_names, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
@@ -15,15 +15,14 @@ from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
-from pltz.coding.partners import DEFAULT_TARGET
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.coding import DEFAULT_TARGET
+from pltz.plt_codec import ContentError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
-    from pltz.archive.catalog.lookup import Version
+    from pltz.archive import Archive, Version
     from pltz.kv.store.store import HotStore
     from pltz.kv.thaw.thawed import Thawed
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 
 @click.command(
@@ -104,7 +103,7 @@ def thaw(
     """
     from pltz.kv.thaw.file import thaw as thaw_file
     from pltz.kv.thaw.thawer import Thawer
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
     if place is not None:
         if index is not None:
@@ -146,7 +145,7 @@ def want_positions(cold: "Archive", version: "Version", target: str) -> None:
     decoded for that where zstd coded it, in no time, or where it is so large that it will hardly fit, which is said
     before. Raises ContentError.
     """
-    from pltz.models.target.checkpoint import positions_of, resolve, tokenizer_json_of
+    from pltz.models import positions_of, resolve, tokenizer_json_of
 
     folder = resolve(target)
     most = positions_of(folder)
@@ -164,10 +163,10 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     """Return a number of tokens that a session has at least for a target of so many positions; 0 where it may fit."""
     from tokenizers import Tokenizer
 
-    from pltz.archive.version_sizes import method_of, tokens_of
-    from pltz.coding.codecs.codec import BytesCodec
-    from pltz.datasets.conversation import conversation
-    from pltz.models.session.session import kind_of
+    from pltz.archive import method_of, tokens_of
+    from pltz.coding import BytesCodec
+    from pltz.datasets import messages_of
+    from pltz.models import kind_of
 
     reader = cold.parts.reader
     if kind_of(version.kind) == "ids":
@@ -184,7 +183,7 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
         )
     if not by_zstd and content <= PER_TOKEN * most:
         return 0
-    messages = conversation(cold.sessions.read(version))
+    messages = messages_of(cold.sessions.read(version))
     texts = [message["content"] for message in messages or ()]
     found = Tokenizer.from_str(tokenizer_json.decode()).encode_batch_fast(texts, add_special_tokens=False)
     return sum(len(one.ids) for one in found)

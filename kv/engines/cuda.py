@@ -31,8 +31,7 @@ from pltz.kv.engines.streams import (
     sections_each,
     stream_layers,
 )
-from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec import ModelError, UsageError, device as gpu
 
 if TYPE_CHECKING:
     import torch

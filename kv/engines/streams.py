@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.kv.port.arriving import shells, wait
-from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
+from pltz.plt_codec import CorruptError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.kv.port.arriving import Parts

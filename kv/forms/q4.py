@@ -28,7 +28,7 @@ from pltz.kv.forms.q8 import (
 )
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.kv.port.rotary import Rotary
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pltz.kv.engines.cuda import HEADS, TYPES, Kernels, kernels_on
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.kv.port.rotary import Rotary
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch

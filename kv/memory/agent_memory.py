@@ -29,8 +29,8 @@ from pltz.kv.memory.prefix_match import PrefixMatch, cut, ends_of, spelled
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import KEEP, PackedSession
 from pltz.kv.store.warm_file import finite
-from pltz.models.target.cache import cache_argument
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.models import cache_argument
+from pltz.plt_codec import ModelError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.kv.pool.batch_cache import BatchKVCache
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 CHUNK = 256  # ids that a prefill runs at a time
 

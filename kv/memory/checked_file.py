@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pltz.kv.errors import MemoryFailed
 from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store.warm_file import DTYPES
-from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
-from pltz.plt_codec.versions import Readers, number_in
+from pltz.plt_codec import CorruptError, FormatError, Readers, VersionError, number_in
 
 if TYPE_CHECKING:
     import torch

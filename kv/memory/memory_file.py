@@ -24,8 +24,7 @@ from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
 from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store.warm_file import finite
-from pltz.plt_codec.errors import CorruptError, TargetMismatch
-from pltz.plt_codec.identity import SIZE
+from pltz.plt_codec import SIZE, CorruptError, TargetMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 MEMORY = FileKind("pltz agent memory", 1, frozenset({"agent", "target", "pages", "packed"}))
 CENTRE = FileKind("pltz memory centre", 1, frozenset({"target"}))

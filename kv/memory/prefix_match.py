@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 SAME = 0.8  # of the remembered characters, from which a part is kept
 WITHIN = -1  # the end of an id that ends within a character

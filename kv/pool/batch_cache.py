@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pltz.kv.pool.layer_view import LayerView
 from pltz.kv.pool.packed_session import KEEP, PackedSession, extended
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 FLUSH = 64  # tokens by which the tail grows before it is packed
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pltz.kv.engines import cuda
-from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec import device as gpu
 
 if TYPE_CHECKING:
     import torch

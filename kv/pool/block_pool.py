@@ -12,7 +12,7 @@ from pltz.kv.pool.slab import Slab
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 
 class BlockPool:

@@ -17,8 +17,7 @@ from pltz.kv.engines import cuda
 from pltz.kv.engines.cuda import Launcher
 from pltz.kv.forms.q4 import HALF_BOOK
 from pltz.kv.pool.layer_view import LayerView
-from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec import ModelError, device as gpu
 
 if TYPE_CHECKING:
     import torch

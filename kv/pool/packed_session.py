@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pltz.kv.pool.block_pool import BlockPool
-from pltz.models.target.cache import cache_of, pairs_of
-from pltz.plt_codec.errors import UsageError
+from pltz.models import cache_of, pairs_of
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from pltz.kv.pool import cpu_attention, gpu_attention
 from pltz.kv.pool.batch_cache import BatchKVCache, NewTokens
 from pltz.kv.pool.layer_view import LayerView
-from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec import ModelError
 
 NAME = "pltz_pages"
 

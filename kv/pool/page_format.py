@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from pltz.kv.forms.q4 import HALF_BOOK, butterflies, hadamard, levels
 from pltz.kv.forms.q8 import LARGEST, SINKS, quantise
 from pltz.kv.port.rotary import Rotary, turned
-from pltz.models.target.cache import pairs_of
-from pltz.plt_codec.errors import UsageError
+from pltz.models import pairs_of
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
     Rows = Mapping[str, torch.Tensor]
 

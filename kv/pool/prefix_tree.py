@@ -22,7 +22,7 @@ import numpy as np
 from pltz.kv.errors import PoolFull
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch

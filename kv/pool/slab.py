@@ -15,7 +15,7 @@ import numpy as np
 from pltz.kv.errors import PoolFull
 from pltz.kv.pool.block_copy import copy_blocks
 from pltz.kv.pool.page_format import PageFormat
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch

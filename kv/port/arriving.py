@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec import CorruptError
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from pltz.kv.port.receipt import Receipt
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 RECALL = 4.0  # times the loss in answers to what is new
 

@@ -16,7 +16,7 @@ import numpy as np
 from pltz.kv.port.arriving import shells
 from pltz.kv.port.bound import Bound, limits
 from pltz.kv.port.receipt import Receipt
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch

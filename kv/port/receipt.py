@@ -14,7 +14,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec import CorruptError
 
 LEAST_ROWS = 8  # that a receipt is measured on: fewer tell too little of how much rows differ
 QUANTILE = 2.326348  # of the normal distribution at 99 %

@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pltz.models.target.cache import is_plain, pairs_of
-from pltz.plt_codec.errors import ModelError
+from pltz.models import is_plain, pairs_of
+from pltz.plt_codec import ModelError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 KINDS = {"default", "linear", "llama3", "yarn", "proportional"}  # of scaling: frequencies that never change
 TRIED = 48  # tokens of the trial

@@ -24,8 +24,7 @@ from pltz.kv.engines.streams import SYMBOLS, TABLES, Tables
 from pltz.kv.port.bound import Bound, limits
 from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt, between
-from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError
-from pltz.plt_codec.versions import Readers, number_in
+from pltz.plt_codec import CorruptError, Readers, TargetMismatch, UsageError, number_in
 
 NAME, VERSION = "pltz kv calibration", 6
 FORMAT = f"{NAME} {VERSION}"

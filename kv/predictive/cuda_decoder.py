@@ -20,7 +20,7 @@ from pltz.kv.engines.cuda import BESIDE, DeviceStreams, DeviceTables, Kernels, S
 from pltz.kv.engines.streams import WRONG_END, check, sections_there, verify
 from pltz.kv.port.arriving import ArrivingParts, shells
 from pltz.kv.predictive.operands import Operands, product
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec import CorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from pltz.kv.engines.cuda import BackgroundStream, DeviceTables, Kernels
 from pltz.kv.engines.streams import checksum
 from pltz.kv.port.rotary import turned
 from pltz.kv.predictive.operands import Operands, product
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import numpy as np

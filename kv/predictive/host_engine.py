@@ -17,7 +17,7 @@ from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import KVShape
 from pltz.kv.predictive.layer import Layer, quantised, restored, rows
 from pltz.kv.predictive.steps import steps_of
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec import CorruptError
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.kv.predictive.calibration import BELOW, Calibration
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

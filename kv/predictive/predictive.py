@@ -33,7 +33,7 @@ from pltz.kv.predictive.cuda_engine import CudaEngine
 from pltz.kv.predictive.host_engine import HostEngine
 from pltz.kv.predictive.layer import Layer, layers_of
 from pltz.kv.predictive.steps import classes_of
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch

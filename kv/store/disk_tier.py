@@ -33,8 +33,7 @@ from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store import warm_file
 from pltz.kv.store.tier import FormStats, StoredBlock, TierStats
 from pltz.kv.store.warm_file import MAX_HEADER, WarmFile
-from pltz.plt_codec.errors import PltzError, UsageError
-from pltz.plt_codec.identity import MAX_POSITION, SIZE
+from pltz.plt_codec import MAX_POSITION, SIZE, PltzError, UsageError
 
 log = logging.getLogger("pltz.kv")
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from pltz.kv.port.arriving import ArrivingParts, pieces, shells, wait
 from pltz.kv.port.codec import PREFIX, RAW, ExactCodec, KVCodec, Span
-from pltz.models.target.cache import cache_of, is_plain, pairs_of
-from pltz.plt_codec.errors import UsageError
+from pltz.models import cache_of, is_plain, pairs_of
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch

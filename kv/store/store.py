@@ -65,8 +65,7 @@ from pltz.kv.store.tier import (
     Tier,
     TierStats,
 )
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec import NONE, UsageError, digest
 
 if TYPE_CHECKING:
     import torch

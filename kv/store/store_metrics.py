@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 COUNTERS = {  # of `Stats`
     "hit_tokens": "Ids whose KV was there.",

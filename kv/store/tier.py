@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.store.kv_block import KVBlock
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec import PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -29,9 +29,7 @@ from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
-from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.identity import MAX_POSITION, SIZE
-from pltz.plt_codec.versions import Readers, number_in
+from pltz.plt_codec import MAX_POSITION, SIZE, CorruptError, Readers, UsageError, number_in
 
 if TYPE_CHECKING:
     import torch

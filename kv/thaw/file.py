@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pltz import api
-from pltz.coding.partners import as_target, bridge_between
-from pltz.datasets.conversation import conversation, rendered, seen_by
-from pltz.kv.thaw.thawed import Thawed, check_target
-from pltz.kv.thaw.thawed import thaw as prefill
-from pltz.models.session.transcript import MESSAGE
+from pltz.coding import as_target, bridge_between
+from pltz.datasets import messages_of, rendered, seen_by
+from pltz.kv.thaw.thawed import Thawed, check_target, thaw as prefill
+from pltz.models import MESSAGE
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from pltz.coding.partners import Path_
-    from pltz.coding.session_file import SessionFile
-    from pltz.models.target.target import Target
+    from pltz.coding import Path_, SessionFile
+    from pltz.models import Target
     from pltz.options import BundleKeywords
-    from pltz.plt_codec.container.file import Reader
+    from pltz.plt_codec import Reader
 
 
 def thaw(
@@ -85,6 +83,6 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
         ids = file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
         if kind == "ids" or (kind == "chat" and not np.any(ids == MESSAGE)):  # events of a log are no plain messages
             return ids
-        messages = conversation(file[index])
+        messages = messages_of(file[index])
         return ids if messages is None else np.asarray(rendered(model, messages).value)
     return np.asarray(seen_by(model, file[index]).value)

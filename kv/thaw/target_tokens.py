@@ -21,25 +21,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.catalog.session_reader import SessionReader
-from pltz.coding.codecs.bridged import BridgedCodec
-from pltz.coding.codecs.codec import BytesCodec
-from pltz.datasets import registry
-from pltz.datasets.conversation import conversation, rendered
-from pltz.datasets.input_format import HEAD
-from pltz.models.bundle.bridge import Bridge
-from pltz.models.session import transcript
-from pltz.models.session.session import kind_of
-from pltz.models.target.target import as_seen_by
-from pltz.plt_codec.errors import TokenizerMismatch
+from pltz.archive import SessionReader
+from pltz.coding import BridgedCodec, BytesCodec
+from pltz.datasets import HEAD, messages_of, registry, rendered
+from pltz.models import LIST, MESSAGE, Bridge, as_seen_by, conversation_span, kind_of
+from pltz.plt_codec import TokenizerMismatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.archive import Archive
-    from pltz.archive.catalog.lookup import Version
-    from pltz.archive.catalog.reader import Tower
-    from pltz.models.target.target import Target
+    from pltz.archive import Archive, Tower, Version
+    from pltz.models import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +75,7 @@ class TargetTokenReader:
         if kind == "text" and tower.version.tokenizer == self._tokenizer.fingerprint:
             head = self._tokenizer.decode(tokens[:HEAD])
             return head.lstrip()[:1] in (b"{", b"[") or registry.of_head(head) is not None
-        return kind == "chat" and bool(np.any(tokens[:1] == transcript.LIST) or np.any(tokens == transcript.MESSAGE))
+        return kind == "chat" and bool(np.any(tokens[:1] == LIST) or np.any(tokens == MESSAGE))
 
     def read(self, tower: Tower) -> TargetTokens:
         """Return the ids that stand for a tower.
@@ -93,13 +85,13 @@ class TargetTokenReader:
         kind, tokenizer = kind_of(tower.version.kind), tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         own = tokenizer in self._own and tokenizer != BytesCodec.tokenizer
-        messages = None if own and not self._may_be_log(tower) else conversation(self._sessions.session(tower))
+        messages = None if own and not self._may_be_log(tower) else messages_of(self._sessions.session(tower))
         if messages is not None:
             ids = np.asarray(rendered(self._target, messages).value, np.int32)
             return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])
         if own:
             tokens = tower.tokens
-            begin, end = transcript.conversation_span(tokens) if kind == "chat" else (0, len(tokens))
+            begin, end = conversation_span(tokens) if kind == "chat" else (0, len(tokens))
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
         session = self._sessions.session(tower)
         if kind == "ids" and not self._same:

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import TargetMismatch, UsageError
+from pltz.plt_codec import TargetMismatch, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 # Largest kv_difference between two KVs of the same ids on the same target, whatever cut the prefill was run in.
 KV_NOISE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}

@@ -38,13 +38,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive import arguments
-from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
-from pltz.archive.catalog.reader import Tower
-from pltz.archive.errors import LostError
-from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import tenant_of
-from pltz.coding.partners import as_target
+from pltz.archive import MAX_SEGMENTS, RUN, WITHIN, KnownSegment, LostError, Tower, arguments, tenant_of
+from pltz.coding import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
@@ -54,20 +49,18 @@ from pltz.kv.store.stage_timer import StageTimer
 from pltz.kv.store.store import HotStore, space_of
 from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.kv.thaw.thawed import Thawed, check_target
-from pltz.models.target.cache import share
-from pltz.plt_codec.errors import CorruptError, ModelError, PltzError, UsageError
-from pltz.plt_codec.identity import NONE
+from pltz.models import share
+from pltz.plt_codec import NONE, CorruptError, ModelError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.archive.archive import Archive
-    from pltz.archive.catalog.lookup import Version
-    from pltz.coding.partners import Path_
+    from pltz.archive import Archive, Version
+    from pltz.coding import Path_
     from pltz.kv.calibrate.watch import Watch
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 TOGETHER = 8192  # padded tokens of one pass over several sessions
 WASTE = 0.25  # largest share of them that may be padding

@@ -39,7 +39,7 @@ from pltz.models.bundle.patch import (
     encode_literal,
     pack_bits,
 )
-from pltz.models.bundle.tokenizer import BundleTokenizer, _byte_alphabet
+from pltz.models.bundle.tokenizer import BundleTokenizer, byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
 
 T = TypeVar("T")
@@ -466,7 +466,7 @@ class Bridge:
 
 def _bundle_pieces(bundle: BundleTokenizer) -> list[str]:
     """Return the bundle's vocabulary as a tokenizer.json spells it."""
-    letters = {byte: letter for letter, byte in _byte_alphabet().items()}
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
     pieces = ["".join([letters[byte] for byte in piece]) for piece in bundle.pieces]
     for name, i in bundle.specials.items():
         pieces[i] = f"<|{name}|>"

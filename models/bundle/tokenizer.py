@@ -44,7 +44,7 @@ RUNS = 512  # runs of valid UTF-8 in one job: binary data has a run every 4 byte
 _ESCAPES = re.compile("[\udc80-\udcff]+")  # characters that the surrogateescape handler leaves for invalid bytes
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the byte that each printable character stands for in a byte-level vocabulary (GPT-2's table)."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(kept)]
@@ -247,7 +247,7 @@ def _pieces(vocab: dict[str, Any]) -> list[bytes]:
     for i, name in enumerate(SPECIALS):
         if names[i] != f"<|{name}|>":
             raise ModelError(f"expected special <|{name}|> at id {i}, found {names[i]!r}")
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     try:
         pieces = [bytes(alphabet[char] for char in name) for name in names[len(SPECIALS) :]]
     except KeyError as exc:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.humanize import counted, size
+from pltz.archive import counted, size
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, OrderedGroup
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.lanes import LayoutName
+    from pltz.plt_codec import LayoutName
     from pltz.serving.eviction.journal.reader import Status
     from pltz.serving.eviction.worker import Drained
 
@@ -48,7 +48,7 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     The exit code is 3 where files of the journal disappeared and no worker deleted them: "lost" names them. What was in
     them and not archived is gone. Remove DIR's .lost files once you know of them.
     """
-    from pltz.archive.storage.disk import OsDisk
+    from pltz.archive import OsDisk
     from pltz.serving.eviction.journal.lock import FileLocks
     from pltz.serving.eviction.journal.reader import JournalReader
 
@@ -62,7 +62,7 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
 
 def want_journal(place: str) -> None:
     """Refuse a folder that no hook or worker has opened: both leave a file there. Raises UsageError."""
-    from pltz.archive.storage.disk import OsDisk
+    from pltz.archive import OsDisk
     from pltz.serving.eviction.journal.reader import is_of_journal
 
     if not Path(place).is_dir():
@@ -124,9 +124,8 @@ def drain(
     be killed at any point and run again. It exits with 7 where another worker held the journal all the time or entries
     had to be left. It exits with 5 where the archive cannot take an entry, which is quarantined in DIR.
     """
-    from pltz.archive.archive import Archive
-    from pltz.serving.eviction.worker import Drained
-    from pltz.serving.eviction.worker import drain as run
+    from pltz.archive import Archive
+    from pltz.serving.eviction.worker import Drained, drain as run
 
     want_journal(journal)
     Archive.open(place)  # report a missing archive even where the journal is empty

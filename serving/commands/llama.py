@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.errors import ArchiveError
-from pltz.archive.humanize import counted, size
+from pltz.archive import ArchiveError, counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
 from pltz.cli.ui.key_options import key_options, key_words, secret
-from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, archive_option, nonempty, together
-from pltz.cli.ui.options import size as bytes_of
+from pltz.cli.ui.options import (
+    BUNDLE,
+    JSON,
+    THREADS,
+    Decorator,
+    archive_option,
+    nonempty,
+    size as bytes_of,
+    together,
+)
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
-from pltz.plt_codec.errors import ContentError, FormatError, ModelError, UsageError
-from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.plt_codec import MAX_TOKENIZER, ContentError, FormatError, ModelError, UsageError, named_file
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
-    from pltz.archive.writing.put_request import PutReceipt
+    from pltz.archive import Archive, PutReceipt
     from pltz.serving.engines.llama_server import LlamaServer
 
 SETTLE = 1.0  # seconds between looks at a worker that archives the last sessions
@@ -86,7 +91,7 @@ class ArchiveOptions:
 
     def open(self) -> "Archive":
         """Open the archive. Raises UsageError, and what `Archive.open` raises."""
-        from pltz.archive.archive import Archive
+        from pltz.archive import Archive
 
         tokenizers = [self.tokenizer_json()]
         cold = Archive.open(
@@ -143,7 +148,7 @@ def freeze(
     with the session and checked when it is thawed. Where the server's model file is not at the reported path, name it
     with --model. Without it the weights are unknown, and a thaw needs --any-target.
     """
-    from pltz.archive.format.ids import target_of
+    from pltz.archive import target_of
 
     server = _server(url, model, api_key)
     cold = into.open()
@@ -337,7 +342,7 @@ def import_(
     weights are unknown, and a thaw needs --any-target. A file that cannot be read is reported and the others are put.
     The exit code is then 3 or 5.
     """
-    from pltz.archive.format.ids import target_of
+    from pltz.archive import target_of
     from pltz.serving.engines.llama_server import fingerprint_gguf
     from pltz.serving.engines.llama_slots import read_slot_ids
 

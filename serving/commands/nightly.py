@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.humanize import counted, size
+from pltz.archive import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import printable, write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     from pltz.serving.nightly.run_stats import RunStats

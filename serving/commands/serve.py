@@ -16,9 +16,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, key_words, secret
 from pltz.cli.ui.output import write_text
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.extras import need
-from pltz.plt_codec.named_file import secret_file
+from pltz.plt_codec import UsageError, need, secret_file
 
 if TYPE_CHECKING:
     from pltz.serving.server.service import Service
@@ -135,9 +133,9 @@ def serve(
     its key where it has one; another --host than the loopback needs one. There is no TLS: see docs/serve.md.
     """
     need("serve", "pltz serve", "starlette", "uvicorn", "prometheus_client")
-    from pltz.archive.archive import Archive
+    from pltz.archive import Archive
     from pltz.kv.pool.block_pool import BlockPool
-    from pltz.models.target.target import Target
+    from pltz.models import Target
     from pltz.serving.eviction.hook import EvictionHook, HookSettings
     from pltz.serving.eviction.journal.lock import FileLocks
     from pltz.serving.server.service import Service

@@ -36,8 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.format.ids import Tokens
-from pltz.plt_codec.errors import ContentError, ModelError, UsageError
+from pltz.archive import Tokens
+from pltz.plt_codec import ContentError, ModelError, UsageError
 from pltz.serving.engines.llama_slots import read_slot_ids
 from pltz.serving.engines.served import check_served
 from pltz.serving.eviction.eviction import EvictionRequest

@@ -23,8 +23,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pltz.archive.format.ids import Tokens
-from pltz.plt_codec.errors import (
+from pltz.archive import Tokens
+from pltz.plt_codec import (
     ContentError,
     CorruptError,
     FormatError,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pltz.archive.format.ids import target_of
+from pltz.archive import target_of
 from pltz.kv.thaw.thawed import check_target
-from pltz.plt_codec.errors import TargetMismatch, UsageError
+from pltz.plt_codec import TargetMismatch, UsageError
 
 
 def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | bytes | None) -> None:

@@ -25,9 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import MAX_NAME
-from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
+from pltz.archive import MAX_NAME, Tokens
+from pltz.plt_codec import OpaqueContentError, PltzError, UsageError
 from pltz.serving.engines.llama_server import Hot, LlamaServer, SlotState
 from pltz.serving.engines.slot_keeper import KeptSlot, SlotKeeper, digest_ids
 from pltz.serving.eviction.eviction import EvictionRequest

@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.format.ids import Tokens
-from pltz.plt_codec.errors import ContentError, ModelError, UsageError
-from pltz.plt_codec.identity import digest
+from pltz.archive import Tokens
+from pltz.plt_codec import ContentError, ModelError, UsageError, digest
 from pltz.serving.engines.llama_server import LlamaServer, SlotState
 from pltz.serving.engines.llama_slots import read_slot_ids
 

@@ -38,8 +38,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
-from pltz.models.target.checkpoint import fingerprint_of, resolve, tokenizer_json_of
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.models import fingerprint_of, resolve, tokenizer_json_of
+from pltz.plt_codec import ModelError, UsageError
 from pltz.serving.engines.vllm_request import VllmEngine, named
 from pltz.serving.engines.vllm_settings import VllmSettings
 from pltz.serving.eviction.metrics import COUNTER_TEXTS, GAUGE_TEXTS, FigureWatch

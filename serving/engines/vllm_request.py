@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pltz.archive.format.ids import SALTED
-from pltz.plt_codec.errors import UsageError
+from pltz.archive import SALTED
+from pltz.plt_codec import UsageError
 from pltz.serving.engines.served import check_served
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES
@@ -28,7 +28,7 @@ from pltz.serving.eviction.journal.entry import MAX_PREFIXES
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from pltz.archive.format.ids import Tokens
+    from pltz.archive import Tokens
 
 KEY = "pltz"  # of our part of kv_transfer_params
 FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # final states of requests that were not served

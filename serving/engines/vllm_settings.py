@@ -25,14 +25,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.format.ids import SALTED
-from pltz.archive.format.record import MAX_NAME
-from pltz.plt_codec.errors import UsageError
+from pltz.archive import MAX_NAME, SALTED
+from pltz.plt_codec import UsageError
 from pltz.serving.eviction.checked import Word, check, checked
 from pltz.serving.eviction.settings import HookSettings
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
+    from pltz.archive import Secret
 
 WHERE = "kv_connector_extra_config"
 KEYS = ("key_file", "key_command", "passphrase_env")
@@ -82,6 +81,6 @@ class VllmSettings:
 
         Raises UsageError.
         """
-        from pltz.archive.encryption.keys import Secret
+        from pltz.archive import Secret
 
         return Secret.chosen(**{name: getattr(self, name) for name in KEYS})

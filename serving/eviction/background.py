@@ -23,18 +23,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive import opener
-from pltz.archive.archive import Archive
-from pltz.archive.encryption.keys import Secret
-from pltz.archive.storage.disk import OsDisk
-from pltz.plt_codec.child_python import command, environment
+from pltz.archive import Archive, OsDisk, Secret, opener
+from pltz.plt_codec import command, environment
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Drained, Worker
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models import Bundle
     from pltz.serving.eviction.settings import HookSettings
 
 PROGRAM = "from pltz.serving.eviction.background import main; main()"
@@ -62,7 +59,7 @@ def start(
     The archive and its bundle are opened here once, so that their errors are raised at once: UsageError,
     ModelError, KeyMismatch, FormatError and StoreError.
     """
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     opened = opener.open_at(archive, key=key)

@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, fields
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 T = TypeVar("T")

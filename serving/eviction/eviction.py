@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pltz.archive.format.ids import SALTED, Tokens, target_of, tenant_of
-from pltz.archive.format.record import MAX_NAME
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.limits import MAX_IDS
+from pltz.archive import MAX_NAME, SALTED, Tokens, target_of, tenant_of
+from pltz.plt_codec import MAX_IDS, UsageError
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES, JournalEntry
 
 TUPLE_ITEM = 36  # bytes per id of a Python list that is kept

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec import PltzError
 from pltz.serving.eviction.eviction import EvictionRefused, entry_of
 from pltz.serving.eviction.eviction_queue import LATENCIES, EvictionQueue, QueuedEviction
 from pltz.serving.eviction.journal.writer import Journal

@@ -37,10 +37,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import NONE, SIZE
-from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.archive import Disk, OsDisk
+from pltz.plt_codec import MAX_TOKENIZER, NONE, SIZE, UsageError, named_file
 from pltz.serving.eviction.eviction import EvictionRefused, EvictionRequest, held
 from pltz.serving.eviction.eviction_queue import Counts, EvictionQueue
 from pltz.serving.eviction.flusher import Flusher
@@ -53,8 +51,8 @@ from pltz.serving.eviction.settings import HookSettings
 from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.archive import Secret
+    from pltz.models import Bundle
     from pltz.serving.eviction.background import Process
     from pltz.serving.eviction.metrics import HookCollector
 

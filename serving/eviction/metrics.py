@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 from pltz.serving.eviction.eviction_queue import LATENCIES, Counts
 
 GAUGES = (

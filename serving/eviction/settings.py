@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec import ZSTD_ABOVE, LayoutName
 from pltz.serving.eviction.checked import Limits, Positive, check
 from pltz.serving.eviction.journal.writer import SEGMENT
 from pltz.serving.eviction.worker import BATCH_TOKENS

@@ -13,9 +13,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pltz.archive.errors import StoreError, reason
-from pltz.archive.storage.disk import Disk
-from pltz.plt_codec.errors import ModelError
+from pltz.archive import Disk, StoreError, reason
+from pltz.plt_codec import ModelError
 from pltz.serving.eviction.journal.lock import Locks, draw
 
 MAX_SIZE = 1 << 28  # bytes
@@ -32,7 +31,7 @@ class Tokenizers:
 
         ``locks``: of the directory. Raises ModelError where it is no tokenizer, and StoreError.
         """
-        from pltz.models.bundle.bridge import TargetTokenizer
+        from pltz.models import TargetTokenizer
 
         name = TargetTokenizer(tokenizer).fingerprint
         try:
@@ -89,7 +88,7 @@ class Tokenizers:
 
 def _fingerprint(tokenizer: bytes) -> bytes:
     """Return the fingerprint of a tokenizer.json. Raises ModelError."""
-    from pltz.models.bundle.bridge import fingerprint
+    from pltz.models import fingerprint
 
     try:
         spec = json.loads(tokenizer)

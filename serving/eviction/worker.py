@@ -18,17 +18,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive import opener
-from pltz.archive.archive import Archive
-from pltz.archive.errors import ArchiveError, StoreError, reason
-from pltz.archive.format.object_names import SETTINGS
-from pltz.archive.format.settings import MAX_SIZE, Settings
-from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.archive.writing.put_request import PutReceipt, PutRequest
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
-from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.archive import (
+    MAX_SIZE,
+    SETTINGS,
+    Archive,
+    ArchiveError,
+    Disk,
+    OsDisk,
+    PutReceipt,
+    PutRequest,
+    Settings,
+    StoreError,
+    opener,
+    reason,
+)
+from pltz.models import Session
+from pltz.plt_codec import NONE, ZSTD_ABOVE, ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks, Lock
 from pltz.serving.eviction.journal.reader import JournalReader, JournalSegment
@@ -36,10 +41,9 @@ from pltz.serving.eviction.journal.segment import EntryFrame
 from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
-    from pltz.archive.opener import OpenArchive
-    from pltz.models.bundle.bundle import Bundle
-    from pltz.plt_codec.lanes import LayoutName
+    from pltz.archive import OpenArchive, Secret
+    from pltz.models import Bundle
+    from pltz.plt_codec import LayoutName
 
 BATCH_TOKENS = 1 << 18  # per commit
 BATCH_ENTRIES = 1024

@@ -15,11 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.archive.retention import Policy, seconds
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
-from pltz.plt_codec.named_file import named_file
+from pltz.archive import Policy, seconds
+from pltz.plt_codec import MAX_BYTES, ZSTD_ABOVE, LayoutName, UsageError, named_file
 from pltz.serving.eviction.checked import Limits, Word, check, checked
 from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.registry import SOURCES
@@ -27,7 +24,7 @@ from pltz.serving.nightly.sources.source import Source
 from pltz.serving.nightly.state import check_place
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
+    from pltz.archive import Secret
 
 MAX_CONFIG = 1 << 24  # bytes
 MANY = 1 << 31
@@ -200,7 +197,7 @@ class Config:
 
     def secret(self) -> Secret | None:
         """Return the secret that opens a sealed archive, or None. Raises UsageError."""
-        from pltz.archive.encryption.keys import Secret
+        from pltz.archive import Secret
 
         return Secret.chosen(key_file=self.key_file, key_command=self.key_command)
 

@@ -23,17 +23,19 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from pltz.archive import opener
-from pltz.archive.archive import Archive
-from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.errors import Fenced, NotFound
-from pltz.archive.writing.put_request import PutReceipt, PutRequest
-from pltz.archive.writing.verified_segments import VerifiedSegments
-from pltz.coding.codecs.bundle_codecs import codecs_of
-from pltz.coding.host_work import HostWork
-from pltz.coding.workers import Workers, helpers
-from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec.errors import (
+from pltz.archive import (
+    Archive,
+    Fenced,
+    NotFound,
+    PutReceipt,
+    PutRequest,
+    RecentTowers,
+    VerifiedSegments,
+    opener,
+)
+from pltz.coding import HostWork, Workers, codecs_of, helpers
+from pltz.models import Bundle
+from pltz.plt_codec import (
     BundleMismatch,
     ContentError,
     CorruptError,

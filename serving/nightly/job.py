@@ -24,12 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pltz.archive import opener
-from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.stat import disk_bytes, stat_of
-from pltz.archive.humanize import counted
-from pltz.archive.retention import expired, seconds
-from pltz.plt_codec.errors import PltzError
+from pltz.archive import Version, counted, disk_bytes, expired, opener, seconds, stat_of
+from pltz.plt_codec import PltzError
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.receipt import ReceiptLedger

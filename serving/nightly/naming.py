@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pltz.archive.writing.put_request import PutRequest
-from pltz.datasets.session_columns import moment
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError
+from pltz.archive import PutRequest
+from pltz.datasets import moment
+from pltz.models import Session
+from pltz.plt_codec import ContentError
 from pltz.serving.eviction.checked import Word
 from pltz.serving.nightly.sources.source import SourceEntry
 

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
-from pltz.plt_codec.identity import SIZE, digest
-from pltz.plt_codec.versions import Readers
+from pltz.plt_codec import SIZE, CorruptError, FormatError, Readers, VersionError, digest
 
 U64 = npt.NDArray[np.uint64]
 HEAD = struct.Struct("<4sB3sQQ")  # magic, version, reserved, run, rows

@@ -17,11 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pltz.archive.errors import ArchiveError, StoreError, reason
-from pltz.archive.format.object_names import FOLDERS as ARCHIVE_FOLDERS
-from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.plt_codec.errors import FormatError, UsageError, VersionError
+from pltz.archive import FOLDERS as ARCHIVE_FOLDERS, ArchiveError, DirectoryStore, OsDisk, StoreError, reason
+from pltz.plt_codec import FormatError, UsageError, VersionError
 from pltz.serving.nightly import receipt
 from pltz.serving.nightly.receipt import ReceiptFile, ReceiptLedger
 

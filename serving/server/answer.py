@@ -16,13 +16,13 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec import PltzError
 from pltz.serving.server.errors import Refused, failure
 from pltz.serving.server.service import Done, Piece, Reply
 from pltz.serving.server.sessions import PATIENCE
 
 if TYPE_CHECKING:
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 BROKEN = "\ufffd"  # a part of a character
 

@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec import PltzError
 from pltz.serving.server.answer import Answer
 from pltz.serving.server.ask import Ask, name_of
 from pltz.serving.server.errors import Refused, failure, status_of

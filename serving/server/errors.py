@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pltz.archive.errors import ArchiveError, Erased
+from pltz.archive import ArchiveError, Erased
 from pltz.kv.errors import PoolFull
-from pltz.plt_codec.errors import ContentError, PltzError, TargetMismatch, UsageError
+from pltz.plt_codec import ContentError, PltzError, TargetMismatch, UsageError
 
 
 class Refused(PltzError):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pltz.plt_codec.errors import ContentError
+from pltz.plt_codec import ContentError
 
 if TYPE_CHECKING:
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 BROKEN = "\ufffd"  # the end of a character whose other bytes are still to come
 LONGEST = 16  # ids after which a piece is shown although it does not decode

@@ -27,8 +27,8 @@ from pltz.kv.pool.batch_cache import FLUSH, BatchKVCache
 from pltz.kv.pool.packed_session import KEEP, PackedSession
 from pltz.kv.pool.page_attention import use_pages
 from pltz.kv.pool.prefix_tree import PrefixTree
-from pltz.models.target.cache import cache_argument
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.models import cache_argument
+from pltz.plt_codec import PltzError, UsageError
 from pltz.serving.server.parked_kv import ParkedKV
 from pltz.serving.server.turn import Turn, choose
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from pltz.kv.pool.block_pool import BlockPool
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
 CHUNK = 256  # ids of one turn per step
 ROWS = 32  # turns that run at once

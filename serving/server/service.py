@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec import PltzError
 from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
@@ -31,9 +31,9 @@ from pltz.serving.server.sessions import ServedSession, Sessions
 from pltz.serving.server.turn import Likelihood, Sampling, Turn
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
+    from pltz.archive import Archive
     from pltz.kv.pool.block_pool import BlockPool
-    from pltz.models.target.target import Target
+    from pltz.models import Target
     from pltz.serving.eviction.hook import EvictionHook
 
 WAITING = 256  # requests that wait for the scheduler; one more is refused

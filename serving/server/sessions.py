@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.errors import Erased, NotFound
+from pltz.archive import Erased, NotFound
 from pltz.kv.thaw.thawed import check_target
 from pltz.kv.thaw.thawer import Thawer
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec import PltzError
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.server.errors import Refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.archive import Archive
+    from pltz.archive import Archive
     from pltz.serving.eviction.hook import EvictionHook
     from pltz.serving.server.scheduler import Scheduler
     from pltz.serving.server.turn import Turn

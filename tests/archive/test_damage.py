@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of

@@ -26,8 +26,7 @@ from unittest import mock
 import hypothesis
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pltz.archive.catalog.lookup import Version

@@ -15,8 +15,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.index_file import Entries, MemoryIndex, build
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
-from pltz.archive.format.parity import END as PARITY_END
-from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, GroupLayout, Parity
+from pltz.archive.format.parity import END as PARITY_END, GROUP, HEAD, RANGE, TAIL, GroupLayout, Parity
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings

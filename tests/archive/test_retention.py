@@ -1,8 +1,7 @@
 """Retention: a policy takes the versions it may, and leaves the others."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.format.index_file import Location

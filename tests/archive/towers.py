@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pltz.archive import copy as copying
-from pltz.archive import opener
+from pltz.archive import copy as copying, opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import KnownSegment

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.coding import codec as module
-from pltz.coding import decoder as session_decoder
+from pltz.coding import codec as module, decoder as session_decoder
 from pltz.coding.codec import Codec
 from pltz.coding.options import CodingOptions
 from pltz.models.bundle.tokenizer import BundleTokenizer

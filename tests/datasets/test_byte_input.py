@@ -5,8 +5,7 @@ import io
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.datasets.byte_input import CHUNK, ByteInput
 from pltz.plt_codec.errors import CorruptError, UsageError

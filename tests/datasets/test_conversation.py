@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pltz.datasets.conversation import conversation
+from pltz.datasets.conversation import messages_of
 from pltz.datasets.turns import joined, without_tools
 from pltz.models.session.session import Session
 
@@ -197,16 +197,16 @@ CLINE = [
     ],
 )
 def test_what_the_model_was_shown(value: Any, wanted: list[Any]) -> None:
-    assert conversation(Session("chat", value)) == wanted
+    assert messages_of(Session("chat", value)) == wanted
     text = json.dumps(value, indent=1).encode()
-    assert conversation(Session("text", text)) == wanted
+    assert messages_of(Session("text", text)) == wanted
     if isinstance(value, list):
         rows = b"".join(json.dumps(row).encode() + b"\n" for row in value)
-        assert conversation(Session("text", rows)) == wanted
+        assert messages_of(Session("text", rows)) == wanted
 
 
 def test_cline_as_it_was_shown() -> None:
-    found = conversation(Session("chat", CLINE))
+    found = messages_of(Session("chat", CLINE))
     assert found is not None and [message["role"] for message in found] == ["user", "assistant"]
     assert found[0] == ASKED and found[1]["content"] == "I look.\n\nIn line 1."
 
@@ -242,10 +242,10 @@ In line 1.
 
 
 def test_markdown() -> None:
-    assert conversation(Session("text", AIDER)) == [
+    assert messages_of(Session("text", AIDER)) == [
         {"role": "user", "content": "Where is\nthe bug?"}, TOLD, {"role": "user", "content": "Thanks"}
     ]
-    assert conversation(Session("text", SPECSTORY)) == [ASKED, TOLD]
+    assert messages_of(Session("text", SPECSTORY)) == [ASKED, TOLD]
 
 
 def test_calls_at_once_keep_all_their_results() -> None:
@@ -258,7 +258,7 @@ def test_calls_at_once_keep_all_their_results() -> None:
         result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": str(n)}
         events.append(claude(3 + n, "user", [result], 1 + n))
     events.append(claude(5, "assistant", "Done.", 4))
-    found = conversation(Session("chat", events))
+    found = messages_of(Session("chat", events))
     assert found is not None
     assert [message["content"] for message in found] == ["Look.", "", "0", "1", "Done."]
     assert len(found[1]["tool_calls"]) == 2
@@ -276,13 +276,13 @@ def test_calls_at_once_keep_all_their_results() -> None:
     ],
 )
 def test_what_tells_no_conversation(value: Any) -> None:
-    assert conversation(Session("chat", value)) is None
+    assert messages_of(Session("chat", value)) is None
 
 
 def test_what_is_no_log() -> None:
-    assert conversation(Session("text", b"a text")) is None
-    assert conversation(Session("text", b'{"a": 1}\n{"b"')) is None
-    assert conversation(Session("ids", [1, 2])) is None
+    assert messages_of(Session("text", b"a text")) is None
+    assert messages_of(Session("text", b'{"a": 1}\n{"b"')) is None
+    assert messages_of(Session("ids", [1, 2])) is None
 
 
 def test_a_template_without_tools_gets_text() -> None:

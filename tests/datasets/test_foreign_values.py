@@ -13,7 +13,7 @@ import pytest
 from pltz.cli.archive.restore import content_of
 from pltz.datasets import registry
 from pltz.datasets.continuation import continues
-from pltz.datasets.conversation import conversation
+from pltz.datasets.conversation import messages_of
 from pltz.datasets.dropped import dropped
 from pltz.datasets.file_forms import suffix_of
 from pltz.datasets.input_format import EVENTS, ReadOptions
@@ -21,8 +21,7 @@ from pltz.datasets.loaders import load, logs_of, recognise
 from pltz.datasets.turns import without_tools
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError
-from tests.datasets import test_conversation as logs
-from tests.datasets import test_formats as files
+from tests.datasets import test_conversation as logs, test_formats as files
 
 VALUES: list[Any] = [None, True, 0, 2**70, 1.5, "", "type", [], ["x"], [[]], [{"type": ["x"]}], {}, {"type": {}}]
 GEMINI = {"sessionId": "s", "projectHash": "p"}
@@ -67,7 +66,7 @@ def test_a_value_of_any_type_under_any_key_is_taken_and_given_back(sample: Any) 
         if number % 4 or not isinstance(value, dict | list):  # what follows looks at less, and takes longer
             continue
         session = Session("chat", value)
-        turns = conversation(session) or []
+        turns = messages_of(session) or []
         assert all(map(is_turn, [*turns, *without_tools(turns)]))
         assert suffix_of(session).startswith(".")
         assert b"".join(content_of([session], numbered=True))
@@ -107,4 +106,4 @@ def test_whatever_a_recogniser_raises_refuses_that_file_alone(tmp_path: Path) ->
         list(load(tmp_path))
     with pytest.raises(PltzError, match=r"b\.json"):
         list(logs_of(tmp_path / "b.json"))
-    assert suffix_of(Session("chat", {"fail": 1})) == ".json" and conversation(Session("chat", {"fail": 1})) is None
+    assert suffix_of(Session("chat", {"fail": 1})) == ".json" and messages_of(Session("chat", {"fail": 1})) is None

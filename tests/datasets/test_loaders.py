@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.datasets import (
     FORMATS,

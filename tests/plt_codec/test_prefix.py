@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits

@@ -6,8 +6,7 @@ import tracemalloc
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.errors import CorruptError

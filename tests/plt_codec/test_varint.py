@@ -1,8 +1,7 @@
 """A varint has one form, and every other is refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint

@@ -5,8 +5,7 @@ import tracemalloc
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.errors import CorruptError

@@ -11,8 +11,7 @@ import click
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.progress import wanted
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.extras import need
+from pltz.plt_codec import UsageError, need
 from pltz.training.commands import train
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def settings_of(
         ModelError: the target does not exist.
     """
     need("train", "training", "torch", "transformers")
-    from pltz.models.bundle.bundle import DEFAULT
+    from pltz.models import DEFAULT
     from pltz.training import pipeline, settings
     from pltz.training.nets.origin import Origin
 

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli.bench import machine
-from pltz.cli.bench.codec import command as codec
-from pltz.cli.bench.codec import compressors as peers
-from pltz.cli.bench.codec import corpus
+from pltz.cli.bench.codec import command as codec, compressors as peers, corpus
 from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import wanted
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
-    from pltz.coding.codec import Codec
+    from pltz.coding import Codec
     from pltz.training.data.records import LabelledSession
 
 NO_LIMIT = 1 << 62  # bytes
@@ -91,7 +89,7 @@ def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *,
     Raises:
         UsageError: every session is longer than that.
     """
-    from pltz.models.session.session import content_bytes
+    from pltz.models import content_bytes
 
     records = corpus.select((SampleSession(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:
@@ -106,7 +104,7 @@ def read(files: Iterable[str]) -> "Iterator[LabelledSession]":
     Raises:
         UsageError: a file does not exist or does not hold what its name says.
     """
-    from pltz.datasets.loaders import sample_path
+    from pltz.datasets import sample_path
     from pltz.training.data import records
 
     for file in list(files) or [str(sample_path())]:

@@ -16,11 +16,10 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import wanted
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.extras import need
+from pltz.plt_codec import UsageError, need
 
 if TYPE_CHECKING:
-    from pltz.models.session.session import Session
+    from pltz.models import Session
     from pltz.training.data.records import LabelledSession
     from pltz.training.settings import TrainSettings
 

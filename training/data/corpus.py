@@ -16,12 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pltz.models.bundle.bridge import Bridge
-from pltz.models.bundle.bundle import Bundle
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session.session import Session
-from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.models import Bridge, Bundle, BundleTokenizer, Session, Target
+from pltz.plt_codec import ContentError, UsageError
 from pltz.training.data import records
 from pltz.training.data.records import LabelledSession
 from pltz.training.data.vocabulary import counterparts, from_target, order_vocabulary, train_tokenizer

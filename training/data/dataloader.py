@@ -29,10 +29,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session.session import Session
-from pltz.models.session.transcript import to_tokens
-from pltz.plt_codec.lanes import LANE_MARK, TokenBlock, default_lanes
+from pltz.models import BundleTokenizer, Session, to_tokens
+from pltz.plt_codec import LANE_MARK, TokenBlock, default_lanes
 from pltz.training.run.distributed import Ranks
 
 Batch = dict[str, Tensor]

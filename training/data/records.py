@@ -26,11 +26,9 @@ from typing import NamedTuple, cast
 import numpy as np
 import zstandard
 
-from pltz.datasets.loaders import recognise
-from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
-from pltz.models.session.session import Kind, Session, content_bytes
-from pltz.models.session.transcript import to_tokens, to_tokens_many
-from pltz.plt_codec.errors import ContentError, TokenizerMismatch
+from pltz.datasets import recognise
+from pltz.models import BundleTokenizer, Ids, Kind, Session, content_bytes, to_tokens, to_tokens_many
+from pltz.plt_codec import ContentError, TokenizerMismatch
 
 TEXT = "text:"  # sources that begin so are plain texts
 MAX_SOURCES = 256  # the stream keeps one byte per session for its source

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.bundle.tokenizer import CLASS, SPECIALS, BundleTokenizer, _byte_alphabet
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.models import CLASS, SPECIALS, BundleTokenizer, byte_alphabet
+from pltz.plt_codec import ModelError, UsageError
 
 MAX_VOCABULARY = 1 << 16  # the contract's
 INSTEAD = "train with the bundle's tokenizer instead, and the bridge"
@@ -90,7 +90,7 @@ def from_target(tokenizer_json: bytes) -> bytes:
     pairs = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges]
     pairs = [pair for pair in pairs if "".join(pair) not in _NAMES]
     used = {part for pair in pairs for part in (*pair, "".join(pair))}
-    alphabet = set(_byte_alphabet())
+    alphabet = set(byte_alphabet())
     kept = [
         piece
         for piece, _ in sorted(vocab.items(), key=lambda item: item[1])

@@ -32,9 +32,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.weights import Weights
+from pltz.models import Bundle, write_bundle
+from pltz.plt_codec import UsageError, Weights
 from pltz.training.nets import checkpoint
 from pltz.training.nets.checkpoint import Floats, Int8Rows, Rounded
 from pltz.training.nets.export import export

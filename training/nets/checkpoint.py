@@ -27,8 +27,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.weights import CLASS
+from pltz.plt_codec import CLASS, ModelError
 
 Floats = npt.NDArray[np.floating[Any]]
 NET = "net.safetensors"

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
+from pltz.plt_codec import ModelError, Shape, Weights, act_table, gains, gated_gains, tables
 from pltz.training.nets.checkpoint import Floats, Int8Rows, NetConfig, Rounded
 from pltz.training.nets.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 from pltz.training.nets import checkpoint
 from pltz.training.nets.checkpoint import Floats, NetConfig, NetShape, Rounded
 from pltz.training.nets.net import Net, rounded_net

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec.errors import UsageError
+from pltz.models import Bundle
+from pltz.plt_codec import UsageError
 from pltz.training.digests import digest, digest_files
 from pltz.training.nets import checkpoint
 from pltz.training.nets.checkpoint import Floats, NetConfig, NetShape, Rounded

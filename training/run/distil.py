@@ -34,12 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pltz.models.bundle import bridge
-from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
-from pltz.models.session import transcript
-from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError, ModelError
-from pltz.plt_codec.weights import CLASS
+from pltz.models import ROLES, SLOTS, SPECIALS, BundleTokenizer, Target, TargetTokenizer, slot_order
+from pltz.plt_codec import CLASS, ContentError, ModelError
 from pltz.training.data.dataloader import Batch
 from pltz.training.data.vocabulary import counterparts, covered
 from pltz.training.nets.net import Net, compile_net, divergence, nats
@@ -266,14 +262,14 @@ class TokenSpeller:
 
     def __init__(self, target: Target, tokenizer: BundleTokenizer) -> None:
         self.single = counterparts(tokenizer, target.tokenizer_json)
-        marks = bridge.slot_order(bridge.TargetTokenizer(target.tokenizer_json))[: bridge.SLOTS]
+        marks = slot_order(TargetTokenizer(target.tokenizer_json))[: SLOTS]
         self.single[FIRST_ESCAPE : FIRST_ESCAPE + len(marks)] = marks
         self.single[self.single >= target.vocab_size] = -1
         begin = getattr(target.tokenizer, "bos_token_id", None)
         self.begin = [int(begin)] if begin is not None else []
-        self.opening = {i: head(target, role, None) for i, role in transcript.ROLES.items()}
+        self.opening = {i: head(target, role, None) for i, role in ROLES.items()}
         self.turning = {
-            i: head(target, role, "user" if role != "user" else "assistant") for i, role in transcript.ROLES.items()
+            i: head(target, role, "user" if role != "user" else "assistant") for i, role in ROLES.items()
         }
 
     def spell(self, tokens: Ints) -> tuple[Ints, Ints]:

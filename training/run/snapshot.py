@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from pltz.models.bundle.folder import publish
-from pltz.plt_codec.errors import ModelError
+from pltz.models import publish
+from pltz.plt_codec import ModelError
 
 PREFIX = "resume-"
 PARTS = "parts.json"

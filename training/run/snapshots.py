@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 from pltz.training.nets.checkpoint import Floats
 
 NET, SCALE = "net.safetensors", ".scale"

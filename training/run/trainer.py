@@ -26,9 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.models import BundleTokenizer, Target
+from pltz.plt_codec import ModelError, UsageError
 from pltz.training.data.dataloader import Batch, load_batches
 from pltz.training.nets import checkpoint
 from pltz.training.nets.checkpoint import NetConfig

@@ -13,8 +13,7 @@ import click
 
 from pltz.archive.humanize import size
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.codec import compressors as peers
-from pltz.cli.bench.codec import corpus, measure
+from pltz.cli.bench.codec import compressors as peers, corpus, measure
 from pltz.cli.bench.codec.compressors import Peer
 from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.cli.ui import options

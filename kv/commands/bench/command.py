@@ -25,7 +25,7 @@ from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
 from pltz.kv.commands.calibrate import sessions
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     from pltz.kv.port.codec import KVCodec
@@ -110,10 +110,10 @@ def measured(
     as_json: bool,
 ) -> None:
     """Measure forms, with ``others`` by their names, and print the table. The rest: options of the command."""
-    from pltz.datasets.loaders import sample_path
+    from pltz.datasets import sample_path
     from pltz.kv.calibrate import measure
     from pltz.kv.calibrate.outcome_file import OutcomeFile
-    from pltz.models.target.target import Target
+    from pltz.models import Target
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
         target = Target.load(model, device, dtype)

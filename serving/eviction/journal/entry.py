@@ -10,11 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.format.ids import MAX_TOKENS, Tokens
-from pltz.archive.format.record import MAX_NAME, MAX_TAGS, pack_tags, unpack_tags
-from pltz.plt_codec.errors import ContentError, CorruptError
-from pltz.plt_codec.identity import NONE, SIZE
-from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.archive import MAX_NAME, MAX_TAGS, MAX_TOKENS, Tokens, pack_tags, unpack_tags
+from pltz.plt_codec import NONE, SIZE, ContentError, CorruptError, read_varint, write_varint
 
 HEAD = struct.Struct(f"<Q{SIZE}s{SIZE}s")
 MAX_PREFIXES = 4096

@@ -15,9 +15,8 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from pltz.archive.errors import StoreError
-from pltz.archive.storage.disk import Disk
-from pltz.plt_codec.identity import SIZE
+from pltz.archive import Disk, StoreError
+from pltz.plt_codec import SIZE
 
 TRIES = 16
 

@@ -26,9 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pltz.archive.errors import is_full, reason
-from pltz.archive.storage.disk import Disk
-from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.archive import Disk, is_full, reason
+from pltz.plt_codec import CorruptError, VersionError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import Locks
 from pltz.serving.eviction.journal.segment import DELETED, HEAD_SIZE, EntryFrame, Gap, Name, scan

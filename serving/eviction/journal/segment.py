@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.identity import SIZE
-from pltz.plt_codec.versions import Readers
+from pltz.plt_codec import SIZE, Readers
 from pltz.serving.eviction.journal.entry import MAX_BODY
 
 MAGIC, VERSION = b"pltzjrnl", 1

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pltz.archive.errors import StoreError
-from pltz.archive.storage.disk import Disk
+from pltz.archive import Disk, StoreError
 from pltz.serving.eviction.journal.lock import Lock, Locks, draw, follow
 from pltz.serving.eviction.journal.segment import DONE, HEAD_SIZE, Name
 

@@ -13,15 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.archive.archive import Archive
-from pltz.archive.writing.put_request import PutRequest
-from pltz.datasets.dropped import tags_of
-from pltz.datasets.file_forms import tags_of_file
-from pltz.datasets.file_names import below, log_name
-from pltz.datasets.input_format import ReadOptions
-from pltz.datasets.loaders import logs_of, recognise
-from pltz.plt_codec.errors import ContentError, PltzError, UsageError
-from pltz.plt_codec.limits import MAX_BYTES
+from pltz.archive import Archive, PutRequest
+from pltz.datasets import ReadOptions, below, log_name, logs_of, recognise, tags_of, tags_of_file
+from pltz.plt_codec import MAX_BYTES, ContentError, PltzError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.files import files_of
@@ -35,7 +29,7 @@ from pltz.serving.nightly.sources.source import (
 )
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models import Bundle
     from pltz.serving.nightly.sources.source import Sink
 
 

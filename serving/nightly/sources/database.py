@@ -33,13 +33,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pltz.archive.archive import Archive
-from pltz.archive.writing.put_request import PutRequest
-from pltz.datasets.session_columns import bytes_of, name_of, name_sessions
-from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, UsageError
-from pltz.plt_codec.limits import MAX_BYTES
+from pltz.archive import Archive, PutRequest
+from pltz.datasets import bytes_of, name_of, name_sessions
+from pltz.models import Bundle, Session
+from pltz.plt_codec import MAX_BYTES, ContentError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (

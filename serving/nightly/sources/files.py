@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec import UsageError
 
 
 def files_of(root: Path, ends: tuple[str, ...] = ("",)) -> Iterator[tuple[str, int]]:

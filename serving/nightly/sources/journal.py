@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import digest
+from pltz.plt_codec import UsageError, digest
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.run_stats import RefusedSession, RunStats
 from pltz.serving.nightly.sources.source import SourceShard, path_setting
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
+    from pltz.archive import Archive
 
 
 @dataclass(frozen=True)

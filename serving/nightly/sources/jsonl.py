@@ -21,15 +21,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pltz.archive.archive import Archive
-from pltz.archive.writing.put_request import PutRequest
-from pltz.datasets import registry
-from pltz.datasets.byte_input import ByteInput, Readable, TooLong
-from pltz.datasets.json_files import first_events
-from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, refusing
-from pltz.plt_codec.limits import MAX_BYTES
+from pltz.archive import Archive, PutRequest
+from pltz.datasets import ByteInput, Readable, TooLong, first_events, registry
+from pltz.models import Bundle, Session
+from pltz.plt_codec import MAX_BYTES, ContentError, CorruptError, UsageError, refusing
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import NAMING_KEYS, Naming
 from pltz.serving.nightly.sources.files import files_of

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.archive import Archive
-from pltz.archive.writing.put_request import PutReceipt, PutRequest
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import PltzError, UsageError
-from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
+from pltz.archive import Archive, PutReceipt, PutRequest
+from pltz.models import Session
+from pltz.plt_codec import MAX_TOKENIZER, PltzError, UsageError, named_file
 from pltz.serving.eviction.checked import Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
@@ -31,7 +29,7 @@ from pltz.serving.nightly.sources.source import (
 )
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models import Bundle
     from pltz.serving.nightly.sources.source import Sink
 
 BUNDLE = "bundle"

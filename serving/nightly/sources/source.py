@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pltz.archive.archive import Archive
-from pltz.archive.writing.put_request import PutReceipt, PutRequest
+from pltz.archive import Archive, PutReceipt, PutRequest
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models import Bundle
     from pltz.serving.nightly.run_stats import RunStats
 
 SHARD_BYTES = 16 << 20  # approximate

@@ -7,8 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry, PackLedger, PackState
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.encryption import keys
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of

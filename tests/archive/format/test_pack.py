@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context

@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format import parity as module
 from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, GroupLayout, Parity, Range, product

@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.archive.format.prefix_crc import BLOCK, PrefixCrcs
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.archive.format.record import Record
 from pltz.archive.format.run import OlderVersion, Run, pack_run, unpack_run

@@ -10,8 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackLedger

@@ -26,8 +26,8 @@ from tests.datasets.test_formats import (
     MARKDOWN,
     OH_MY_PI,
     PI,
+    lines as jsonl,
 )
-from tests.datasets.test_formats import lines as jsonl
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.cli.bench.codec import compressors as peers
-from pltz.cli.bench.codec import corpus
+from pltz.cli.bench.codec import compressors as peers, corpus
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]

@@ -6,8 +6,7 @@ import base64
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.coding.log import codes, table
 from pltz.models.session.spelling import DOCUMENTS, LINES, SPELLINGS, spell

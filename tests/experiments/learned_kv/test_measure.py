@@ -12,8 +12,7 @@ import torch
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from pltz.experiments.learned_kv import __main__ as commands
-from pltz.experiments.learned_kv import measure
+from pltz.experiments.learned_kv import __main__ as commands, measure
 from pltz.experiments.learned_kv.frozen_target import SINKS, ChangedForm, FrozenTarget
 from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
 from pltz.kv.calibrate.measure import compare

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.experiments.slots.measure_slots import act
 from pltz.experiments.slots.slot_delta import FIELDS, delta, splice

@@ -2,8 +2,7 @@
 
 import doctest
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.kv.store import eviction_policy as lindy
 from pltz.kv.store.eviction_policy import BAND, priority

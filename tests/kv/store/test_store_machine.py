@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pltz.kv.store import warm_file

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pltz.models.bundle import bridge as bridge_module
 from pltz.models.bundle.bridge import Bridge
-from pltz.models.bundle.tokenizer import _byte_alphabet
+from pltz.models.bundle.tokenizer import byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
 from tests.models.target_tokenizers import (
     EXACT,
@@ -296,7 +295,7 @@ def test_what_is_no_tokenizer_is_refused(data: bytes) -> None:
 
 def bundle_json(**changes: Any) -> bytes:
     """A tokenizer.json with the bundle's vocabulary."""
-    letters = {byte: letter for letter, byte in _byte_alphabet().items()}
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
     vocab = {"".join(letters[b] for b in piece): i for i, piece in enumerate(bundle().pieces) if piece}
     vocab |= {f"<|{name}|>": i for name, i in bundle().specials.items()}
     tokenizer = Tokenizer(models.BPE(vocab={**vocab, **changes}, merges=[]))

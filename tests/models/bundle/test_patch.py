@@ -4,8 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.models.bundle import patch as patch_module
 from pltz.models.bundle.patch import (

@@ -5,8 +5,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.models.session.json_value import MAX_DEPTH, check, difference, dump, parse
 from pltz.plt_codec.errors import ContentError

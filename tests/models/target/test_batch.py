@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.target.target import Target

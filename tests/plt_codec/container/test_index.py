@@ -1,8 +1,7 @@
 """An index comes back exactly, and any other bytes are refused or mean what they then say."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.plt_codec.container.frame import FrameCoding, Kind
 from pltz.plt_codec.container.index import BlockPlace, Index

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.serving.nightly.receipt import ReceiptFile, ReceiptLedger, encode, merged

@@ -14,8 +14,7 @@ import safetensors.numpy
 import torch
 
 from pltz.plt_codec.errors import ModelError
-from pltz.training.nets import checkpoint
-from pltz.training.nets import net as nets
+from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import NetConfig
 from pltz.training.nets.export import export
 from pltz.training.nets.net import Net, rounded_net

@@ -23,8 +23,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import default_lanes
 from pltz.training import settings
 from pltz.training.data import dataloader
-from pltz.training.nets import checkpoint
-from pltz.training.nets import net as nets
+from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import Floats, NetConfig
 from pltz.training.nets.export import export, restore
 from pltz.training.nets.net import A_SCALE, Net, built, mask_of, rounded_net

@@ -12,8 +12,7 @@ import torch
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.training.data import dataloader
 from pltz.training.data.dataloader import load_batches
-from pltz.training.nets import checkpoint
-from pltz.training.nets import net as nets
+from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import NetConfig
 from pltz.training.nets.net import Net
 from pltz.training.run import snapshot, trainer

@@ -6,8 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.serving.eviction.journal.entry import MAX_BODY, JournalEntry

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.named_file import named_file
+from pltz.plt_codec.named_files import named_file
 
 
 def test_a_file_up_to_the_bound_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:

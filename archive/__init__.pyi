@@ -1,0 +1,44 @@
+"""The names that archive offers to the rooms above the core and to everybody else, each from its home."""
+
+from pltz.archive.archive import Archive as Archive
+from pltz.archive.catalog.chain import MAX_SEGMENTS as MAX_SEGMENTS, KnownSegment as KnownSegment
+from pltz.archive.catalog.lookup import Version as Version
+from pltz.archive.catalog.reader import Tower as Tower
+from pltz.archive.catalog.recent_towers import RecentTowers as RecentTowers
+from pltz.archive.catalog.session_reader import SessionReader as SessionReader
+from pltz.archive.catalog.stat import disk_bytes as disk_bytes, stat_of as stat_of
+from pltz.archive.encryption.keys import Secret as Secret
+from pltz.archive.errors import (
+    ArchiveError as ArchiveError,
+    Erased as Erased,
+    Fenced as Fenced,
+    LostError as LostError,
+    NotFound as NotFound,
+    StoreError as StoreError,
+    is_full as is_full,
+    reason as reason,
+)
+from pltz.archive.format.context import RUN as RUN, WITHIN as WITHIN
+from pltz.archive.format.ids import (
+    MAX_TOKENS as MAX_TOKENS,
+    SALTED as SALTED,
+    Tokens as Tokens,
+    target_of as target_of,
+    tenant_of as tenant_of,
+)
+from pltz.archive.format.object_names import FOLDERS as FOLDERS, SETTINGS as SETTINGS
+from pltz.archive.format.record import (
+    MAX_NAME as MAX_NAME,
+    MAX_TAGS as MAX_TAGS,
+    pack_tags as pack_tags,
+    unpack_tags as unpack_tags,
+)
+from pltz.archive.format.settings import MAX_SIZE as MAX_SIZE, Settings as Settings
+from pltz.archive.humanize import counted as counted, size as size
+from pltz.archive.opener import OpenArchive as OpenArchive
+from pltz.archive.retention import Policy as Policy, expired as expired, seconds as seconds
+from pltz.archive.storage.disk import Disk as Disk, OsDisk as OsDisk
+from pltz.archive.storage.store import DirectoryStore as DirectoryStore
+from pltz.archive.version_sizes import method_of as method_of, tokens_of as tokens_of
+from pltz.archive.writing.put_request import PutReceipt as PutReceipt, PutRequest as PutRequest
+from pltz.archive.writing.verified_segments import VerifiedSegments as VerifiedSegments

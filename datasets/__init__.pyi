@@ -1,0 +1,27 @@
+"""The names that datasets offers to the rooms above the core and to everybody else, each from its home."""
+
+from pltz.datasets.byte_input import ByteInput as ByteInput, Readable as Readable, TooLong as TooLong
+from pltz.datasets.conversation import messages_of as messages_of, rendered as rendered, seen_by as seen_by
+from pltz.datasets.dropped import tags_of as tags_of
+from pltz.datasets.file_forms import tags_of_file as tags_of_file
+from pltz.datasets.file_names import below as below, log_name as log_name
+from pltz.datasets.input_format import HEAD as HEAD, ReadOptions as ReadOptions
+from pltz.datasets.json_files import first_events as first_events
+from pltz.datasets.loaders import (
+    FORMATS as FORMATS,
+    Format as Format,
+    load as load,
+    logs_of as logs_of,
+    recognise as recognise,
+    sample_assignments as sample_assignments,
+    sample_path as sample_path,
+    sample_prompts as sample_prompts,
+    sample_sessions as sample_sessions,
+    sample_tenants as sample_tenants,
+)
+from pltz.datasets.session_columns import (
+    bytes_of as bytes_of,
+    moment as moment,
+    name_of as name_of,
+    name_sessions as name_sessions,
+)
