@@ -1,6 +1,7 @@
 # make demo   install into .venv, freeze and thaw the sample sessions
 # make quick  in a minute: ruff and fast tests of what changed since main, the nearest first
 # make test   the same .venv with the test tools: ruff, mypy --strict, every test
+# make weekly the same, and tests that run only where their files changed: emulated kernels, sanitizers, wheels
 # make planted  each planted bug, one by one: whether its tests catch it
 # make wheels dist/: the wheel of pltz, and pltz-base, the bundle base as a distribution of its own
 # make sbom   dist/pltz.cdx.json: versions and licences of everything that pltz ships and needs
@@ -25,10 +26,10 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --
 OWN_INDEX := $(BIN)/python -m pip config list | grep -q '^[a-z]*\.index-url='
 INSTALL := install() { ! { $(OWN_INDEX); } && $(UV) "$$@" || $(PIP) "$$@"; }; install
 
-.PHONY: help demo quick test planted lint types pytest wheels base sbom docs clean
+.PHONY: help demo quick test weekly planted lint types pytest wheels base sbom docs clean
 
 help:
-	@sed -n '1,9s/^# \{0,1\}//p' Makefile
+	@sed -n '1,10s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
@@ -45,6 +46,10 @@ test: $(VENV)/.tests
 # Each file of tests runs in one process, which makes its fixtures once.
 pytest: $(VENV)/.tests
 	$(BIN)/python -m pytest -p tests.cheap -m "slow or not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# PLTZ_ALL: tests/seldom.py.
+weekly:
+	PLTZ_ALL=1 $(MAKE) test
 
 # What was caught before is caught after (tests/planted/README.md).
 planted: $(VENV)/.tests

@@ -23,6 +23,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec.engines.native import coder as native
 from tests.examples import EXPLORE, SHARE
+from tests.seldom import skip_what_passed
 
 # Test processes run beside each other, and so do those they start: threads of torch would wait for each other's cores.
 # The tests of thread counts set their own.
@@ -54,7 +55,8 @@ LONG = (  # files that take more than 20 s of a processor, the longest first
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first, so that no process is left with one of them at the end."""
+    """Skip what runs seldom. Put long files first, so that no process is left with one of them at the end."""
+    skip_what_passed(items)
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 

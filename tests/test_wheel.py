@@ -23,6 +23,7 @@ import pytest
 from tests.documents import ROOT
 
 pytestmark = pytest.mark.slow
+BUILT = "pyproject.toml", "setup.py", "MANIFEST.in", "Dockerfile", ".dockerignore", "constraints.txt"
 MAX_WHEEL = 48_000_000  # bytes; package indexes take 100 MB
 EXTRAS = "thaw,s3,serve,postgres"
 
@@ -103,6 +104,7 @@ def image(built: Image) -> Image:
     return built
 
 
+@pytest.mark.seldom(*BUILT)
 def test_the_wheel_holds_what_it_should(built: Image) -> None:
     [wheel] = (built.root / "wheels").glob("pltz-*.whl")
     assert wheel.stat().st_size < MAX_WHEEL
@@ -119,17 +121,20 @@ def test_the_wheel_holds_what_it_should(built: Image) -> None:
     assert [name for name in names if re.search("/bundles/base/|/benchmarks/|/experiments/", name)] == []
 
 
+@pytest.mark.seldom(*BUILT)
 def test_pltz_is_that_of_the_wheel(image: Image) -> None:
     code = "import pltz, pltz.plt_codec.engines.native._native as engine; print(pltz.__file__, engine.__file__)"
     files = image.run(f"python -c '{code}'", "home").split()
     assert len(files) == 2 and all(file.startswith(str(image.root / "environment")) for file in files)
 
 
+@pytest.mark.seldom(*BUILT)
 def test_the_demo_runs(image: Image) -> None:
     done = json.loads(image.run("pltz demo --sessions 2 --thaws 1 --json", "home"))
     assert done["sessions"] == 2
 
 
+@pytest.mark.seldom(*BUILT)
 def test_a_session_is_archived_and_thawed(image: Image) -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": "Where is my bicycle?"}]})
     image.run(f"echo '{chat}' > chats.jsonl && pltz archive init /data/cold", "home")

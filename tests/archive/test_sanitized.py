@@ -36,6 +36,7 @@ for name, path in {built!r}.items():
 
 
 @pytest.mark.slow
+@pytest.mark.seldom(*(file for pair in MODULES.values() for file in pair), "archive/format/*.h", "kv/engines/*.h")
 def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
     compiler, asan_library = sanitizers
     include = Path(sysconfig.get_path("include"))

@@ -42,7 +42,10 @@ from tests.kv.engines.test_streams import drawn, same
 from tests.kv.spans import flat
 from tests.plt_codec.engines.cuda import emulate
 
-ON_CPU = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+ON_CPU = (
+    pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux"),
+    pytest.mark.seldom("kv/engines/*", "kv/forms/*", "kv/port/*", "plt_codec/engines/cuda/*"),
+)
 ON_GPU = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cuda] is not installed")
 FLAGS = "PLTZ_EMULATION_FLAGS"  # environment: options of the emulation's compiler, say of sanitizers
 SHAPES = [  # of integers: tokens, layers, width

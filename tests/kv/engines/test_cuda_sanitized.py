@@ -15,7 +15,13 @@ import pytest
 
 from tests.kv.engines.test_cuda import FLAGS
 from tests.plt_codec.engines.cuda import emulate
+from tests.seldom import ALL
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux"),
+    pytest.mark.seldom("kv/engines/*", "kv/pool/*", "plt_codec/engines/cuda/*", "tests/kv/pool/*"),
+]
 ROOT = Path(__file__).parents[3]
 # Threads are fibers, so the sanitizer's guards on stacks are left out.
 OPTIONS = "-g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all --param=asan-stack=0"
@@ -29,6 +35,7 @@ import torch
 
 from pltz.kv.engines import cuda
 from tests.plt_codec.engines.cuda import emulate
+from tests.seldom import ALL
 
 emulation = emulate.Emulation({}, sys.argv[1].split(), text=cuda.source())
 kernels = cuda.Kernels(emulate.EmulatedDevice(emulation))
@@ -39,22 +46,18 @@ kernels.add_residual(row.repeat(3, 1), row, q, row[:3].clone(), torch.empty(2, 4
 
 def run(asan_library: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the sanitizers."""
-    asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0", FLAGS: OPTIONS}
+    asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0", FLAGS: OPTIONS, ALL: "1"}
     environment = {**os.environ, **asan, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
 def test_sanitizers_find_what_is_out_of_bounds(sanitizers: tuple[str, str]) -> None:
     beyond = run(sanitizers[1], "-c", BEYOND, OPTIONS)
     assert "heap-buffer-overflow" in beyond.stderr, beyond.stderr[-4000:]  # a row too few is found out
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
 def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
     options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={tmp_path}"]
     done = run(sanitizers[1], "-m", "pytest", *FILES, *options, "-k", f"{FORMS} or {POOL}")

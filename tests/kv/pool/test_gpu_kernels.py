@@ -21,7 +21,10 @@ from tests.kv.pool.pages import HEADS
 from tests.kv.pool.test_attention import LENGTHS, expected, view_of
 from tests.plt_codec.engines.cuda import emulate
 
-pytestmark = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+pytestmark = [
+    pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux"),
+    pytest.mark.seldom("kv/engines/*", "kv/pool/*", "plt_codec/engines/cuda/*"),
+]
 
 
 @pytest.fixture(autouse=True)

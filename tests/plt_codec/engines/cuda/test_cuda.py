@@ -94,7 +94,14 @@ SHAPES: dict[str, dict[str, int | bool]] = {
 }  # fmt: skip
 LAYOUTS = [(None, None), (3, 7), (16, 4), (32, 3), (40, 2)]
 LENGTHS = (0, 1, 3, 55, 130)
-emulated = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+
+
+def emulated(test: Any) -> Any:
+    """Mark a test of the kernels by emulation, which runs where a file of this engine changed."""
+    where = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+    return where(pytest.mark.seldom("plt_codec/engines/cuda/*", "plt_codec/engines/*.py", "plt_codec/*.py")(test))
+
+
 
 
 def every_second(names: list[str], layouts: list[tuple[int | None, int | None]]) -> list[tuple[str, Any, Any]]:

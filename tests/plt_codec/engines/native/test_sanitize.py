@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("sanitize.sh")
 ENGINE = Path(__file__).parents[4] / "plt_codec" / "engines" / "native"
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seldom("plt_codec/engines/native/*", "plt_codec/engines/*.py")]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,35 @@
+"""Tests that run seldom run where one of their files changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import seldom
+
+
+def test_a_changed_file_changes_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seldom, "ROOT", tmp_path)
+    for name in ("tests/test_a.py", "tests/helper.py", "tests/test_b.py", "code/a.c", "code/a.so"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+
+    def digest() -> str:
+        seldom.digest.cache_clear()
+        return seldom.digest("tests/test_a.py", frozenset(["code/*"]))
+
+    before = digest()
+    changes_of = {"tests/test_b.py": False, "code/a.so": False, "tests/helper.py": True, "code/a.c": True}
+    for name, changes in changes_of.items():
+        (tmp_path / name).write_text("two")
+        assert (digest() != before) is changes, name
+        before = digest()
+    (tmp_path / "code/b.c").write_text("one")
+    assert digest() != before, "a new file"
+    seldom.digest.cache_clear()
+
+
+def test_what_is_recorded_is_marked() -> None:
+    for file in seldom.passed():
+        assert "seldom" in (seldom.ROOT / file).read_text("utf8"), file
