@@ -35,7 +35,7 @@ def offer(file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         if name == "__all__":
             return sorted(homes(file))
         if name.startswith("__") or name not in homes(file):
-            raise AttributeError(f"{file} offers no {name!r}")
+            raise AttributeError(f"{file} has no attribute {name!r}")
         home = importlib.import_module(homes(file)[name])
         return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
 
