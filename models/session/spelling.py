@@ -1,8 +1,8 @@
 """Spellings of JSON: the ways in which programs write the same values as different bytes.
 
-A text is taken apart only if one of the spellings below gives it back from its values. Spec: coding/log/FORMAT.md,
+A text is taken apart only if one of the spellings below gives it back from its values. Spec: models/FORMAT.md,
 "Spellings". The bytes of an input that holds one value are its *writing*: a spelling and a line end, one number for
-both, 0 for the bytes that pltz writes by itself (plt_codec/FORMAT.md, "Writings").
+both, 0 for the bytes that pltz writes by itself.
 
     writing_of(b'{"a": 1}\\n', {"a": 1}, 0)     # 10, of Python's json.dumps
     written({"a": 1}, 10)                        # b'{"a": 1}\\n'

@@ -6,61 +6,21 @@ token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as th
     {"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello!"}]}
     <|user|>Hi<|assistant|>Hello!
 
-| segment | text | meaning |
-|---|---|---|
-| <|sharegpt|> | "" or a style | first; the container is an object, in the ShareGPT style or the one given |
-| <|list|> | "" or a style | first; the messages are a list at the top |
-| <|list|> | 0 | first; one message follows, and the session is that message itself |
-| <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message |
-| <|message|> | JSON object | a message of any other form, as it is |
-| <|message|> | JSON list of one object | a mould for the message just before: its other keys |
-| <|message|> | empty JSON list | the mould said last, for the message just before and from now on |
-| <|message|> | JSON list of an object and a number n | a frame for the n texts just before: a message |
-| <|meta|> | JSON list of an object and a number n | the head: a frame for the n texts before it, which come first |
-| <|meta|> | JSON object | last; the session's object, null in place of the messages and of the head's keys |
-| <|meta|> | JSON value | first and only; any JSON value, as it is |
-
-A *style* says how messages are spelt. It has the container key (null for a list), role key, text key, and the
-role name behind a special where it is not the usual one. Without <|sharegpt|> or <|list|> the style is
-``["messages","role","content"]``. <|sharegpt|> alone is ``["conversations","from","value",
-{"user":"human","assistant":"gpt"}]``. Others are written out:
-
-    {"conversations":[{"from":"user","value":"Hi"}]}
-    <|sharegpt|>["conversations","from","value",{"user":"user"}]<|user|>Hi
-
-A *mould* keeps what a role and a text do not say. It lists the message's keys in order, with null for the
-role (where it is the special's usual name) and null for the text. When both are null and come first, both are
-left out. So text stays plain text, never escaped inside JSON, in messages that carry other keys:
+Spec: models/FORMAT.md, "A session as tokens", with its styles, heads, moulds and frames. What follows is what a
+writer does with them:
 
     {"role":"tool","content":"4°","tool_call_id":"c1"}   <|tool|>4°<|message|>[{"tool_call_id":"c1"}]
-    {"content":"Hi","role":"user"}                       <|user|>Hi<|message|>[{"content":null,"role":null}]
-    {"role":"user","content":[{"type":"text","text":"Hi"}]}
-        <|user|>Hi<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]
-
-A program that writes messages with a mould writes it in each. So one that comes again is an empty list, which names
-the mould that this special said last, or, where it said none, the last of all but ``[{}]``. Later messages of this
-special have that mould too unless they say another; ``[{}]`` says that there is none:
-
-    <|user|>a<|message|>[{"name":null}] <|user|>b<|message|>[] <|user|>c <|user|>d<|message|>[{}]
-    {..."a","name":null}                {..."b","name":null}   {..."c","name":null}   {..."d"}
-
-What is said depends on the messages before alone, so the tokens of a session that grows begin as before. Moulds that
-are not said have at most 4 bytes for each byte of the segments so far, and 65,536 more; then one is said again.
-
-A *frame* keeps a message whose texts lie deeper: events of agent logs, tool calls and their results. Each
-text is a segment of its own. The frame is the message with "" in the place of each text, in their order.
-An empty string of the message itself is written {"":""} there, and an object with the only key "" once more
-in such an object. Strings are lifted where JSON would escape them or they hold words (`_is_prose`):
-
     {"type":"user","message":{"role":"user","content":"Where is\nmy bicycle?"}}
         <|user|>Where is
         my bicycle?<|message|>[{"type":"user","message":{"role":"user","content":""}},1]
 
-A *head* keeps the prompt that stands beside the messages (`HEAD`), as in requests to Anthropic. It comes before
-the messages, so that sessions with the same prompt and tools begin with the same tokens:
-
-    {"system":"You are a helpful shop.","messages":[{"role":"user","content":"Hi"}]}
-    <|system|>You are a helpful shop.<|meta|>[{"system":""},1]<|user|>Hi<|meta|>{"system":null,"messages":null}
+* A message of a role and a text is its text, never escaped inside JSON, and a *mould* with its other keys. A program
+  that writes messages with a mould writes it in each. So one that comes again is an empty list, and later ones of this
+  special are not said at all.
+* A *frame* keeps a message whose texts lie deeper: events of agent logs, tool calls and their results. Strings are
+  lifted where JSON would escape them or they hold words (`_is_prose`).
+* A *head* keeps the prompt that stands beside the messages (`HEAD`), as in requests to Anthropic. It comes before the
+  messages, so that sessions with the same prompt and tools begin with the same tokens.
 
 ``to_tokens`` reads its own tokens back and compares strictly before it returns. So a chat that would come
 back changed is refused instead.
