@@ -229,18 +229,9 @@ def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("format", "events"),
     [
-        ("claude-code", CLAUDE_CODE),
-        ("claude-code", STREAM),
-        ("claude-code", SNAPSHOTS),
-        ("codex", CODEX),
-        ("codex", OLD_CODEX),
-        ("copilot-cli", COPILOT),
-        ("pi", PI),
-        ("pi", OH_MY_PI),
-        ("gemini-cli-lines", GEMINI_LINES),
-        ("events", HARNESS),
-        ("events", SPOKEN),
-        ("events", WRAPPED),
+        ("claude-code", CLAUDE_CODE), ("claude-code", STREAM), ("claude-code", SNAPSHOTS), ("codex", CODEX),
+        ("codex", OLD_CODEX), ("copilot-cli", COPILOT), ("pi", PI), ("pi", OH_MY_PI),
+        ("gemini-cli-lines", GEMINI_LINES), ("events", HARNESS), ("events", SPOKEN), ("events", WRAPPED),
     ],
 )
 def test_an_agent_log_is_one_session(format: str, events: list[Any], tmp_path: Path) -> None:

@@ -66,11 +66,7 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
     ("a.json", json.dumps([{}] * 900).encode(), [Session("text", lines(*[{}] * 900))]),
     ("a.json", json.dumps([{}, HI, {}, 1]).encode(), [chat([{}, HI, {}, 1])]),
     ("a.json", json.dumps([{}, HI, {}, {}]).encode(), [chat({}), chat(HI), Session("text", lines({}, {}))]),
-    (
-        "a.jsonl",
-        lines(HI) + b'{"a":1,"a":2}\r\n' + lines(YO),
-        [chat(HI), Session("text", b'{"a":1,"a":2}'), chat(YO)],
-    ),
+    ("a.jsonl", lines(HI) + b'{"a":1,"a":2}\r\n' + lines(YO), [chat(HI), Session("text", b'{"a":1,"a":2}'), chat(YO)]),
     ("a.JSONL.ZST", zstandard.compress(lines(HI, YO)), [chat(HI), chat(YO)]),
     ("a.jsonl.gz", gzip.compress(lines(HI)) + gzip.compress(lines(YO)), [chat(HI), chat(YO)]),
     ("a.txt.gz", gzip.compress(b"hello"), [Session("text", b"hello")]),
@@ -79,11 +75,7 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
     ("a.json", json.dumps(HI, indent=2).encode(), [chat(HI)]),
     ("a.json", json.dumps([HI, GPT], indent=1).encode(), [chat(HI), chat(GPT)]),
     ("a.json", json.dumps(HI["messages"]).encode(), [chat(HI["messages"])]),
-    (
-        "a.json",
-        json.dumps([HI["messages"], YO["messages"]]).encode(),
-        [chat(HI["messages"]), chat(YO["messages"])],
-    ),
+    ("a.json", json.dumps([HI["messages"], YO["messages"]]).encode(), [chat(HI["messages"]), chat(YO["messages"])]),
     ("a.json", b'[{"prompt":"a"}]', [chat({"prompt": "a"})]),
     ("a.json", b'[{"role":"x","messages":[]}]', [chat({"role": "x", "messages": []})]),
     ("a.json", b'["a",{}]', [chat(["a", {}])]),
@@ -117,9 +109,7 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name, data, sessions", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)]
-)
+@pytest.mark.parametrize("name, data, sessions", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
 def test_auto(tmp_path: Path, name: str, data: bytes, sessions: list[Session]) -> None:
     path = write(tmp_path, name, data)
     assert list(load(path)) == sessions
@@ -171,13 +161,7 @@ BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
     ("a.json", "auto", b'{"a":"b', UsageError, "expected JSON: Unterminated string starting at column 6"),
     ("a.json", "auto", b"[1, -2]", ContentError, "sequence 1: expected ids 0..2"),
     ("a.json", "auto", b"[[1], [99999999999999999999]]", ContentError, "sequence 2: expected ids"),
-    (
-        "a.jsonl",
-        "openai",
-        lines(HI, GPT),
-        UsageError,
-        'line 2: .* list "messages", found the keys conversations',
-    ),
+    ("a.jsonl", "openai", lines(HI, GPT), UsageError, 'line 2: .* list "messages", found the keys conversations'),
     ("a.jsonl", "openai", b"3\n", UsageError, 'line 1: .* list "messages", found none'),
     ("a.jsonl", "sharegpt", lines(HI), UsageError, 'list "conversations", found the keys messages, id'),
     ("a.json", "sharegpt", json.dumps([GPT, HI]).encode(), UsageError, "session 2: expected an object"),
@@ -188,13 +172,7 @@ BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
     ("a.json", "ids", b"[NaN]", UsageError, "expected a list of token ids"),
     ("a.jsonl", "ids", b'[1]\n"a"\n', UsageError, "line 2: expected a list of token ids"),
     ("a.npy", "auto", b"not numpy", UsageError, "expected a .npy file"),
-    (
-        "a.npy",
-        "auto",
-        npy(np.arange(9))[:-1],
-        UsageError,
-        "expected 72 bytes for int64 of shape .9,., found 71",
-    ),
+    ("a.npy", "auto", npy(np.arange(9))[:-1], UsageError, "expected 72 bytes for int64 of shape .9,., found 71"),
     ("a.npy", "auto", npy(np.arange(9)) + b"x", UsageError, "found 73"),
     ("a.npy", "auto", npy(np.arange(9.0)), UsageError, "expected integer ids .* found float64"),
     ("a.npy", "auto", npy(np.zeros((2, 2, 2), np.int8)), UsageError, "found int8 of shape"),
@@ -209,9 +187,7 @@ BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name, format, data, error, words", BAD, ids=[f"{i}-{b[4][:30]}" for i, b in enumerate(BAD)]
-)
+@pytest.mark.parametrize("name, format, data, error, words", BAD, ids=[f"{i}-{b[4][:30]}" for i, b in enumerate(BAD)])
 def test_a_bad_file_is_named(
     tmp_path: Path, name: str, format: Format, data: bytes, error: type[PltzError], words: str
 ) -> None:
@@ -254,10 +230,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     write(tmp_path, "c/d/e.txt", b"four")
     write(tmp_path, "c.txt", b"three")
     os.mkfifo(tmp_path / "pipe")
-    assert list(load(tmp_path)) == [
-        chat(HI),
-        *(Session("text", text) for text in (b"two", b"three", b"four")),
-    ]
+    assert list(load(tmp_path)) == [chat(HI), *(Session("text", text) for text in (b"two", b"three", b"four"))]
     assert next(load(tmp_path, "text")) == Session("text", lines(HI))
     (tmp_path / "empty").mkdir()
     assert list(load(tmp_path / "empty")) == []

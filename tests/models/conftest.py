@@ -44,23 +44,14 @@ def llama_config() -> dict[str, Any]:
     """Return the shape of the small llama, as config.json has it."""
     config: Any = transformers.LlamaConfig
     found: dict[str, Any] = config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=None,
-        eos_token_id=2,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=POSITIONS, bos_token_id=None, eos_token_id=2,
     ).to_dict()
     return found
 
 
 @pytest.fixture(scope="session")
-def llama(
-    tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel, llama_config: dict[str, Any]
-) -> Path:
+def llama(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel, llama_config: dict[str, Any]) -> Path:
     return save_model(tmp_path_factory.mktemp("llama"), transformers.LlamaConfig(**llama_config))
 
 

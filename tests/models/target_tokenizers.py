@@ -86,9 +86,7 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    tokenizer.add_tokens(
-        [AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)]
-    )
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
     return tokenizer
 
 
@@ -106,9 +104,7 @@ def llama3() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         corpus(),
-        trainers.BpeTrainer(
-            vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
     )
     named = ["<|begin_of_text|>", "<|end_of_text|>"] + [f"<|reserved_special_token_{i}|>" for i in range(30)]
     named += ["<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"]
@@ -125,10 +121,7 @@ def _sentencepiece_bpe(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        special_tokens=SENTENCEPIECE_SPECIALS,
-        limit_alphabet=80,
-        show_progress=False,
+        vocab_size=900, special_tokens=SENTENCEPIECE_SPECIALS, limit_alphabet=80, show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     spec = json.loads(tokenizer.to_str())
@@ -162,9 +155,7 @@ def mistral() -> Tokenizer:
 def unigram() -> Tokenizer:
     """T5's kind: no byte fallback, an unknown token, compatibility forms and runs of spaces folded away."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(

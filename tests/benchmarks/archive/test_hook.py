@@ -11,9 +11,7 @@ from tests.cli.commands import Run
 FORMS = "list", "numpy", "torch", "bytes"
 
 
-def test_bench_hook_on_a_small_run(
-    run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_hook_on_a_small_run(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_hook, "ROWS", [(64, form) for form in FORMS])
     monkeypatch.setattr(bench_hook, "BUSY", 1 << 10)
     monkeypatch.setattr(bench_hook, "_CACHE", [])

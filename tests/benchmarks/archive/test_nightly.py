@@ -11,9 +11,7 @@ from pltz.benchmarks.archive import nightly as bench_nightly
 
 
 @pytest.mark.slow
-def test_the_bench_measures_nights(
-    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bench_measures_nights(run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_nightly, "QUICK", (10,))
     monkeypatch.setattr(bench_nightly, "SHIPPED", (1, 1))
     done = run("nightly", "--where", tmp_path)
@@ -22,11 +20,7 @@ def test_the_bench_measures_nights(
     nights = [(row["night"], row["sessions"], row["met"]) for row in result["nights"]]
     assert nights == [("new", 10, 10), ("known", 10, 10)]
     for row in (*result["nights"], *result["with_the_bundle_that_ships"]):
-        assert (
-            row["peak_memory_mb"] > 10
-            and row["per_s"] > 0
-            and (row["ratio"] is None) == (row["night"] == "known")
-        )
+        assert (row["peak_memory_mb"] > 10 and row["per_s"] > 0 and (row["ratio"] is None) == (row["night"] == "known"))
     assert result["put_without_the_job"]["per_s"] > 0
     assert "bundle mini: new" in done.stdout
 

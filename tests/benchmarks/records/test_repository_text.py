@@ -62,9 +62,7 @@ def test_held_out_lines_and_files_are_left_out(tmp_path: Path, monkeypatch: pyte
         ("microsoft/TypeScript-Website-Localizations", "docs/documentation/ko/a.md", "ko"),
     ],
 )
-def test_documents_are_in_the_language_that_their_path_names(
-    repository: str, path: str, language: str | None
-) -> None:
+def test_documents_are_in_the_language_that_their_path_names(repository: str, path: str, language: str | None) -> None:
     assert repository_text.language_of(repository, path) == language
 
 

@@ -25,9 +25,7 @@ TEXTS += [random.Random(n).randbytes(n) for n in (3, 255, 5000)]
 
 
 def records(path: Path, count: int) -> Path:
-    sessions = [
-        session.value | {"id": f"a-{i}"} for i, session in enumerate(islice(sample_sessions(), count))
-    ]
+    sessions = [session.value | {"id": f"a-{i}"} for i, session in enumerate(islice(sample_sessions(), count))]
     path.write_text("\n".join(map(json.dumps, sessions)))
     return path
 
@@ -69,15 +67,11 @@ def test_what_is_absent_is_named_and_left_out(
     monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     data = records(tmp_path / "r.jsonl", 1)
-    done = run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json"
-    )
+    done = run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd"]
-    assert (
-        set(found["missing"]) == {"paq8px", "llama-zip"}
-        and "no-such-package" in found["missing"]["llama-zip"]
-    )
+    assert (set(found["missing"]) == {"paq8px", "llama-zip"} and "no-such-package" in found["missing"]["llama-zip"])
     assert "paq8px" in done.stderr
 
 

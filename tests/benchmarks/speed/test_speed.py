@@ -183,9 +183,7 @@ def test_llama_is_measured_where_it_is(run: Run, tiny: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])["llama"]
     assert found["tokens_per_s"] > 0
-    assert found["ours_over_theirs"] == pytest.approx(
-        found["our_tokens_per_s"] / found["tokens_per_s"], rel=0.05
-    )
+    assert found["ours_over_theirs"] == pytest.approx(found["our_tokens_per_s"] / found["tokens_per_s"], rel=0.05)
     assert f"{found['our_tokens_per_s']:,.0f}" in done.stdout
 
 

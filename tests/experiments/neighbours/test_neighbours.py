@@ -100,10 +100,7 @@ def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (("--least", 100_000, "--most", 200_000), "--least"),
-        (("--measure", "near,far"), "found far"),
-    ],
+    [(("--least", 100_000, "--most", 200_000), "--least"), (("--measure", "near,far"), "found far")],
 )
 def test_what_cannot_be_measured_is_refused(
     run: Run, tiny: Path, tmp_path: Path, given: tuple[Any, ...], said: str

@@ -18,14 +18,7 @@ from hypothesis import given, settings, strategies as st
 from pltz.experiments.slots.measure_slots import act
 from pltz.experiments.slots.slot_delta import FIELDS, delta, splice
 from pltz.experiments.slots.slot_layout import SlotLayout
-from pltz.plt_codec.errors import (
-    ContentError,
-    CorruptError,
-    FormatError,
-    PltzError,
-    UsageError,
-    VersionError,
-)
+from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, PltzError, UsageError, VersionError
 from pltz.serving.engines.llama_server import LlamaServer
 from tests.examples import examples
 from tests.serving.engines.llama_process import running

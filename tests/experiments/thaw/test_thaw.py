@@ -23,9 +23,7 @@ WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "
 
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
-def test_figures_follow_from_each_other(
-    run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_merge, "FEW", 0)
     done = run("thaw", *WORDS, "--shape", shape)
     assert done.exit_code == 0, done.output
@@ -91,12 +89,7 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
 
 
 def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
-    for words in (
-        ["--shape", "llama-9b"],
-        ["--tokens", 5000],
-        ["--together", "x"],
-        ["--tokens", 9, "--turns", 10],
-    ):
+    for words in (["--shape", "llama-9b"], ["--tokens", 5000], ["--together", "x"], ["--tokens", 9, "--turns", 10]):
         assert run("thaw", *words).exit_code == 2
 
 

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 def test_compress_into_an_archive(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
     assert len(lines(run("compress", chats, "--archive", cold, "--json"))) == 4
-    assert [v["name"] for v in lines(run("archive", "ls", cold, "--json"))] == [
-        f"chats/{n}" for n in range(4)
-    ]
+    assert [v["name"] for v in lines(run("archive", "ls", cold, "--json"))] == [f"chats/{n}" for n in range(4)]
     assert run("compress", chats, "--archive", cold, "-o", tmp_path / "x").exit_code == 2
     assert run("compress", chats).exit_code == 2
 
@@ -112,9 +110,7 @@ def stranger(tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path) -> Path:
     return tmp_path / "stranger"
 
 
-def test_a_target_with_another_tokenizer(
-    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
-) -> None:
+def test_a_target_with_another_tokenizer(run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path) -> None:
     from pltz.models.target.target import Target
 
     chats.write_text(json.dumps(chat(2)) + "\n" + json.dumps(chat(3)) + "\n")
@@ -142,9 +138,7 @@ def test_a_target_with_another_tokenizer(
     assert json.loads(again.stdout) == wanted[1]
 
 
-def test_ids_of_another_tokenizer_from_files(
-    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
-) -> None:
+def test_ids_of_another_tokenizer_from_files(run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path) -> None:
     ids, packed, plain = tmp_path / "ids.jsonl", tmp_path / "theirs.pltz", tmp_path / "ours.pltz"
     ids.write_text("[1, 5, 899, 7, 7, 300]\n")
     named = "--tokenizer", stranger / "tokenizer.json"

@@ -225,10 +225,7 @@ def test_predictive_decodes_to_the_same_kv(used: Where, rank: int, layers: int, 
         there.decode(hurt, span)
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [(ONE_STREAM, [0, 4, 8, 12, 16]), (TWO_STREAMS, [0] * 8 + [32] * 8)],
-)
+@pytest.mark.parametrize(("shape", "expected"), [(ONE_STREAM, [0, 4, 8, 12, 16]), (TWO_STREAMS, [0] * 8 + [32] * 8)])
 def test_layers_are_decoded_before_the_last_words_are_there(
     used: Where, shape: tuple[int, int, int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,10 +148,7 @@ def test_tables_that_cannot_be_are_refused() -> None:
     wrong = FREQ.copy()
     wrong[3, 4] += 1
     for freq, mean, levels in [
-        (wrong, MEAN, level),
-        (FREQ[:-1], MEAN, level),
-        (FREQ, MEAN + 500, level),
-        (FREQ, MEAN, level[:0]),
+        (wrong, MEAN, level), (FREQ[:-1], MEAN, level), (FREQ, MEAN + 500, level), (FREQ, MEAN, level[:0]),
         (FREQ.astype(np.int16), MEAN, level),
     ]:
         with pytest.raises(CorruptError):

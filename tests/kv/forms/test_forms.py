@@ -50,9 +50,7 @@ TURNED: dict[str, transformers.PretrainedConfig] = {
         rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                       "original_max_position_embeddings": 64, "rope_theta": 500000.0},
     ),
-    "linear scaling": llama(
-        **SHAPE, rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    ),
+    "linear scaling": llama(**SHAPE, rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
     "yarn": llama(
         **SHAPE, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
                                "rope_theta": 10000.0},
@@ -67,10 +65,7 @@ TURNED: dict[str, transformers.PretrainedConfig] = {
     ),
 }  # fmt: skip
 REFUSED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
-    "dynamic": (
-        llama(**SHAPE, rope_scaling={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-        "dynamic",
-    ),
+    "dynamic": (llama(**SHAPE, rope_scaling={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
     "longrope": (
         llama(
             **SHAPE, rope_scaling={"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4,
@@ -243,9 +238,7 @@ def test_numbers_that_no_form_can_hold_are_refused(
             codec.encode(kv, flat(ids[9], 0))
 
 
-def test_parts_of_another_shape_are_refused(
-    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
-) -> None:
+def test_parts_of_another_shape_are_refused(target: Target, rotary: Rotary, calibration: Calibration, ids: Any) -> None:
     kv = prefilled(target, ids[9])
     for codec in forms(target, rotary, calibration)[1:]:
         parts = dict(codec.encode(kv, flat(ids[9], 0)))
@@ -440,9 +433,7 @@ def test_a_calibration_of_low_rank_is_smaller(
     assert Calibration.load(tmp_path / "low").digest == low.digest
 
 
-def test_a_calibration_file_is_read_back_or_refused(
-    calibration: Calibration, target: Target, tmp_path: Path
-) -> None:
+def test_a_calibration_file_is_read_back_or_refused(calibration: Calibration, target: Target, tmp_path: Path) -> None:
     path = calibration.save(tmp_path)
     assert path.name == f"{target.fingerprint.hex()}.predictive-3.{calibration.digest.hex()}.safetensors"
     assert Calibration.load(path, target.fingerprint).digest == calibration.digest

@@ -18,9 +18,7 @@ LENGTHS = (5, 150, 391)  # all exact, a part of a tile packed, several tiles
 def view_of(kind: str, block: int, dim: int, half: int, dtype: torch.dtype, layer: int = 1) -> LayerView:
     """Return a batch of sessions of several lengths, with unused columns among the exact tokens."""
     pool = BlockPool(form(kind, dim, half, dtype), 2048, block=block)
-    rows = [
-        PackedSession.of(random_kv(tokens, dim, half, seed=tokens).to(dtype), pool, keep=20) for tokens in LENGTHS
-    ]
+    rows = [PackedSession.of(random_kv(tokens, dim, half, seed=tokens).to(dtype), pool, keep=20) for tokens in LENGTHS]
     most = max(row.exact.shape[3] for row in rows)
     exact = torch.full((2, len(rows), HEADS, most + 3, dim), float("nan"), dtype=dtype)
     real = torch.zeros(len(rows), most + 3, dtype=torch.uint8)

@@ -61,9 +61,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
     """Folders ``bundle``, and ``kin`` and ``stranger``: targets with the bundle's tokenizer and with another."""
     root = tmp_path_factory.mktemp("small")
     weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
-    write_bundle(
-        root / "bundle", "mini", weights, tiny_tokenizer_json(), b"a dictionary of words", {"licence": "none"}
-    )
+    write_bundle(root / "bundle", "mini", weights, tiny_tokenizer_json(), b"a dictionary of words", {"licence": "none"})
     make_target(root / "kin", tiny_tokenizer_json(), 1024)
     make_target(root / "stranger", tiny_tokenizer_json(900), 900)
     return root
@@ -77,15 +75,8 @@ def make_target(folder: Path, tokenizer_json: bytes, vocab: int) -> None:
 
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.3,
-        bos_token_id=None,
+        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3, bos_token_id=None,
         eos_token_id=None,
     )
     auto: Any = transformers.AutoModelForCausalLM
@@ -144,9 +135,7 @@ def cold(tmp_path: Path, bundle: Bundle) -> SessionArchive:
     assert archive.archive.version("plain").tokenizer == BytesCodec.tokenizer
     by_model(archive)
     items = [
-        PutRequest(
-            f"a/{n}", chat(f"Question {n} about rope.", "Yes. " * (5 + 7 * n)), base="helpers", time=1000 + n
-        )
+        PutRequest(f"a/{n}", chat(f"Question {n} about rope.", "Yes. " * (5 + 7 * n)), base="helpers", time=1000 + n)
         for n in range(5)
     ]
     items.append(PutRequest("a/0", chat("Question 0 about rope.", "Yes. " * 5, "And why?", "Because."), time=5000))

@@ -57,9 +57,7 @@ def same(a: KVBlock, b: KVBlock) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(("tokens", "logits"), [(3, 5), (3, 0), (0, 5), (1, 0)])
-def test_what_is_read_is_what_was_written(
-    folder: DiskTier, dtype: torch.dtype, tokens: int, logits: int
-) -> None:
+def test_what_is_read_is_what_was_written(folder: DiskTier, dtype: torch.dtype, tokens: int, logits: int) -> None:
     one = block(dtype, tokens, logits)
     written(folder, one)
     found = folder.read(SPACE, SEGMENT)

@@ -26,9 +26,7 @@ def test_of_the_same_age_the_one_used_last_stays() -> None:
 
 
 @given(times, times, times, times, times)
-def test_a_parent_never_ranks_below_its_child(
-    now: float, used: float, born: float, a: float, b: float
-) -> None:
+def test_a_parent_never_ranks_below_its_child(now: float, used: float, born: float, a: float, b: float) -> None:
     parent = priority(now, used + a, max(0.0, born - b))
     assert parent >= priority(now, used, born)
 

@@ -262,11 +262,7 @@ def test_a_file_that_does_not_say_its_ids_counts_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "kept"), [("q8", True), ("q4", False), ("predictive", False)])
 def test_a_model_that_shows_no_attention_has_no_forms_that_code_by_it(
-    cold: SessionArchive,
-    kin: Target,
-    codecs: dict[str, KVCodec],
-    form: str,
-    kept: bool,
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], form: str, kept: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their receipts were measured with attention, so they say nothing about KV without it."""
@@ -280,9 +276,7 @@ def test_a_model_that_shows_no_attention_has_no_forms_that_code_by_it(
     assert bool(again.kl) == kept and (kept or kv_difference(exact.cache, again.cache) < 1e-4)
 
 
-def test_a_block_that_a_form_cannot_hold_is_no_failure_of_the_disk(
-    codecs: dict[str, KVCodec], tmp_path: Path
-) -> None:
+def test_a_block_that_a_form_cannot_hold_is_no_failure_of_the_disk(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
     ids = np.arange(3, 43, dtype=np.int32)
     disk = DiskTier(tmp_path, ROOM, codecs["q4"])
     block = KVBlock.raw(torch.randn(2, 2, 2, 40, 8), ids, ids, 0)  # without the attention

@@ -63,9 +63,7 @@ def test_a_cache_that_forgets_is_not_cut(kin: Target) -> None:
     assert not can_cut(cache)
     with pytest.raises(UsageError, match="alike"):
         cut(cache, 0, IDS[:2], IDS[:2])
-    assert not can_cut(transformers.DynamicCache()) and not can_cut(
-        transformers.DynamicCache(config=kin.model.config)
-    )
+    assert not can_cut(transformers.DynamicCache()) and not can_cut(transformers.DynamicCache(config=kin.model.config))
     whole, _ = kin.prefill(IDS)
     with pytest.raises(UsageError, match="21 tokens"):
         cut(whole, 1, IDS, IDS)

@@ -30,9 +30,7 @@ class Store(HotStore):
         store.blocks = blocks
         return store
 
-    def put(
-        self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4, wait: bool = True
-    ) -> bool:
+    def put(self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4, wait: bool = True) -> bool:
         """Insert a block, and wait until nothing is left in the queue."""
         above = self.blocks.name(parent) if parent else NONE
         start = 4 if parent else 0

@@ -141,13 +141,7 @@ def held(store: HotStore, blocks: Blocks, number: int, *, max_kl: float = 0.0) -
 
 
 def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks, clock: Any) -> None:
-    tiers: list[Tier] = [
-        DeviceTier(RAW_SIZE),
-        HostTier(RAW_SIZE, codec=Planes()),
-        Attic(RAW_SIZE),
-        Drawer(1),
-        Drawer(),
-    ]
+    tiers: list[Tier] = [DeviceTier(RAW_SIZE), HostTier(RAW_SIZE, codec=Planes()), Attic(RAW_SIZE), Drawer(1), Drawer()]
     with pytest.raises(UsageError, match="different names"):
         HotStore(tiers)
     tiers[-1].name = "queue"  # type: ignore[misc]

@@ -60,9 +60,7 @@ def forms(biased: Target, rows: Any, tmp_path_factory: pytest.TempPathFactory) -
         pltz.kv_forms(biased, path, max_kl=1e-7)
     wanted = ("turboquant-4", "int4", "q4_0-rotated", "fp8")
     others: list[tuple[str, Any]] = [(p.name, p) for p in peers() if p.name in wanted]
-    for (name, peer), outcome in zip(
-        others, compare(biased, rows[4:12], CONTEXT, others, control=False), strict=True
-    ):
+    for (name, peer), outcome in zip(others, compare(biased, rows[4:12], CONTEXT, others, control=False), strict=True):
         peer.receipt = outcome.receipt(name, 0, CONTEXT)
         found[name] = peer
     return found

@@ -29,14 +29,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         folder = tmp_path_factory.mktemp(f"seed{seed}")
         torch.manual_seed(seed)
         config = transformers.LlamaConfig(
-            vocab_size=320,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=POSITIONS,
-            initializer_range=0.3,
+            vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=POSITIONS, initializer_range=0.3,
         )
         transformers.LlamaForCausalLM(config).save_pretrained(folder)
         vocab = {f"<|{i}|>" if i < 32 else chr(0x100 + i): i for i in range(320)}
@@ -74,11 +68,7 @@ def some_ids(target: Target, count: int) -> list[int]:
 
 def full_generate(target: Target, ids: list[int], n: int) -> list[int]:
     out = target.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids)),
-        do_sample=False,
-        max_new_tokens=n,
-        pad_token_id=0,
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=n, pad_token_id=0,
         eos_token_id=sorted(target.eos_ids),
     )
     return [int(i) for i in out[0, len(ids) :]]

@@ -121,9 +121,7 @@ def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) 
                 as_if_new(thawed, kin, ids_of(cold, name))
 
 
-def test_only_what_is_missing_is_decoded_and_prefilled(
-    cold: SessionArchive, kin: Target, counted: Counted
-) -> None:
+def test_only_what_is_missing_is_decoded_and_prefilled(cold: SessionArchive, kin: Target, counted: Counted) -> None:
     thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     first = thawer.thaw("a/1")
     decoded, ran, passes = counted.take()
@@ -147,9 +145,7 @@ def test_an_older_version_inside_a_hot_tower_runs_its_last_id_alone(
     as_if_new(first, kin)
 
 
-def test_what_many_share_is_decoded_and_prefilled_once(
-    cold: SessionArchive, kin: Target, counted: Counted
-) -> None:
+def test_what_many_share_is_decoded_and_prefilled_once(cold: SessionArchive, kin: Target, counted: Counted) -> None:
     wanted = [Wanted(f"a/{n}") for n in (1, 2, 3, 4)]
     thawer = thawer_of(cold, kin, together=1)  # no two in a pass, so nothing is padding
     found = [one for one in thawer.thaw_many(wanted) if isinstance(one, Thawed)]
@@ -253,10 +249,7 @@ def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
     bridge = Bridge(stranger.tokenizer_json, bundle.tokenizer)
     ids = np.asarray(stranger.tokenize("What was served, and as it was served: " * 9))
     cold.archive.codecs.register(codec := BridgedCodec(bundle, bridge))
-    rows = [
-        NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=codec)
-        for n in (0, 1)
-    ]
+    rows = [NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=codec) for n in (0, 1)]
     cold.archive.put(rows)
     again = SessionArchive.open(tmp_path / "cold", [bundle])
     thawer = thawer_of(again, stranger, HotStore.open(ROOM))
@@ -292,9 +285,7 @@ def test_a_base_is_pinned(cold: SessionArchive, kin: Target) -> None:
     assert base is not None and set(hot._pins) == {space + base}
 
 
-def test_warm_files_serve_the_next_process(
-    cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path
-) -> None:
+def test_warm_files_serve_the_next_process(cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path) -> None:
     options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
     hot = HotStore.open(0, **options)
     thawer_of(cold, kin, hot).thaw("a/1")

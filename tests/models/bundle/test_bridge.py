@@ -326,12 +326,7 @@ def test_fingerprint_is_of_the_meaning_not_of_the_layout() -> None:
     tokenizer = Tokenizer.from_str(text)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding()
-    layouts = [
-        text,
-        tokenizer.to_str(),
-        json.dumps(json.loads(text), indent=3),
-        tokenizer.to_str(pretty=True),
-    ]
+    layouts = [text, tokenizer.to_str(), json.dumps(json.loads(text), indent=3), tokenizer.to_str(pretty=True)]
     prints = {Bridge(layout.encode(), bundle()).fingerprint for layout in layouts}
     assert len(prints) == 1 and {len(p) for p in prints} == {16}
     assert len({bridge(kind).fingerprint for kind in MAKERS}) == len(MAKERS)

@@ -22,12 +22,7 @@ from pltz.plt_codec.weights import Weights, random_weights
 @pytest.fixture
 def folder(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]) -> Path:
     write_bundle(
-        tmp_path / "b",
-        "tiny",
-        random_weights(1, vocab=1024),
-        tiny_tokenizer_json(1024),
-        b"dictionary",
-        {"note": "x"},
+        tmp_path / "b", "tiny", random_weights(1, vocab=1024), tiny_tokenizer_json(1024), b"dictionary", {"note": "x"},
     )
     return tmp_path / "b"
 
@@ -156,16 +151,8 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     ),
     "no zstd": ("weights-00.safetensors.zst", b"\0" * 1000, "does not unpack"),
     "a large file": ("weights-0.safetensors", bytes(3 << 20), "claims 3145728 bytes"),
-    "a large head": (
-        "weights-0.safetensors",
-        ((1 << 20) + 1).to_bytes(8, "little") + bytes(1 << 20),
-        "a head of",
-    ),
-    "a head beyond the file": (
-        "weights-0.safetensors",
-        (1 << 19).to_bytes(8, "little") + bytes(9),
-        "damaged",
-    ),
+    "a large head": ("weights-0.safetensors", ((1 << 20) + 1).to_bytes(8, "little") + bytes(1 << 20), "a head of"),
+    "a head beyond the file": ("weights-0.safetensors", (1 << 19).to_bytes(8, "little") + bytes(9), "damaged"),
     "no head": ("weights-0.safetensors", b"\1", "damaged"),
     "offsets beyond the file": (
         "weights-0.safetensors",
@@ -244,9 +231,7 @@ def test_a_broken_card_is_refused(folder: Path, text: str) -> None:
         Bundle.load(folder)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"files": {"x": {"size": Infinity}}}', "\xff", " " * (1 << 21)]
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"x": {"size": Infinity}}}', "\xff", " " * (1 << 21)])
 def test_a_broken_head_is_refused(folder: Path, text: str) -> None:
     (folder / "bundle.json").write_text(text)
     with pytest.raises(ModelError, match=r"bundle\.json"):

@@ -44,16 +44,12 @@ def test_the_entry_point_names_the_folder() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (ROOT / "models/bundles/base/bundle.json").is_file(), reason="no bundle base in this checkout"
-)
+@pytest.mark.skipif(not (ROOT / "models/bundles/base/bundle.json").is_file(), reason="no bundle base in this checkout")
 def test_pltz_base_is_built_and_found(tmp_path: Path) -> None:
     """Build the wheel from a copy of the checkout's files, unpack it as pip does, and look for the bundle."""
     (tmp_path / "distributions").mkdir()
     (tmp_path / "models/bundles").mkdir(parents=True)
-    shutil.copytree(
-        BASE, tmp_path / "distributions/base", symlinks=True, ignore=shutil.ignore_patterns("build")
-    )
+    shutil.copytree(BASE, tmp_path / "distributions/base", symlinks=True, ignore=shutil.ignore_patterns("build"))
     (tmp_path / "models/bundles/base").symlink_to(ROOT / "models/bundles/base")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"]
     subprocess.run([*command, tmp_path, tmp_path / "distributions/base"], check=True, capture_output=True)

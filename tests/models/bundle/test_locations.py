@@ -45,9 +45,7 @@ def install(site: Path, name: str, code: str) -> None:
     (site / f"pltz_{name}_.py").write_text(code)
 
 
-def test_embedded_installed_and_added_are_found(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_installed_and_added_are_found(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "embedded/one", 1)
     make(tmp_path / "site/two", 2)
     make(tmp_path / "user/three", 3)
@@ -72,9 +70,7 @@ def test_the_first_of_one_name_is_taken(make: Make, tmp_path: Path) -> None:
         Bundle.find(Bundle.load(second).id)
 
 
-def test_distributions_are_listed_only_when_needed(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distributions_are_listed_only_when_needed(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(group: str, path: tuple[str, ...]) -> tuple[locations.BundleLocation, ...]:
         raise AssertionError("looked at the installed distributions")
 

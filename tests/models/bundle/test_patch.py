@@ -60,9 +60,7 @@ def test_a_vocabulary_of_one_id() -> None:
 @quick
 @given(st.lists(st.integers(0, 7), max_size=60), st.lists(st.integers(0, 7), max_size=60))
 def test_edits_turn_any_ids_into_any_others(canonical: list[int], real: list[int]) -> None:
-    vocabulary = Vocabulary(
-        {piece: i for i, piece in enumerate(["a", "b", "ab", "ba", "aa", "bb", "aba"])} | {"": 7}
-    )
+    vocabulary = Vocabulary({piece: i for i, piece in enumerate(["a", "b", "ab", "ba", "aa", "bb", "aba"])} | {"": 7})
     edits = list(diff(canonical, real, vocabulary))
     patch = pack_bits(encode_edits(edits, canonical, vocabulary))
     assert apply_patch(canonical, patch, vocabulary) == real
@@ -126,10 +124,7 @@ def test_damaged_patch(defect: str) -> None:
 
 
 STREAMS: dict[str, list[int | str]] = {
-    "a_bundle_special_in_text": [3],
-    "an_id_beyond_the_bundle": [1024],
-    "a_negative_id": [-1],
-    "an_empty_slot": ["x9"],
+    "a_bundle_special_in_text": [3], "an_id_beyond_the_bundle": [1024], "a_negative_id": [-1], "an_empty_slot": ["x9"],
     "a_number_without_numbers": ["x15", 40],
 }
 

@@ -27,9 +27,7 @@ def test_every_byte_string_comes_back(tiny_tokenizer: BundleTokenizer, data: byt
 
 
 @given(data=mixtures)
-def test_invalid_bytes_are_single_tokens_between_runs_of_bpe(
-    tiny_tokenizer: BundleTokenizer, data: bytes
-) -> None:
+def test_invalid_bytes_are_single_tokens_between_runs_of_bpe(tiny_tokenizer: BundleTokenizer, data: bytes) -> None:
     expected: list[int] = []
     run = b""
     for char in data.decode("utf-8", "surrogateescape"):
@@ -110,9 +108,7 @@ def test_no_bytes_are_no_tokens(tiny_tokenizer: BundleTokenizer) -> None:
     assert tiny_tokenizer.encode_many([]) == []
 
 
-@pytest.mark.parametrize(
-    "ids", [[0], [40, 31], [-1], [1024], [2**31 - 1], np.array([[40]]), np.array([40.0])]
-)
+@pytest.mark.parametrize("ids", [[0], [40, 31], [-1], [1024], [2**31 - 1], np.array([[40]]), np.array([40.0])])
 def test_decode_refuses_what_is_not_text(tiny_tokenizer: BundleTokenizer, ids: Any) -> None:
     with pytest.raises(CorruptError):
         tiny_tokenizer.decode(ids)
@@ -146,12 +142,8 @@ DEFECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "special missing": lambda tree: _swap(tree, "<|lane|>", "a"),
     "specials in another order": lambda tree: _swap(tree, "<|user|>", "<|tool|>"),
     "a byte missing": _drop_byte,
-    "not byte-level": lambda tree: tree["model"]["vocab"].update(
-        {"\u6f22": tree["model"]["vocab"].pop("\u0120the")}
-    ),
-    "added tokens": lambda tree: tree.update(
-        added_tokens=[{"id": 2, "content": "<|user|>", "special": True}]
-    ),
+    "not byte-level": lambda tree: tree["model"]["vocab"].update({"\u6f22": tree["model"]["vocab"].pop("\u0120the")}),
+    "added tokens": lambda tree: tree.update(added_tokens=[{"id": 2, "content": "<|user|>", "special": True}]),
     "normalizer": lambda tree: tree.update(normalizer={"type": "NFC"}),
     "dropout": lambda tree: tree["model"].update(dropout=0.5),
     "whole words before merges": lambda tree: tree["model"].update(ignore_merges=True),
@@ -165,9 +157,7 @@ DEFECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_tokenizer_with_this_defect_is_refused(
-    tiny_tokenizer_json: Callable[..., bytes], defect: str
-) -> None:
+def test_a_tokenizer_with_this_defect_is_refused(tiny_tokenizer_json: Callable[..., bytes], defect: str) -> None:
     tree = json.loads(tiny_tokenizer_json())
     DEFECTS[defect](tree)
     with pytest.raises(ModelError):

@@ -103,17 +103,7 @@ CYCLE.append(CYCLE)
 
 @pytest.mark.parametrize(
     "value",
-    [
-        (1, 2),
-        {1: 2},
-        OrderedDict(a=1),
-        b"bytes",
-        {"a": {1, 2}},
-        float("nan"),
-        [float("inf")],
-        1 << 13_001,
-        CYCLE,
-    ],
+    [(1, 2), {1: 2}, OrderedDict(a=1), b"bytes", {"a": {1, 2}}, float("nan"), [float("inf")], 1 << 13_001, CYCLE],
     ids=str,
 )
 def test_only_plain_json_is_written(value: Any) -> None:

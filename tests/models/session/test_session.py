@@ -89,14 +89,7 @@ def test_repr_is_short() -> None:
 
 @pytest.mark.parametrize(
     "kind, data",
-    [
-        ("chat", b""),
-        ("chat", b"{"),
-        ("chat", b"\xff"),
-        ("chat", b"NaN"),
-        ("ids", b"abc"),
-        ("ids", b"\xff" * 4),
-    ],
+    [("chat", b""), ("chat", b"{"), ("chat", b"\xff"), ("chat", b"NaN"), ("ids", b"abc"), ("ids", b"\xff" * 4)],
 )
 def test_damaged_bytes_are_refused(kind: Any, data: bytes) -> None:
     with pytest.raises(CorruptError):
@@ -122,9 +115,7 @@ def test_a_line_is_utf8_unless_a_surrogate_stands_alone() -> None:
         Session("chat", ["\ud83d\ude00"]).to_json_line()
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"a":1,"a":2}', b" [NaN] ", b"-0", b"9" * 5000, b"[" * 5000 + b"]" * 5000]
-)
+@pytest.mark.parametrize("line", [b'{"a":1,"a":2}', b" [NaN] ", b"-0", b"9" * 5000, b"[" * 5000 + b"]" * 5000])
 def test_a_line_that_json_would_change_is_kept_as_it_is(line: bytes) -> None:
     session = Session.from_json_line(line)
     assert session == Session("text", line)

@@ -143,14 +143,8 @@ FORMS: list[tuple[Any, str]] = [
     ([{"role": "user", "content": "Hi"}], "<|list|><|user|>Hi"),
     ([{"from": "human", "value": "Hi"}], '<|list|>[null,"from","value"]<|user|>Hi'),
     ([], "<|list|>"),
-    (
-        {"messages": [{"role": "user", "content": "Hi", "name": "Jo"}]},
-        '<|user|>Hi<|message|>[{"name":"Jo"}]',
-    ),
-    (
-        {"messages": [{"content": "Hi", "role": "user"}]},
-        '<|user|>Hi<|message|>[{"content":null,"role":null}]',
-    ),
+    ({"messages": [{"role": "user", "content": "Hi", "name": "Jo"}]}, '<|user|>Hi<|message|>[{"name":"Jo"}]'),
+    ({"messages": [{"content": "Hi", "role": "user"}]}, '<|user|>Hi<|message|>[{"content":null,"role":null}]'),
     (
         {"messages": [{"role": "narrator", "content": "Hi"}]},
         '<|user|>Hi<|message|>[{"role":"narrator","content":null}]',
@@ -164,12 +158,7 @@ FORMS: list[tuple[Any, str]] = [
         '<|message|>{"role":"assistant","content":null,"tool_calls":[]}',
     ),
     (
-        {
-            "model": "m",
-            "system": "You sell bells.\n" * 2,
-            "messages": [{"role": "user", "content": "Hi"}],
-            "tools": [],
-        },
+        {"model": "m", "system": "You sell bells.\n" * 2, "messages": [{"role": "user", "content": "Hi"}], "tools": []},
         (
             '<|system|>You sell bells.\nYou sell bells.\n<|meta|>[{"system":"","tools":[]},1]<|user|>Hi'
             '<|meta|>{"model":"m","system":null,"messages":null,"tools":null}'
@@ -198,9 +187,7 @@ def test_each_form(tiny_tokenizer: BundleTokenizer, value: Any, form: str) -> No
 
 
 @pytest.mark.parametrize("value, form", FORMS, ids=[form[:40] for _, form in FORMS])
-def test_conversation_ids_leave_style_and_meta_out(
-    tiny_tokenizer: BundleTokenizer, value: Any, form: str
-) -> None:
+def test_conversation_ids_leave_style_and_meta_out(tiny_tokenizer: BundleTokenizer, value: Any, form: str) -> None:
     kept = conversation_ids(to_tokens(Session("chat", value), tiny_tokenizer))
     form = form.partition("},1]")[2] or form  # after the head
     starts = [form.find(f"<|{name}|>") for name in ("user", "assistant", "tool", "message")]
@@ -330,31 +317,19 @@ def built(tokenizer: BundleTokenizer, *segments: tuple[str, bytes]) -> list[int]
     return ids
 
 
-CALL = {
-    "type": "tool_use",
-    "id": "t1",
-    "name": "Bash",
-    "input": {"command": 'grep -n "a b" *.py\n', "": None},
-}
+CALL = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": 'grep -n "a b" *.py\n', "": None}}
 EVENT = {
     "type": "assistant",
     "uuid": "9ff29d57",
     "note": "",
-    "message": {
-        "role": "assistant",
-        "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL],
-    },
+    "message": {"role": "assistant", "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL]},
 }
 
 
 REQUEST = {
-    "system": [
-        {"type": "text", "text": 'He said "hello" to me.\nTwice.', "cache_control": {"type": "ephemeral"}}
-    ],
+    "system": [{"type": "text", "text": 'He said "hello" to me.\nTwice.', "cache_control": {"type": "ephemeral"}}],
     "messages": [{"role": "user", "content": "Hi"}],
-    "tools": [
-        {"name": "", "description": 'grep -n "a b" *.py\n', "input_schema": {"type": "object", "": {"": ""}}}
-    ],
+    "tools": [{"name": "", "description": 'grep -n "a b" *.py\n', "input_schema": {"type": "object", "": {"": ""}}}],
 }
 
 
@@ -412,12 +387,7 @@ DAMAGED: dict[str, list[tuple[str, bytes]]] = {
     "frame that is a list": [("user", b"a"), ("message", b'[[""],1]')],
     "frame with a strange escape": [("user", b"a"), ("message", b'[{"a":"","b":{"":1}},1]')],
     "frame that is an escape": [("user", b"a"), ("message", b'[{"":""},1]')],
-    "frame over a message": [
-        ("user", b"a"),
-        ("message", b"{}"),
-        ("user", b"b"),
-        ("message", b'[{"a":"","b":""},2]'),
-    ],
+    "frame over a message": [("user", b"a"), ("message", b"{}"), ("user", b"b"), ("message", b'[{"a":"","b":""},2]')],
     "head that is no list": [
         ("system", b"a"),
         ("meta", b'{"system":""}'),
@@ -436,16 +406,8 @@ DAMAGED: dict[str, list[tuple[str, bytes]]] = {
         ("meta", b'[{"system":""},1]'),
         ("meta", b'{"system":null,"messages":null}'),
     ],
-    "head of another key": [
-        ("system", b"a"),
-        ("meta", b'[{"a":""},1]'),
-        ("meta", b'{"a":null,"messages":null}'),
-    ],
-    "head without a place": [
-        ("system", b"a"),
-        ("meta", b'[{"system":""},1]'),
-        ("meta", b'{"messages":null}'),
-    ],
+    "head of another key": [("system", b"a"), ("meta", b'[{"a":""},1]'), ("meta", b'{"a":null,"messages":null}')],
+    "head without a place": [("system", b"a"), ("meta", b'[{"system":""},1]'), ("meta", b'{"messages":null}')],
     "head with a place taken": [
         ("system", b"a"),
         ("meta", b'[{"system":""},1]'),
@@ -481,17 +443,8 @@ def test_text_before_the_first_special_is_refused(tiny_tokenizer: BundleTokenize
 
 fragments = st.sampled_from(
     [
-        b"",
-        b"hi",
-        b"{}",
-        b"[{}]",
-        b"[]",
-        b'[{"name":null}]',
-        b'{"messages":null}',
-        b'{"system":null,"messages":null}',
-        b'[{"system":""},1]',
-        b'[null,"role","content"]',
-        b'["a","b","c",{}]',
+        b"", b"hi", b"{}", b"[{}]", b"[]", b'[{"name":null}]', b'{"messages":null}',
+        b'{"system":null,"messages":null}', b'[{"system":""},1]', b'[null,"role","content"]', b'["a","b","c",{}]',
         b"\xff",
     ]
 )

@@ -30,15 +30,8 @@ def load(folder: Path, config: Any, tokenizer_json: bytes) -> Target:
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None,
     "bos_token_id": None,
 }
 
@@ -52,9 +45,7 @@ def check(target: Target, lengths: list[tuple[int, int]]) -> None:
     """Rows of (past, new) tokens."""
     rng = np.random.default_rng(len(lengths))
     rows = [rng.integers(0, VOCAB, past + new) for past, new in lengths]
-    pasts = [
-        target.prefill(row[:past])[0] if past else None for row, (past, _) in zip(rows, lengths, strict=True)
-    ]
+    pasts = [target.prefill(row[:past])[0] if past else None for row, (past, _) in zip(rows, lengths, strict=True)]
     before = [None if c is None else c.get_seq_length() for c in pasts]
     found = target.prefill_many(list(zip(rows, pasts, strict=True)))
     assert [None if c is None else c.get_seq_length() for c in pasts] == before
@@ -62,9 +53,7 @@ def check(target: Target, lengths: list[tuple[int, int]]) -> None:
         alone, expected = target.prefill(row)
         assert kv_difference(alone, cache) <= KV_NOISE["float32"]
         assert torch.allclose(logits, expected, atol=1e-3, rtol=1e-3)
-        assert target.generate(cache, row, 6, logits=logits) == target.generate(
-            alone, row, 6, logits=expected
-        )
+        assert target.generate(cache, row, 6, logits=logits) == target.generate(alone, row, 6, logits=expected)
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -80,9 +69,7 @@ def test_equal_rows_rows_with_nothing_new_and_rows_at_the_last_position(
     check(target, lengths)
 
 
-def test_a_target_with_windows_runs_them_one_by_one(
-    tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_a_target_with_windows_runs_them_one_by_one(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     target = load(tmp_path, transformers.MistralConfig(**SIZES, sliding_window=8), tiny_tokenizer_json())
     check(target, [(0, 20), (12, 5)])
 

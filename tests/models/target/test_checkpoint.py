@@ -79,27 +79,16 @@ class TestFingerprint:
         "edit",
         [
             shard,
-            edit_json(
-                "config.json", lambda c: c.update(_name_or_path="elsewhere", transformers_version="4.0.0")
-            ),
+            edit_json("config.json", lambda c: c.update(_name_or_path="elsewhere", transformers_version="4.0.0")),
             edit_json("config.json", lambda c: c.update(torch_dtype=c.pop("dtype"), use_cache=False)),
-            edit_json(
-                "tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})
-            ),
+            edit_json("tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})),
             edit_json(
                 "tokenizer.json",
                 lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]]),
             ),
             lambda folder: (folder / "README.md").write_text("about"),
         ],
-        ids=[
-            "shards",
-            "where and by what it was written",
-            "dtype key",
-            "padding",
-            "merges in old spelling",
-            "readme",
-        ],
+        ids=["shards", "where and by what it was written", "dtype key", "padding", "merges in old spelling", "readme"],
     )
     def test_does_not_depend_on(self, copy: Path, edit: Edit) -> None:
         before = fingerprint_of(copy)
@@ -138,10 +127,7 @@ class TestRefusals:
             (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read"),
             (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object"),
             (edit_json("config.json", lambda c: c.update(model_type="unheard-of")), "cannot load"),
-            (
-                edit_json("config.json", lambda c: c.update(transformers_weights="x.bin")),
-                "transformers_weights",
-            ),
+            (edit_json("config.json", lambda c: c.update(transformers_weights="x.bin")), "transformers_weights"),
             (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter"),
             (truncate_weights, "cannot load"),
             (drop_tensor, "found none for model.layers.1.mlp.up_proj.weight"),
@@ -183,12 +169,8 @@ class TestRefusals:
 
     def test_code_in_the_folder_runs_only_when_asked_for(self, copy: Path) -> None:
         marker = copy / "ran"
-        (copy / "code.py").write_text(
-            f"open({str(marker)!r}, 'w')\nfrom transformers import LlamaConfig as Own\n"
-        )
-        edit_json("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "code.Own"}))(
-            copy
-        )
+        (copy / "code.py").write_text(f"open({str(marker)!r}, 'w')\nfrom transformers import LlamaConfig as Own\n")
+        edit_json("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "code.Own"}))(copy)
         with pytest.raises(ModelError, match="trust_remote_code=True"):
             Target.load(copy)
         assert not marker.exists()
@@ -216,13 +198,7 @@ class TestRefusals:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
         assert Target.load("some/model", revision="v1").fingerprint == fingerprint_of(llama)
         assert (asked["name"], asked["revision"]) == ("some/model", "v1")
-        files = [
-            "pytorch_model.bin",
-            "modeling.py",
-            "onnx/model.safetensors",
-            "model.safetensors",
-            "tokenizer.json",
-        ]
+        files = ["pytorch_model.bin", "modeling.py", "onnx/model.safetensors", "model.safetensors", "tokenizer.json"]
         filters = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
         kept = filter_repo_objects(files, **filters)
         assert list(kept) == ["model.safetensors", "tokenizer.json"]

@@ -20,10 +20,7 @@ def test_bytes_of_well_known_models(name: str, size: int) -> None:
     [
         ({"n_layer": 12, "n_head": 12, "n_embd": 768, "dtype": "float32"}, 100 * 12 * 2 * 768 * 4),
         (KNOWN_SHAPES["Qwen3-8B"] | {"sliding_window": 9}, 36 * 2 * 8 * 128 * 2 * 8),
-        (
-            KNOWN_SHAPES["Qwen3-8B"] | {"sliding_window": 9, "use_sliding_window": False},
-            36 * 2 * 8 * 128 * 2 * 100,
-        ),
+        (KNOWN_SHAPES["Qwen3-8B"] | {"sliding_window": 9, "use_sliding_window": False}, 36 * 2 * 8 * 128 * 2 * 100),
         ({"text_config": KNOWN_SHAPES["Qwen3-8B"]}, 36 * 2 * 8 * 128 * 2 * 100),
         ({"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 100 * 61 * 576 * 2),
         (

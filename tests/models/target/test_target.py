@@ -46,11 +46,7 @@ def some_ids(target: Target, count: int) -> list[int]:
 def full_generate(target: Target, ids: list[int], n: int) -> list[int]:
     """The oracle: transformers' own greedy generation from the full ids."""
     out = target.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids)),
-        do_sample=False,
-        max_new_tokens=n,
-        pad_token_id=0,
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=n, pad_token_id=0,
     )
     return [int(i) for i in out[0, len(ids) :]]
 
@@ -193,13 +189,7 @@ def first(prefilled: tuple[transformers.DynamicCache, torch.Tensor], ids: list[i
 
 OTHER_CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gpt2": lambda shape: transformers.GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=POSITIONS,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=None,
-        eos_token_id=2,
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=2,
     ),
     "mistral, window 16": lambda shape: transformers.MistralConfig(
         **{**shape, "sliding_window": 16, "model_type": "mistral"}
@@ -278,15 +268,8 @@ class TestRender:
     @pytest.mark.parametrize(
         "chat",
         [
-            None,
-            "hello",
-            {},
-            {"messages": "hello"},
-            {"messages": ["hello"]},
-            {"conversations": [{"role": "user"}]},
-            {"conversations": 3},
-            {"messages": [], "tools": "none"},
-            [{"role": "user", "content": "\ud800"}],
+            None, "hello", {}, {"messages": "hello"}, {"messages": ["hello"]}, {"conversations": [{"role": "user"}]},
+            {"conversations": 3}, {"messages": [], "tools": "none"}, [{"role": "user", "content": "\ud800"}],
         ],
     )
     def test_refuses_what_is_no_chat(self, random_target: Target, chat: Any) -> None:

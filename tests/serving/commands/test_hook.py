@@ -71,9 +71,7 @@ def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "drain"])
-def test_there_must_be_a_journal_and_an_archive(
-    run: Run, tmp_path: Path, journal: Path, command: str
-) -> None:
+def test_there_must_be_a_journal_and_an_archive(run: Run, tmp_path: Path, journal: Path, command: str) -> None:
     options = ["--archive", tmp_path / "cold"] if command == "drain" else []
     done = run("hook", command, tmp_path / "nothing", *options)
     assert done.exit_code == 2 and "no journal" in done.output

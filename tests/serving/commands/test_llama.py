@@ -35,11 +35,7 @@ class AnyPrompt(Replay):
         replies: dict[str, Any] = {
             "/v1/models": {"data": [{"meta": {"n_vocab": 16384}}]},
             "/lora-adapters": [],
-            "/completion": {
-                "id_slot": 0,
-                "tokens_evaluated": count,
-                "timings": {"cache_n": 0, "prompt_ms": 1},
-            },
+            "/completion": {"id_slot": 0, "tokens_evaluated": count, "timings": {"cache_n": 0, "prompt_ms": 1}},
         }
         self._send(200, json.dumps(replies[self.path]).encode())
 
@@ -51,9 +47,7 @@ def options(tmp_path: Path) -> list[str]:
     return ["--archive", str(tmp_path / "cold"), "--tokenizer", str(tokenizer)]
 
 
-def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(
-    tmp_path: Path, run: Run, options: list[str]
-) -> None:
+def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(tmp_path: Path, run: Run, options: list[str]) -> None:
     shutil.copy(SLOT, tmp_path / "chat-7.bin")
     (tmp_path / "bad.bin").write_bytes(SLOT.read_bytes()[:40])
     shutil.copy(SLOT, tmp_path / "chat-8.bin")

@@ -31,9 +31,7 @@ def test_a_night_and_the_next_one(run: Run, config: Path, tmp_path: Path) -> Non
     lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
     page = Path(lines["report"].strip())
     assert page.is_file() and page.parent == tmp_path / "state/reports"
-    listed = [
-        json.loads(line) for line in run("archive", "ls", tmp_path / "cold", "--json").stdout.splitlines()
-    ]
+    listed = [json.loads(line) for line in run("archive", "ls", tmp_path / "cold", "--json").stdout.splitlines()]
     assert [found["name"] for found in listed] == ["chats/1", "chats/2", "chats/3", "chats/4"]
     again = json.loads(run("nightly", "--config", config, "--json").stdout)
     assert (again["totals"]["frozen"], again["totals"]["known"], again["exit_code"]) == (0, 4, 0)
@@ -61,10 +59,7 @@ def test_the_example_says_itself(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "words, message",
-    [
-        ([], "expected --config FILE"),
-        (["--config", "no.toml"], "cannot read the configuration"),
-    ],
+    [([], "expected --config FILE"), (["--config", "no.toml"], "cannot read the configuration")],
 )
 def test_calls_that_are_wrong(run: Run, config: Path, words: list[str], message: str) -> None:
     done = run("nightly", *(str(config) if word == "CONFIG" else word for word in words))

@@ -80,9 +80,7 @@ def _add_tokenizer(writer: Any, folder: Path, size: int) -> None:
     writer.add_chat_template(json.loads((folder / "tokenizer_config.json").read_bytes())["chat_template"])
 
 
-def _tensor(
-    name: str, weight: NDArray[np.float32], config: dict[str, Any]
-) -> tuple[str, NDArray[np.float32]]:
+def _tensor(name: str, weight: NDArray[np.float32], config: dict[str, Any]) -> tuple[str, NDArray[np.float32]]:
     """Return GGUF's name of a tensor, and its values: queries and keys in llama.cpp's order of rotary pairs."""
     if name == "model.embed_tokens.weight":
         return "token_embd.weight", weight
@@ -108,9 +106,7 @@ def write_gguf_lora(path: Path, seed: int = 0) -> Path:
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(rank))
     for part, shape in (("a", (rank, width)), ("b", (width, rank))):
-        writer.add_tensor(
-            f"blk.0.attn_output.weight.lora_{part}", random.normal(0, 0.3, shape).astype(np.float32)
-        )
+        writer.add_tensor(f"blk.0.attn_output.weight.lora_{part}", random.normal(0, 0.3, shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -125,9 +121,7 @@ def write_peft_lora(folder: Path, seed: int = 0) -> Path:
     folder.mkdir()
     name = "base_model.model.model.layers.0.self_attn.o_proj.lora_{}.weight"
     shapes = {"A": (rank, width), "B": (width, rank)}
-    weights = {
-        name.format(part): 0.3 * torch.randn(shape, generator=random) for part, shape in shapes.items()
-    }
+    weights = {name.format(part): 0.3 * torch.randn(shape, generator=random) for part, shape in shapes.items()}
     save_file(weights, folder / "adapter_model.safetensors")
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(about))

@@ -37,9 +37,7 @@ from tests.serving.engines.served_models import write_gguf, write_gguf_lora
 BINARY = os.environ.get("PLTZ_LLAMA_SERVER", "")
 live = [
     pytest.mark.llama_server,
-    pytest.mark.skipif(
-        not os.path.isfile(BINARY), reason="needs llama-server: PLTZ_LLAMA_SERVER=/path/to/it"
-    ),
+    pytest.mark.skipif(not os.path.isfile(BINARY), reason="needs llama-server: PLTZ_LLAMA_SERVER=/path/to/it"),
 ]
 PROMPT = [2, 10476, 3126, 3164, 3135, 3149, 3182, 3]
 ANSWER = [3178, 3731, 3651, 3126, 3122, 6392, 7494, 8004]
@@ -203,10 +201,7 @@ def test_another_server_is_told_from_llama_server(reply: bytes) -> None:
     """Whatever answers: a named error."""
     handler = type("Other", (Replay,), {"_answer": lambda self, body: self._send(200, reply)})
     with serving(handler) as url:
-        for call in (
-            partial(LlamaServer(url).thaw, [5], any_target=True),
-            partial(LlamaServer(url).erase, 0),
-        ):
+        for call in (partial(LlamaServer(url).thaw, [5], any_target=True), partial(LlamaServer(url).erase, 0)):
             with pytest.raises(ModelError):
                 call()
 
@@ -341,9 +336,7 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 class TestLive:
     pytestmark = live
 
-    def test_a_frozen_session_goes_on_as_if_nothing_had_been(
-        self, models: dict[str, Path], tmp_path: Path
-    ) -> None:
+    def test_a_frozen_session_goes_on_as_if_nothing_had_been(self, models: dict[str, Path], tmp_path: Path) -> None:
         """Through hook, journal and archive, and over a restart of the server."""
         with started(models, tmp_path) as server:
             prompt = story(server)
@@ -365,9 +358,7 @@ class TestLive:
         assert rest.cached == len(half.ids) - 1  # all but the last, which gives the next one
         assert rest.ids.tolist() == whole.ids.tolist()
 
-    def test_a_slot_gives_the_session_whose_requests_went_past(
-        self, models: dict[str, Path], tmp_path: Path
-    ) -> None:
+    def test_a_slot_gives_the_session_whose_requests_went_past(self, models: dict[str, Path], tmp_path: Path) -> None:
         with started(models, tmp_path) as server:
             whole = server.complete(story(server), slot=0, n_predict=30, **GREEDY)
             ids = server.slot_ids(0, tmp_path)
@@ -383,10 +374,7 @@ class TestLive:
             assert (last.ids[-1], last.cached) == (whole.ids[-1], len(ids) - 1)
 
     def test_an_adapter_is_part_of_what_was_frozen(self, models: dict[str, Path], tmp_path: Path) -> None:
-        with (
-            started(models, tmp_path) as server,
-            EvictionHook.open(tmp_path / "journal") as hook,
-        ):
+        with (started(models, tmp_path) as server, EvictionHook.open(tmp_path / "journal") as hook):
             server._call("/lora-adapters", [{"id": 0, "scale": 1.0}])
             plain = server.complete(PROMPT, slot=0, n_predict=8, lora=[{"id": 0, "scale": 0.0}], **GREEDY)
             styled = server.complete(PROMPT, slot=0, n_predict=8, **GREEDY)

@@ -26,21 +26,7 @@ from tests.examples import examples
 
 RECORDED = Path(__file__).parent / "recorded"
 HELLO = [
-    2,
-    10476,
-    3126,
-    3164,
-    3135,
-    3149,
-    3182,
-    3,
-    3178,
-    3731,
-    3651,
-    3126,
-    3122,
-    6392,
-    7494,
+    2, 10476, 3126, 3164, 3135, 3149, 3182, 3, 3178, 3731, 3651, 3126, 3122, 6392, 7494,
 ]  # without the last of 8 sampled
 
 

@@ -108,9 +108,7 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
     assert drain(tmp_path / "journal", cold.cold).stored == 3
     assert cold.get_ids("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
     others: list[tuple[str, str, str | None]] = [
-        ("of acme s", "acme", None),
-        ("of acme s", "acme", "another"),
-        ("of acme s", "beta", "s3cret"),
+        ("of acme s", "acme", None), ("of acme s", "acme", "another"), ("of acme s", "beta", "s3cret"),
         ("of beta s", "acme", "s3cret"),
     ]
     for name, whose, with_salt in others:
@@ -185,12 +183,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
 
     One more grows turn by turn, is joined, and is thawed by its ids. The program is vllm_program.py.
     """
-    arguments = [
-        resolve("mini-llama"),
-        write_peft_lora(tmp_path / "lora"),
-        tmp_path / "journal",
-        tmp_path / "cold",
-    ]
+    arguments = [resolve("mini-llama"), write_peft_lora(tmp_path / "lora"), tmp_path / "journal", tmp_path / "cold"]
     printed = run_in_vllm("vllm_program", *arguments, tmp_path / "result.json")
     out = json.loads((tmp_path / "result.json").read_text())
     print(json.dumps(out))
@@ -202,11 +195,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
     ]
     assert out["ids"] and out["styled"] and out["target"]
     assert "evictions are refused: prompt embeddings" in printed
-    assert (out["other salt"], out["no salt"], out["adapter left out"]) == (
-        "NotFound",
-        "NotFound",
-        "TargetMismatch",
-    )
+    assert (out["other salt"], out["no salt"], out["adapter left out"]) == ("NotFound", "NotFound", "TargetMismatch")
     blocks = out["frozen"]["tokens"] // 32 * 32  # vLLM shares full blocks
     assert (out["hot"], out["cold"], out["thawed"], out["beta's"]) == (blocks, 0, blocks, 0)
     assert out["same before"] and out["same"]

@@ -72,19 +72,13 @@ def test_the_journal_must_be_named() -> None:
 
 
 def test_settings_of_the_hook_stand_beside_the_connectors() -> None:
-    found = VllmSettings.parse(
-        {"journal": "j", "unnamed": True, "flush_seconds": 1, "journal_bytes": None, "nice": 5}
-    )
+    found = VllmSettings.parse({"journal": "j", "unnamed": True, "flush_seconds": 1, "journal_bytes": None, "nice": 5})
     assert found.unnamed and found.hook == HookSettings(flush_seconds=1, nice=5)
     assert VllmSettings.parse({"journal": "j"}) == VllmSettings("j")
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {"flush_seconds": "1"},
-    {"threads": True},
-    {"batch_tokens": 1.5},
-    {"memory_bytes": "1"},
-    {"nice": None},
+    {"flush_seconds": "1"}, {"threads": True}, {"batch_tokens": 1.5}, {"memory_bytes": "1"}, {"nice": None},
     {"journal_bytes": False},
 ]
 
@@ -177,9 +171,7 @@ def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path) -> 
         EvictionHook.open(tmp_path / "journal", tmp_path / "cold")
     assert JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal")).status().living == 0
     with pytest.raises(KeyMismatch):
-        EvictionHook.open(
-            tmp_path / "journal", tmp_path / "cold", key=Secret(b"another" * 4, 0)
-        )
+        EvictionHook.open(tmp_path / "journal", tmp_path / "cold", key=Secret(b"another" * 4, 0))
     with pytest.raises(UsageError, match="none is named"):
         EvictionHook.open(tmp_path / "journal", key=key)
     with EvictionHook.open(tmp_path / "journal") as hook:

@@ -142,12 +142,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     cold = SessionArchive.open(place, create=True)
     drained = drain(journal, cold.cold)
     found = cold.get_ids("chat", "acme", salt="of acme")
-    out["frozen"] = {
-        "tokens": len(found.ids),
-        "bytes": drained.frozen,
-        "entries": drained.entries,
-        "raw": drained.raw,
-    }
+    out["frozen"] = {"tokens": len(found.ids), "bytes": drained.frozen, "entries": drained.entries, "raw": drained.raw}
     out["ids"] = found.ids.tolist() == [*ids, *half]
     out["target"] = found.target == target
     out["styled"] = cold.get_ids("styled", "acme").ids.tolist() == [*ids, *styled]
@@ -164,12 +159,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     out["cold"] = int(reply.num_cached_tokens or 0)
     again, out["thawed"] = serve(llm, found.ids.tolist(), AFTER, salt="of acme")
     _, out["beta's"] = serve(llm, found.ids.tolist(), 1, salt="of beta")
-    out |= {
-        "hot": hot,
-        "same": again == whole[BEFORE:],
-        "same before": half == whole[:BEFORE],
-        "prompt": len(ids),
-    }
+    out |= {"hot": hot, "same": again == whole[BEFORE:], "same before": half == whole[:BEFORE], "prompt": len(ids)}
     image = VllmEngine().evicted(finished([object()], session="seen"))
     unnamed = VllmEngine(unnamed=True).evicted(finished([]))
     out["multimodal"] = image is not None and image.multimodal and image.session == "seen"

@@ -13,9 +13,7 @@ from pltz.serving.eviction import background
 from pltz.serving.eviction.background import Process, Teller
 
 
-def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """End the worker's process in the listener, the thread that starts it, since that thread cannot wait for itself."""
     children: list[subprocess.Popen[bytes]] = []
     begun, closing = threading.Event(), threading.Event()

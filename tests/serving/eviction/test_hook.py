@@ -36,32 +36,14 @@ def test_an_eviction_is_durable_soon(open_hook: Opened) -> None:
     ))
     assert ticket == 1 and eventually(lambda: hook.durable(ticket))
     [found] = entries(hook)
-    assert (found.name, found.ids.tolist(), found.tenant, found.tags) == (
-        "chat-7",
-        [1, 2, 3],
-        "acme",
-        {"k": "v"},
-    )
+    assert (found.name, found.ids.tolist(), found.tenant, found.tags) == ("chat-7", [1, 2, 3], "acme", {"k": "v"})
     assert (found.prefixes, found.base, found.parent, found.time, found.target) == ((2,), "b", "p", 7, TARGET)
     assert not hook.durable(0) and not hook.durable(2)
 
 
 KINDS = [
-    "list",
-    "numpy items",
-    "tuple",
-    "bytes",
-    "bytearray",
-    "torch",
-    "torch 32",
-    "torch 16",
-    "torch strided",
-    "torch part",
-    "strided",
-    "int32",
-    "int64",
-    ">i4",
-    "uint16",
+    "list", "numpy items", "tuple", "bytes", "bytearray", "torch", "torch 32", "torch 16", "torch strided",
+    "torch part", "strided", "int32", "int64", ">i4", "uint16",
 ]
 
 
@@ -86,9 +68,7 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
     given = made[kind]() if kind in made else wanted.astype(kind)
     ticket = hook.on_evict(EvictionRequest("a", given))
     if kind not in ("tuple", "bytes"):  # the caller uses its memory again, at once
-        given[:] = (
-            bytes(len(given)) if kind == "bytearray" else given[:] * 0 if hasattr(given, "dtype") else []
-        )
+        given[:] = (bytes(len(given)) if kind == "bytearray" else given[:] * 0 if hasattr(given, "dtype") else [])
     assert hook.flush(10) and hook.durable(ticket)
     assert entries(hook)[0].ids.tolist() == wanted.tolist()
 
@@ -292,11 +272,7 @@ def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"flush_seconds": 0},
-        {"memory_bytes": 0},
-        {"when_full": "wait"},
-        {"nice": -5},
-        {"journal_bytes": 0},
+        {"flush_seconds": 0}, {"memory_bytes": 0}, {"when_full": "wait"}, {"nice": -5}, {"journal_bytes": 0},
         {"layout": "wide"},
     ],
 )

@@ -13,9 +13,7 @@ from pltz.serving.eviction.refusals import Refusals
 from tests.serving.eviction.opened import Opened, entries, eventually
 
 
-def test_a_name_that_is_too_long_is_counted_and_named(
-    open_hook: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_that_is_too_long_is_counted_and_named(open_hook: Opened, caplog: pytest.LogCaptureFixture) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
         assert hook.on_evict(EvictionRequest("x" * 3000, [1], tenant="acme"))
@@ -54,9 +52,7 @@ def test_metrics_count_refusals_by_reason(open_hook: Opened) -> None:
     assert 'pltz_hook_refused_total{reason="not valid"} 1.0' in text
 
 
-def test_a_flood_is_counted_and_cut(
-    open_hook: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_flood_is_counted_and_cut(open_hook: Opened, caplog: pytest.LogCaptureFixture) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
         for n in range(1000):

@@ -23,9 +23,7 @@ def left(disk: SimDisk) -> list[str]:
     return sorted(file.rpartition(".")[2] for file, _ in disk.names(""))
 
 
-def test_every_crash_leaves_the_tokenizer_or_none_and_a_worker_clears_the_rest(
-    disk: SimDisk, spec: bytes
-) -> None:
+def test_every_crash_leaves_the_tokenizer_or_none_and_a_worker_clears_the_rest(disk: SimDisk, spec: bytes) -> None:
     name = Tokenizers(disk).keep(spec, MemoryLocks(disk))
     assert left(disk) == ["tokenizer"]
     fresh, seen = SimDisk(), set[tuple[str, ...]]()

@@ -19,9 +19,7 @@ from tests.archive.towers import SessionArchive
 
 
 @pytest.fixture(scope="session")
-def bundle_folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]
-) -> Path:
+def bundle_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
     from pltz.models.bundle.bundle import write_bundle
     from pltz.plt_codec.weights import random_weights
 

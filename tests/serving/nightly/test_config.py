@@ -55,13 +55,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert found.retention[0].policy.drop_last and found.keep_opaque
     assert found.layout == "fast"
     assert set(tomllib.loads("\n".join(lines))) >= {
-        "archive",
-        "state",
-        "source",
-        "retention",
-        "collect",
-        "merge",
-        "verify",
+        "archive", "state", "source", "retention", "collect", "merge", "verify",
     }
 
 
@@ -101,10 +95,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD.replace('"cold"', '"state/tmp"') + SOURCE, "expected a folder of its own as state"),
         (HEAD.replace('"state"', '"cold/packs/state"') + SOURCE, "expected a folder of its own as state"),
         (HEAD + SOURCE + 'name = "a"\n' + SOURCE + 'name = "a"', "two sources are called 'a'"),
-        (
-            HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"',
-            "found 'name_key'",
-        ),
+        (HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"', "found 'name_key'"),
         (HEAD + '[[source]]\nkind = "slots"\npath = "a"', "expected tokenizer, found none"),
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),

@@ -88,16 +88,11 @@ def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> 
 def test_one_bad_session_is_named_and_the_others_go_on(
     nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
 ) -> None:
-    image = {
-        "id": "i",
-        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-    }
+    image = {"id": "i", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     bad: list[Any] = [image, {"messages": []}, {"id": "n" * 100_000}, {"id": "\ud800", "messages": []}]
     good = list(map(make_chat, range(6)))
     ascii_lines = b"".join(json.dumps(b).encode() + b"\n" for b in bad)
-    nightly.write(
-        "chats/a.jsonl", make_lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + make_lines(good[3:])
-    )
+    nightly.write("chats/a.jsonl", make_lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + make_lines(good[3:]))
     nightly.write("chats/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(6, 2000))))[:-100])
     report = nightly.run()
     assert report["exit_code"] == 5 and not report["failures"]
@@ -105,9 +100,7 @@ def test_one_bad_session_is_named_and_the_others_go_on(
     assert sorted(wheres)[:6] == [f"a.jsonl:{n}" for n in range(4, 10)]
     assert len(wheres) == 7 and any("b.jsonl.gz" in where for where in wheres)
     reasons = {r["where"]: r["reason"] for r in report["refused"]}
-    assert (
-        "JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"]
-    )
+    assert ("JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"])
     assert "'id'" in reasons["a.jsonl:7"]
     content = nightly.content()
     assert {("default", f"chat-{n}") for n in range(6)} <= set(content)
@@ -127,9 +120,7 @@ def test_a_line_that_is_too_long_costs_itself_alone(
     nightly.sources += "max_bytes = 4096\n"
     nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
     report = nightly.run()
-    assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0][
-        "reason"
-    ]
+    assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0]["reason"]
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
 
 
@@ -219,9 +210,7 @@ def test_retention_collects_and_verifies(
     for turns in (1, 2, 3):
         nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(5)))
         report = nightly.run()
-    assert (
-        report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5
-    )
+    assert (report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5)
     assert report["collect"]["condemned"] and report["verify"]["sound"] and report["verify"]["decoded"]
     report = nightly.run()
     assert report["collect"]["deleted"] and report["exit_code"] == 0
@@ -290,9 +279,7 @@ def test_a_lost_state_folder_changes_nothing_in_the_archive(
     assert nightly.content() == before
 
 
-@pytest.mark.parametrize(
-    "error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")]
-)
+@pytest.mark.parametrize("error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")])
 def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
     error: PltzError,
     nightly: Nightly,
@@ -356,9 +343,7 @@ def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Call
     chats = [session.value for session in sample_sessions()[:2]]
     (tmp_path / "a.jsonl").write_bytes(make_lines(chats))
     cold = SessionArchive.create(tmp_path / "cold", [Bundle.load()])
-    (tmp_path / "n.toml").write_text(
-        'archive = "cold"\nstate = "s"\n[[source]]\nkind = "jsonl"\npath = "a.jsonl"\n'
-    )
+    (tmp_path / "n.toml").write_text('archive = "cold"\nstate = "s"\n[[source]]\nkind = "jsonl"\npath = "a.jsonl"\n')
     total = job.run(config.load(tmp_path / "n.toml"))["totals"]
     assert (total["frozen"], total["by_model"]) == (2, 2) and total["ratio"] > 4
     cold = SessionArchive.open(tmp_path / "cold", [Bundle.load()])

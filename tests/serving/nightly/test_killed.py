@@ -147,9 +147,7 @@ def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
     whole = copy(logs, "whole")
     whole.run()
     command = [sys.executable, "-c", RUN, str(logs.file)]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     results = [process.communicate(timeout=120) for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 0], [0, 1]), results
@@ -168,9 +166,7 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
     )
     logs.write("more/b.jsonl", make_lines(map(make_chat, range(40))))
     command = [sys.executable, "-c", RUN]
-    both = [
-        subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)
-    ]
+    both = [subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)]
     assert sorted(process.communicate(timeout=120)[0].strip() for process in both) == ["0", "5"]
     content = logs.content()
     assert {("default", f"b/{n}") for n in range(1, 41)} <= set(content) and len(content) == 40 + 15

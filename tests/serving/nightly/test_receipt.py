@@ -22,9 +22,7 @@ def opened(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, ReceiptFile]:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5), st.lists(IDS, max_size=20))
-def test_a_ledger_is_a_dict_that_later_runs_update(
-    nights: list[dict[bytes, bytes]], others: list[bytes]
-) -> None:
+def test_a_ledger_is_a_dict_that_later_runs_update(nights: list[dict[bytes, bytes]], others: list[bytes]) -> None:
     oracle: dict[bytes, bytes] = {}
     ledger = ReceiptLedger()
     for run, rows in enumerate(nights, 1):

@@ -153,16 +153,12 @@ def test_sqlite(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "SHARD_SESSIONS", 7)
     path = nightly.root / "app.db"
     fill(path, 30)
-    nightly.sources = (
-        f'[[source]]\nkind = "sqlite"\npath = "app.db"\nquery = "{QUERY}"\ntags = {{ from = "app" }}\n'
-    )
+    nightly.sources = (f'[[source]]\nkind = "sqlite"\npath = "app.db"\nquery = "{QUERY}"\ntags = {{ from = "app" }}\n')
     before = path.read_bytes()
     assert nightly.counts() == (30, 0, 0, 0)
     assert nightly.counts() == (0, 30, 0, 0)
     assert path.read_bytes() == before
-    assert nightly.content()["acme", "7"] == [
-        json.dumps({"messages": [{"role": "user", "content": "Hello 7"}]})
-    ]
+    assert nightly.content()["acme", "7"] == [json.dumps({"messages": [{"role": "user", "content": "Hello 7"}]})]
     with closing(sqlite3.connect(path)) as db, db:
         old = db.execute("SELECT body FROM chats WHERE id = 3").fetchone()[0]
         db.execute("UPDATE chats SET body = '[\"changed\"]', updated = 5000 WHERE id = 3")
@@ -198,22 +194,7 @@ def test_a_query_that_does_not_fit_is_refused(tmp_path: Path, query: str) -> Non
 def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "SHARD_SESSIONS", 3)
     names = [
-        None,
-        None,
-        1,
-        2,
-        2,
-        2,
-        2,
-        3,
-        "a'b",
-        'a"b',
-        "ä",
-        "x%s",
-        b"blob",
-        "",
-        1 << 40,
-        *(f"n{n}" for n in range(20)),
+        None, None, 1, 2, 2, 2, 2, 3, "a'b", 'a"b', "ä", "x%s", b"blob", "", 1 << 40, *(f"n{n}" for n in range(20)),
     ]
     with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
         db.execute("CREATE TABLE t (name, session)")
@@ -225,9 +206,7 @@ def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: py
     assert sum(isinstance(e, SourceEntry) for e in found) == len(names) - 4  # NULL, NULL, a blob and an empty name
 
 
-def test_who_writes_to_the_database_does_not_wait_for_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_writes_to_the_database_does_not_wait_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold no read transaction while work is handed out or rows are frozen: SQLite refuses writers during one."""
     monkeypatch.setattr(database, "SHARD_SESSIONS", 1000)
     fill(tmp_path / "app.db", 3000)
@@ -307,9 +286,7 @@ def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encodi
         db.execute(f"PRAGMA encoding = '{encoding}'")
         db.execute("CREATE TABLE t (name, session, tenant)")
         rows = [(n, '"' + "x" * size + '"', None) for n, size in enumerate([10, *[long] * 8, 998, 999])]
-        db.executemany(
-            "INSERT INTO t VALUES (?, ?, ?)", [*rows, (11, b"x" * long, None), (12, "[]", b"acme")]
-        )
+        db.executemany("INSERT INTO t VALUES (?, ?, ?)", [*rows, (11, b"x" * long, None), (12, "[]", b"acme")])
     source = SqliteSource("s", "SELECT * FROM t", path=str(path), max_bytes=1000)
     tracemalloc.start()
     found = [e for shard in source.shards(0) for e in source.entries(shard)]
@@ -318,9 +295,7 @@ def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encodi
     assert [e.where for e in found if isinstance(e, SourceEntry)] == ["row '0'", "row '9'"]
     bad = [e for e in found if isinstance(e, Unreadable)]
     assert [e.name for e in bad] == [str(n) for n in (*range(1, 9), 10, 11, 12)]
-    assert (
-        all("at most 1000 bytes" in e.reason for e in bad[:-1]) and "as tenant, found bytes" in bad[-1].reason
-    )
+    assert (all("at most 1000 bytes" in e.reason for e in bad[:-1]) and "as tenant, found bytes" in bad[-1].reason)
     assert peak < long
 
 
@@ -382,9 +357,7 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
     with psycopg.connect(postgres) as db:
         rows = [(name, body, "acme") for name, body in bodies.items()]
         db.cursor().executemany("INSERT INTO chats VALUES (%s, %s::json, %s, now())", rows)
-        db.execute(
-            "INSERT INTO chats VALUES (NULL, '[]', 'acme', now()), ('n', '{\"a\": 1e999}', 'acme', NULL)"
-        )
+        db.execute("INSERT INTO chats VALUES (NULL, '[]', 'acme', now()), ('n', '{\"a\": 1e999}', 'acme', NULL)")
     query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats "
     query += "WHERE coalesce(id, '') NOT LIKE 'x%'"
     nightly.sources = f'[[source]]\nkind = "postgres"\ndsn = "{postgres}"\nquery = """{query}"""\n'
@@ -403,18 +376,11 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
     assert nightly.counts() == (1, 30, 1, 5)
     with psycopg.connect(postgres) as db:
         odd = [("x1", "infinity"), ("x2", "-infinity"), ("x3", "0044-03-15 BC"), ("x4", "12000-01-01")]
-        db.cursor().executemany(
-            "INSERT INTO chats VALUES (%s, '[2]', 'acme', %s)", [*odd, ("x5", "2026-01-31")]
-        )
+        db.cursor().executemany("INSERT INTO chats VALUES (%s, '[2]', 'acme', %s)", [*odd, ("x5", "2026-01-31")])
         db.execute("ALTER ROLE test SET datestyle TO 'German'")
     nightly.sources = nightly.sources.replace("NOT LIKE 'x%'", "LIKE 'x%'")
     report = nightly.run()
-    assert report["totals"]["frozen"] == 1 and {r["name"] for r in report["refused"]} >= {
-        "x1",
-        "x2",
-        "x3",
-        "x4",
-    }
+    assert report["totals"]["frozen"] == 1 and {r["name"] for r in report["refused"]} >= {"x1", "x2", "x3", "x4"}
     nightly.sources = nightly.sources.replace("updated AS time", "updated::date AS time")
     assert nightly.counts() == (0, 1, 4, 5)
     nightly.sources = nightly.sources.replace("FROM chats", "FROM nowhere")

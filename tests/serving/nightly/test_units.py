@@ -16,9 +16,7 @@ COMMAND = "/usr/local/bin/pltz"
 
 def units() -> dict[str, str]:
     """The files that the page shows, by name."""
-    found = re.findall(
-        r"^`/etc/systemd/system/([^`]+)`:\n\n((?:    .*\n|\n)+)", DOC.read_text(), re.MULTILINE
-    )
+    found = re.findall(r"^`/etc/systemd/system/([^`]+)`:\n\n((?:    .*\n|\n)+)", DOC.read_text(), re.MULTILINE)
     return {name: re.sub(r"^    ", "", body, flags=re.MULTILINE) for name, body in found}
 
 

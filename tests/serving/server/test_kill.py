@@ -97,9 +97,7 @@ class Talker(threading.Thread):
     def _turn(self, client: Client) -> None:
         cut = self.random.randrange(8) if self.random.random() < 0.3 else None
         prompt, limit = self.random.choice(PROMPTS), self.random.randrange(1, 8)
-        events = client.stream(
-            "/v1/completions", prompt=prompt, max_tokens=limit, temperature=0, session=self.session
-        )
+        events = client.stream("/v1/completions", prompt=prompt, max_tokens=limit, temperature=0, session=self.session)
         found = None
         for number, event in enumerate(events):
             if number == cut:

@@ -258,9 +258,7 @@ def test_a_turn_without_new_ids_makes_a_session_hot(target: Target, texts: list[
     assert closed(scheduler)
 
 
-def test_a_failure_is_of_one_turn(
-    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_of_one_turn(target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = scheduler_of(target)
     [alone] = run(scheduler, Turn(texts[4], GREEDY))
 
@@ -378,13 +376,9 @@ def test_the_thread_runs_what_is_submitted(target: Target, texts: list[list[int]
 def test_penalties_count_what_the_reply_has() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.9, 0.0]])
     for how, new, chosen in (
-        (Sampling(1), [0, 0], 0),
-        (Sampling(1, presence=1.2), [0, 0], 1),
-        (Sampling(1, frequency=0.6), [0], 0),
-        (Sampling(1, frequency=0.6), [0, 0], 1),
-        (Sampling(1, presence=1.2), [0, 1], 2),
-        (Sampling(1, bias=((3, 4.0),)), [], 3),
-        (Sampling(1, presence=-1.2), [1], 1),
+        (Sampling(1), [0, 0], 0), (Sampling(1, presence=1.2), [0, 0], 1), (Sampling(1, frequency=0.6), [0], 0),
+        (Sampling(1, frequency=0.6), [0, 0], 1), (Sampling(1, presence=1.2), [0, 1], 2),
+        (Sampling(1, bias=((3, 4.0),)), [], 3), (Sampling(1, presence=-1.2), [1], 1),
     ):
         turn = Turn([1], how, new=list(new))
         assert choose(scores, [turn]) == [chosen] and not turn.likelihoods

@@ -160,9 +160,7 @@ def test_an_aborted_turn_changes_nothing(shared: Client) -> None:
     assert (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
 
 
-def test_a_turn_that_ends_while_another_waits_refuses_that(
-    shared: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_that_ends_while_another_waits_refuses_that(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It did not know of the tokens that it would follow."""
     monkeypatch.setattr(sessions, "GRACE", 60.0)
     stream = shared.stream(COMPLETE, prompt="Once", max_tokens=250, session="both", temperature=0)  # to its end
@@ -439,9 +437,7 @@ def test_other_requests_are_refused(shared: Client) -> None:
 
 def test_what_the_archive_has_of_other_weights_is_refused(target: Target, tmp_path: Path) -> None:
     with served(target, tmp_path) as (client, service):
-        service.sessions._archive.put(
-            "other", [5, 6, 7], target=b"\1" * 16, tokenizer=target.tokenizer_json
-        )
+        service.sessions._archive.put("other", [5, 6, 7], target=b"\1" * 16, tokenizer=target.tokenizer_json)
         status, found = client.ask("POST", COMPLETE, {"prompt": "x", "session": "other"})
         assert status == 409 and found["error"]["code"] == "TargetMismatch"
         assert client.ask("GET", "/sessions")[1]["sessions"] == []
@@ -461,9 +457,7 @@ def test_a_journal_that_refuses_acknowledges_nothing(
         assert client.post(COMPLETE, prompt="x", max_tokens=4, session="one")["session"]["tokens"] > before["tokens"]
 
 
-def test_a_turn_ends_only_when_it_is_durable(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_ends_only_when_it_is_durable(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(target, tmp_path) as (client, service):
         durable = service.hook.durable
         monkeypatch.setattr(service.hook, "durable", lambda ticket: False)

@@ -99,16 +99,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
 
     (project / "notes.txt").write_text("plain words\n" * 30)
     done = run(
-        "bundle",
-        "eval",
-        output,
-        "--data",
-        chats,
-        "--data",
-        project / "notes.txt",
-        "--limit-bytes",
-        9000,
-        "--json",
+        "bundle", "eval", output, "--data", chats, "--data", project / "notes.txt", "--limit-bytes", 9000, "--json",
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -165,16 +156,7 @@ def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
         (project / f"{name}.jsonl").write_text("".join(part), "utf8")
     config = CONFIG.format(steps=1).replace("held_out = 0.2", 'validation = ["v.jsonl"]\ntest = ["t.jsonl"]')
     (project / "tiny.toml").write_text(config.replace("order_steps = 2", "order_steps = 0"))
-    call = (
-        "bundle",
-        "train",
-        "--config",
-        project / "tiny.toml",
-        "--output",
-        project / "b",
-        "--device",
-        "cpu",
-    )
+    call = ("bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu")
     done = run(*call, "--no-progress")
     assert done.exit_code == 0, done.output
     split = next((project / "b.work").glob("split-*"))
@@ -265,17 +247,7 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
     shutil.copytree(tiny / "bundles/mini", project / "mine")
     config = project / "tiny.toml"
     config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
-    call = (
-        "bundle",
-        "train",
-        "--config",
-        config,
-        "--output",
-        project / "mine",
-        "--device",
-        "cpu",
-        "--no-progress",
-    )
+    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--no-progress")
     done = run(*call)
     assert done.exit_code == 2 and "holds another bundle" in done.stderr
     assert run("bundle", "verify", project / "mine").exit_code == 0
@@ -287,14 +259,10 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
 def test_data_that_cannot_do(run: Run, project: Path) -> None:
     many = CONFIG.format(steps=1).replace("vocabulary = 512", "vocabulary = 65408")
     (project / "tiny.toml").write_text(many)
-    done = run(
-        "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
-    )
+    done = run("bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu")
     assert done.exit_code == 2 and "give more text" in done.stderr
     (project / "sessions.jsonl").write_text('{"messages": []}\n')
-    done = run(
-        "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
-    )
+    done = run("bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu")
     assert done.exit_code == 2 and "no session for" in done.stderr and not (project / "b").exists()
     done = run("bundle", "eval", "mini", "--data", project / "absent.jsonl")
     assert done.exit_code == 2 and "absent.jsonl" in done.stderr
@@ -305,14 +273,7 @@ def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: P
 
     The embedded target is a tiny one here.
     """
-    call = (
-        "bundle",
-        "distill",
-        "--target",
-        tiny / "targets/mini-llama",
-        "--data",
-        project / "sessions.jsonl",
-    )
+    call = ("bundle", "distill", "--target", tiny / "targets/mini-llama", "--data", project / "sessions.jsonl")
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--write", 2, "--write-tokens", 8, "--device", "cpu")
     done = run(*call, *small, "--output", project / "d", "--json", "--progress")
     assert done.exit_code == 0, done.output
@@ -322,10 +283,7 @@ def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: P
     written = next((project / "d.work").glob("write-*/written.jsonl")).read_text().splitlines()
     assert len(written) == 2 and json.loads(written[0])["messages"][-1]["role"] == "assistant"
     packed = project / "x.pltz"
-    assert (
-        run("compress", sample_path(), "-o", packed, "--bundle", project / "d", "--no-progress").exit_code
-        == 0
-    )
+    assert (run("compress", sample_path(), "-o", packed, "--bundle", project / "d", "--no-progress").exit_code == 0)
 
 
 def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: Path) -> None:
@@ -341,40 +299,14 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
     chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
     done = run("compress", chats, "-o", packed, "--bundle", project / "d", "--target", foreign)
     assert done.exit_code == 0, done.output
-    back = run(
-        "decompress", packed, "-o", project / "ids.jsonl", "--bundle", project / "d", "--target", foreign
-    )
+    back = run("decompress", packed, "-o", project / "ids.jsonl", "--bundle", project / "d", "--target", foreign)
     assert back.exit_code == 0, back.output
 
 
-def test_distill_with_the_bundles_tokenizer_learns_text(
-    run: Run, tiny: Path, foreign: Path, project: Path
-) -> None:
+def test_distill_with_the_bundles_tokenizer_learns_text(run: Run, tiny: Path, foreign: Path, project: Path) -> None:
     """Distil without a common vocabulary: the target writes turns, and its probabilities are not used."""
-    call = (
-        "bundle",
-        "distill",
-        "--target",
-        foreign,
-        "--data",
-        project / "sessions.jsonl",
-        "--tokenizer",
-        "bundle",
-    )
-    small = (
-        "--steps",
-        5,
-        "--rows",
-        1,
-        "--row",
-        256,
-        "--device",
-        "cpu",
-        "--output",
-        project / "d",
-        "--write",
-        1,
-    )
+    call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--tokenizer", "bundle")
+    small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d", "--write", 1)
     done = run(*call, *small, "--write-tokens", 4, "--progress")
     assert done.exit_code == 0, done.output
     assert "probabilities" not in done.stderr and "1 turns the target writes" in done.stderr
@@ -398,20 +330,7 @@ def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
     lines = sample_path().read_text("utf8").splitlines(True)
     (project / "sessions.jsonl").write_text("".join(lines[:44]), "utf8")
     call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
-    small = (
-        "--steps",
-        2,
-        "--rows",
-        1,
-        "--row",
-        256,
-        "--device",
-        "cpu",
-        "--threads",
-        1,
-        "--output",
-        project / "d",
-    )
+    small = ("--steps", 2, "--rows", 1, "--row", 256, "--device", "cpu", "--threads", 1, "--output", project / "d")
     done = run(*call, *small, "--json")
     assert done.exit_code == 0, done.output
     test = json.loads(done.stdout.splitlines()[-1])["test"]
@@ -468,9 +387,7 @@ def test_train_with_a_bundle_that_teaches(
     assert card["training"]["student"]["bits_per_token"] < 10.0  # by chance
 
 
-def test_a_run_that_stops_in_time_says_how_to_go_on(
-    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_stops_in_time_says_how_to_go_on(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pltz.training.run import trainer
 
     one = trainer.Trainer._one

@@ -48,9 +48,7 @@ def test_streams_leave_out_what_no_tokens_spell(tmp_path: Path, tiny_tokenizer: 
 
 
 def test_a_record_of_a_text_is_that_text() -> None:
-    found = records.record(
-        Session("chat", {"id": "book-7", "text": "caf\u00e9", "licence": "MIT"}), "x.jsonl"
-    )
+    found = records.record(Session("chat", {"id": "book-7", "text": "caf\u00e9", "licence": "MIT"}), "x.jsonl")
     assert (found.source, found.licence) == ("text:book", "MIT")
     assert records.plain(found.session) == Session("text", "caf\u00e9".encode())
     assert records.texts(found.session) == ["caf\u00e9"]

@@ -94,9 +94,7 @@ def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
         ("extra", np.zeros(1, np.float32), "extra"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(
-    folder: Path, name: str, value: np.ndarray | None, message: str
-) -> None:
+def test_tensors_that_do_not_fit_are_refused(folder: Path, name: str, value: np.ndarray | None, message: str) -> None:
     tensors = safetensors.numpy.load_file(folder / checkpoint.NET)
     tensors.pop(name, None)
     if value is not None:

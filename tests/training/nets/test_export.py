@@ -21,9 +21,7 @@ from pltz.training.nets.export import export, restore
 from pltz.training.nets.net import Net, block_mask, rounded_net, visible
 from pltz.training.pipeline import groups, scaled
 
-SMALL = NetConfig(
-    vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64
-)
+SMALL = NetConfig(vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64)
 
 
 def small_net() -> Net:
@@ -98,9 +96,7 @@ def test_training_rows_are_laid_out_as_the_codec_does() -> None:
         part = tokens[block.start : block.start + block.tokens]
         inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0).reshape(-1)
         assert batch["input"][0, at : at + n].tolist() == inputs.tolist()
-        assert (
-            batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist()
-        )
+        assert (batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist())
         target = np.where(block.predicting(), part[np.minimum(block.targets(), len(part) - 1)], -1)
         assert batch["target"][0, at : at + n].tolist() == target.reshape(-1).tolist()
         at += n
@@ -145,10 +141,7 @@ def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
     tokens = np.arange(32, 32 + 90)
     part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
     inputs, target, position, _, time, begin = part
-    assert (
-        inputs[:20].tolist() == [LANE_MARK, *tokens[:19]]
-        and target[:20].tolist() == tokens[:20].tolist()
-    )
+    assert (inputs[:20].tolist() == [LANE_MARK, *tokens[:19]] and target[:20].tolist() == tokens[:20].tolist())
     assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}
     assert inputs[20] == tokens[19] and position[20] == 20 and begin[20] == 20 and time[20] == 65536
     assert sorted(target[target >= 0].tolist()) == tokens.tolist()

@@ -29,9 +29,7 @@ from pltz.training.nets.export import export, restore
 from pltz.training.nets.net import A_SCALE, Net, built, mask_of, rounded_net
 from pltz.training.nets.origin import Origin, grown, misfits
 
-TINY = NetConfig(
-    vocab=1024, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, block=128, memory=64
-)
+TINY = NetConfig(vocab=1024, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, block=128, memory=64)
 
 
 @pytest.fixture(params=[False, True], ids=["contract 1", "contract 2"])
@@ -118,9 +116,7 @@ def test_a_student_has_the_shape_of_what_it_starts_from(folder: Path) -> None:
     Origin(str(folder), "").check_shape(wanted)
 
 
-def test_another_shape_or_tokenizer_is_refused(
-    folder: Path, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_another_shape_or_tokenizer_is_refused(folder: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     origin = Origin(str(folder), "[student] start")
     wide = dataclasses.replace(origin.net.config, d=64, rope_base=5e5)
     with pytest.raises(UsageError, match=r"^\[student\] start: .*set d = 32, rope_base = 10000.0$"):
@@ -163,9 +159,7 @@ def logits(state: dict[str, Floats], config: NetConfig) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize("config", [SMALL, GATED], ids=["contract 1", "contract 2"])
-@pytest.mark.parametrize(
-    "larger", [{"layers": 4}, {"layers": 7}, {"hidden": 80}, {"layers": 5, "hidden": 64}], ids=str
-)
+@pytest.mark.parametrize("larger", [{"layers": 4}, {"layers": 7}, {"hidden": 80}, {"layers": 5, "hidden": 64}], ids=str)
 def test_a_grown_net_computes_what_it_did(config: NetConfig, larger: dict[str, Any]) -> None:
     state = a_state(config)
     new = dataclasses.replace(config, **larger)

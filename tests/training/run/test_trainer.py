@@ -36,9 +36,7 @@ def a_job(streams: Path, start: Path | None = None, **changes: Any) -> TrainingJ
     return TrainingJob(TINY, Schedule(**given), SAMPLING, 1, streams, start)
 
 
-def test_a_net_learns_and_a_checkpoint_goes_on(
-    streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_learns_and_a_checkpoint_goes_on(streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)
     first = tmp_path / "first"
     first.mkdir()
@@ -144,9 +142,7 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
     assert min(apart(stepped([0])), apart(stepped([1]))) > 1e-3
 
 
-def test_training_that_cannot_go_on_says_so(
-    streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_that_cannot_go_on_says_so(streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)
     snapshot.save(tmp_path, 3, {"net": {}})
     with pytest.raises(ModelError, match="another shape"):

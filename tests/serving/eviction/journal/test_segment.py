@@ -54,14 +54,8 @@ def test_a_flipped_bit_costs_one_entry_and_is_told(rows: list[bytes], data: st.D
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
     found = list(scan(NAME, bytes(whole), 0))
-    hit = [
-        n
-        for n, f in enumerate(scan(NAME, segment(rows), 0))
-        if isinstance(f, EntryFrame) and f.start <= at < f.end
-    ]
-    assert [f.body for f in found if isinstance(f, EntryFrame)] == [
-        row for n, row in enumerate(rows) if n not in hit
-    ]
+    hit = [n for n, f in enumerate(scan(NAME, segment(rows), 0)) if isinstance(f, EntryFrame) and f.start <= at < f.end]
+    assert [f.body for f in found if isinstance(f, EntryFrame)] == [row for n, row in enumerate(rows) if n not in hit]
     assert any(isinstance(f, Gap) and f.start <= at < f.end for f in found)
 
 
@@ -134,9 +128,7 @@ def test_looking_for_frames_is_bounded() -> None:
 def test_done_takes_the_largest_row_that_holds(offsets: list[int], cut: int, tail: bytes) -> None:
     rows = b"".join(map(NAME.row, offsets))
     assert NAME.done_of(rows + tail) == max(offsets, default=0)
-    assert NAME.done_of(rows[: len(rows) - cut]) == max(
-        offsets[: len(offsets) - (1 if cut else 0)], default=0
-    )
+    assert NAME.done_of(rows[: len(rows) - cut]) == max(offsets[: len(offsets) - (1 if cut else 0)], default=0)
     other = Name(NAME.owner, 0)
     assert other.done_of(b"".join(map(NAME.row, offsets))) == 0
 
@@ -156,20 +148,11 @@ def test_done_takes_the_largest_row_that_holds(offsets: list[int], cut: int, tai
     st.data(),
 )
 def test_an_entry_comes_back(
-    name: str,
-    tenant: str,
-    base: str,
-    parent: str,
-    ids: list[int],
-    tags: dict[str, str],
-    time: int,
+    name: str, tenant: str, base: str, parent: str, ids: list[int], tags: dict[str, str], time: int,
     data: st.DataObject,
 ) -> None:
     ends = tuple(sorted(data.draw(st.sets(st.integers(1, len(ids))) if ids else st.just(set()))))
-    fingerprints = (
-        data.draw(st.binary(min_size=16, max_size=16)),
-        data.draw(st.binary(min_size=16, max_size=16)),
-    )
+    fingerprints = (data.draw(st.binary(min_size=16, max_size=16)), data.draw(st.binary(min_size=16, max_size=16)))
     one = JournalEntry(name, np.array(ids, np.int64), time, tenant, *fingerprints, tags, ends, base, parent)
     two = JournalEntry.decode(one.encode())
     assert two.ids.tolist() == ids
