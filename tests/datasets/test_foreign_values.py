@@ -24,13 +24,10 @@ from pltz.plt_codec.errors import ContentError, PltzError
 from tests.datasets import test_conversation as logs, test_formats as files
 
 VALUES: list[Any] = [None, True, 0, 2**70, 1.5, "", "type", [], ["x"], [[]], [{"type": ["x"]}], {}, {"type": {}}]
-GEMINI = {"sessionId": "s", "projectHash": "p"}
 SAMPLES: list[Any] = [
     *(value for _, value in (*files.CHATS.values(), *files.DOCUMENTS.values())),
-    *(files.CLAUDE_CODE, files.STREAM, files.SNAPSHOTS[:2], files.CODEX, files.OLD_CODEX, files.COPILOT, files.PI),
-    *(files.OH_MY_PI, files.GEMINI_LINES, files.HARNESS, files.SPOKEN, files.WRAPPED, logs.CLAUDE, logs.CODEX),
-    *(logs.COPILOT, logs.PI, {**GEMINI, "messages": logs.GEMINI}, [GEMINI, *logs.GEMINI], logs.OPENCODE),
-    *(logs.OPENHANDS, logs.SWE, logs.ANTIGRAVITY, logs.HARNESS, logs.LINES, logs.CLINE),
+    *(files.STREAM, files.SNAPSHOTS[:2], files.OLD_CODEX, files.OH_MY_PI, files.GEMINI_LINES, files.SPOKEN),
+    *(files.WRAPPED, logs.CLAUDE, logs.CODEX, logs.COPILOT, logs.HARNESS, logs.LINES),
 ]
 
 

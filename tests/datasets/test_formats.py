@@ -25,61 +25,20 @@ from pltz.datasets.loaders import InputWarning, load, recognise
 from pltz.models.session.session import Session
 from pltz.models.session.spelling import spell, writing_of
 from pltz.plt_codec.errors import CorruptError, LimitError, PltzError, UsageError
+from tests.datasets.test_conversation import (
+    ANTIGRAVITY,
+    CLAUDE as CLAUDE_CODE,
+    CLINE,
+    CODEX,
+    COPILOT,
+    GEMINI,
+    HARNESS,
+    OPENCODE,
+    OPENHANDS,
+    PI,
+    SWE,
+)
 
-CLAUDE_CODE = [
-    {"type": "summary", "summary": "Fix the date parser", "leafUuid": "9a"},
-    {
-        "parentUuid": None,
-        "isSidechain": False,
-        "cwd": "/home/ada/shop",
-        "sessionId": "4f35e220",
-        "version": "2.1.12",
-        "type": "user",
-        "message": {"role": "user", "content": "Why does the\nparser fail?"},
-        "uuid": "u1",
-        "timestamp": "2026-01-05T09:00:00.000Z",
-    },
-    {
-        "parentUuid": "u1",
-        "sessionId": "4f35e220",
-        "type": "assistant",
-        "message": {
-            "id": "msg_1",
-            "type": "message",
-            "role": "assistant",
-            "content": [
-                {"type": "text", "text": "Let me look at it."},
-                {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": 'grep -n "parse" dates.py'}},
-            ],
-            "usage": {"input_tokens": 12, "output_tokens": 40},
-        },
-        "uuid": "u2",
-    },
-    {
-        "parentUuid": "u2",
-        "sessionId": "4f35e220",
-        "type": "user",
-        "message": {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "12:def parse(text):\n13:    pass"}],
-        },
-        "toolUseResult": {"stdout": "12:def parse(text):\n13:    pass", "stderr": ""},
-        "uuid": "u3",
-    },
-]
-CODEX = [
-    {"timestamp": "2026-01-05T09:00:00Z", "type": "session_meta", "payload": {"id": "a1", "cwd": "/home/ada"}},
-    {
-        "timestamp": "2026-01-05T09:00:01Z",
-        "type": "response_item",
-        "payload": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is 2+2?"}]},
-    },
-    {
-        "timestamp": "2026-01-05T09:00:02Z",
-        "type": "response_item",
-        "payload": {"type": "function_call", "name": "shell", "arguments": '{"command":["bc"]}', "call_id": "c1"},
-    },
-]
 OLD_CODEX = [
     {"id": "a1", "timestamp": "2025-06-01T09:00:00Z", "instructions": None},
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
@@ -92,40 +51,22 @@ STREAM = [
     {"type": "user", "message": USER, "parent_tool_use_id": None, "session_id": "4f35"},
 ]
 SNAPSHOTS = [{"type": "file-history-snapshot", "messageId": "m1", "snapshot": {}, "isSnapshotUpdate": False}] * 9
-COPILOT = [
-    {"type": "session.start", "data": {"sessionId": "378a"}, "id": "e1", "timestamp": NOON, "parentId": None},
-    {"type": "user.message", "data": {"content": "Hi"}, "id": "e2", "timestamp": NOON, "parentId": "e1"},
-]
-PI = [
-    {"type": "session", "version": 3, "id": "019f", "timestamp": NOON, "cwd": "/home/ada"},
-    {"type": "message", "id": "0a82", "parentId": None, "timestamp": NOON, "message": USER},
-]
 OH_MY_PI = [{"type": "title", "v": 1, "title": "", "pad": "   "}, *PI]
-GEMINI_LINES = [{"sessionId": "f763", "projectHash": "7e89"}, {"id": "1", "type": "user", "content": "Hi"}]
-HARNESS = [
-    {"type": "session", "version": 0, "id": "ed16", "createdAt": 1783421406247, "cwd": "/home/ada"},
-    {"type": "turn/start", "seq": 0, "time": 1783421410388, "data": {"turn": 1}},
-]
+GEMINI_HEAD = {"sessionId": "f763", "projectHash": "7e89"}
+GEMINI_LINES = [GEMINI_HEAD, *GEMINI]
 SPOKEN = [USER, {"role": "assistant", "content": "Hello"}]
 WRAPPED = [{"role": "", "content": "", "timestamp": NOON, "raw": event} for event in COPILOT]
 DOCUMENTS: dict[str, tuple[str, Any]] = {
-    "gemini-cli": ("gemini-cli", {"sessionId": "f", "projectHash": "7", "messages": [{"id": "1", "type": "user"}]}),
-    "opencode": (
-        "opencode",
-        {"info": {"id": "ses_1"}, "messages": [{"info": {"role": "user"}, "parts": [{"type": "text", "text": "Hi"}]}]},
-    ),
-    "cline": ("cline", [{"ts": 1767603600000, "type": "say", "say": "text", "text": "Hi"}]),
-    "openhands": ("openhands", [{"id": 0, "timestamp": NOON, "source": "user", "action": "message", "args": {}}]),
-    "openhands output": (
-        "openhands",
-        {"instance_id": "a-1", "history": [{"source": "agent", "observation": "run", "content": "ok"}]},
-    ),
-    "swe-agent": ("swe-agent", {"trajectory": [{"action": "ls", "observation": "a"}], "history": [], "info": {}}),
+    "gemini-cli": ("gemini-cli", {**GEMINI_HEAD, "messages": GEMINI}),
+    "opencode": ("opencode", OPENCODE),
+    "cline": ("cline", CLINE),
+    "openhands": ("openhands", OPENHANDS),
+    "openhands output": ("openhands", {"instance_id": "a-1", "history": OPENHANDS}),
+    "swe-agent": ("swe-agent", SWE),
     "mini-swe-agent": (
-        "swe-agent",
-        {"info": {"model_stats": {}}, "messages": [USER], "trajectory_format": "mini-swe-agent-1"},
+        "swe-agent", {"info": {"model_stats": {}}, "messages": [USER], "trajectory_format": "mini-swe-agent-1"},
     ),
-    "antigravity": ("antigravity", {"sessionId": "1c06", "turns": [{"role": "user", "parts": [{"text": "Hi"}]}]}),
+    "antigravity": ("antigravity", ANTIGRAVITY),
 }
 MARKDOWN = {
     "specstory": "<!-- Generated by SpecStory, Markdown v2.1.0 -->\n\n_**User**_\n\nHi\n",
@@ -257,7 +198,7 @@ def test_an_agent_log_with_json_that_would_change_keeps_its_bytes(tmp_path: Path
 def test_a_log_cut_in_a_line_is_told(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(lines(CODEX)[:-9])
-    with pytest.raises(UsageError, match=r"line 3.*still being written"):
+    with pytest.raises(UsageError, match=r"line 9.*still being written"):
         next(recognise(path))  # its lines are no sessions
 
 

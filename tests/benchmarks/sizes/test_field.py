@@ -133,23 +133,6 @@ def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> No
             assert part is not tokens or len(coded) == pytest.approx(len(ours.data), rel=0.02)
 
 
-def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
-    if missing := llama_model.missing():
-        pytest.skip(f"{missing} not installed")
-    from pltz.benchmarks.peers.llama_zip import LlamaZip
-    from pltz.plt_codec.engines.native.coder import NativeCoder
-    from pltz.plt_codec.weights import random_weights
-
-    weights = random_weights(3, d=64, hidden=128, layers=2, block=64, memory=32)
-    tokens = np.random.default_rng(1).integers(0, 512, 200).astype(np.int32)
-    [ours] = NativeCoder(weights, 1).encode([tokens], lanes=1, steps=64)
-    with llama_model.opened(weights, 1, 64 + 32) as model:
-        coder = LlamaZip(model, weights)
-        coded = coder.encode(tokens)
-        assert np.array_equal(coder.decode(coded, len(tokens)), tokens)
-    assert len(coded) == pytest.approx(len(ours.data), rel=0.007)
-
-
 def test_frequencies_sum_and_none_is_zero() -> None:
     from pltz.benchmarks.peers.llama_zip import frequencies
 

@@ -176,17 +176,6 @@ def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: 
     assert json.loads(done.stdout.splitlines()[-1])["llama"].startswith("llama.cpp: not measured")
 
 
-def test_llama_is_measured_where_it_is(run: Run, tiny: Path) -> None:
-    if missing := llama_model.missing():
-        pytest.skip(f"{missing} not installed")
-    done = run("speed", *SMALL, "--together", "1", "--llama")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout.splitlines()[-1])["llama"]
-    assert found["tokens_per_s"] > 0
-    assert found["ours_over_theirs"] == pytest.approx(found["our_tokens_per_s"] / found["tokens_per_s"], rel=0.05)
-    assert f"{found['our_tokens_per_s']:,.0f}" in done.stdout
-
-
 def test_the_export_holds_the_matrices(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     from pltz.plt_codec.weights import random_weights

@@ -16,7 +16,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
@@ -238,15 +237,6 @@ def test_a_file_of_another_program_or_version_is_refused(target: Target, tmp_pat
     with pytest.raises(VersionError, match="use a newer pltz"):
         memory.text("ann")
     assert memory.agents() == []
-
-
-def test_any_reader_of_safetensors_opens_a_memory(target: Target, tmp_path: Path) -> None:
-    memory = opened(tmp_path, target)
-    memory.phase("ann", FIRST, **NEW)
-    found, kept = load_file(file_of(memory, "ann")), memory._agents["ann"]
-    assert found["ids"].tolist() == kept.ids.tolist() and bytes(found["text"].numpy()).decode() == kept.text
-    with safe_open(file_of(memory, "ann"), "pt") as file:
-        assert file.metadata()["agent"] == "ann"
 
 
 def test_the_memory_of_another_agent_is_refused(target: Target, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from safetensors.torch import load_file
 
 from pltz.kv.store.disk_tier import DiskTier, _is_left
 from pltz.kv.store.kv_block import KVBlock
@@ -63,12 +62,6 @@ def test_what_is_read_is_what_was_written(folder: DiskTier, dtype: torch.dtype, 
     found = folder.read(SPACE, SEGMENT)
     assert found is not None and same(found.block, one)
     assert (found.parent, found.born) == (PARENT, 1234.0)
-
-
-def test_a_file_is_a_safetensors_file(folder: DiskTier) -> None:
-    one = block(torch.bfloat16)
-    found = load_file(written(folder, one))
-    assert list(found["ids"]) == [7, 8, 9] and torch.equal(found["kv"], one.kv)
 
 
 def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: DiskTier) -> None:
@@ -283,11 +276,6 @@ def test_metrics_show_what_failed(tmp_path: Path, blocks: Blocks) -> None:
     assert f'pltz_kv_tier_used{{tier="device"}} {float(blocks(1).size)}' in lines
 
 
-def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
-    folder = DiskTier(tmp_path / "warm", 100)
-    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
-
-
 def part_of(path: Path, size: int) -> Path:
     """Leave what a killed writer leaves: a file of full size that nobody has locked."""
     part = path.with_name(f"{path.stem}.0123abcd.part")
@@ -339,15 +327,6 @@ def test_a_block_that_cannot_fit_evicts_nothing(tmp_path: Path) -> None:
     in_use = frozenset({SPACE + names[0], SPACE + names[1]})
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(tokens=100), PARENT, 0), in_use), "than what may leave"
     assert (folder.evicted, folder.usage()) == (0, (4 * size, 4))
-
-
-def test_a_segment_larger_than_the_folder_evicts_nothing_of_it(tmp_path: Path, blocks: Blocks) -> None:
-    store = HotStore.open(0, 0, 20_000, folder=tmp_path)
-    for number in range(3):
-        assert store.insert(SPACE, blocks.name(number), NONE, blocks(number))
-    assert store.insert(SPACE, blocks.name(9), NONE, blocks(9, tokens=1000)), "it waits in the queue"
-    store.drain()
-    assert store.stats().tiers["disk"].blocks == 3 and store.stats().dropped == 1
 
 
 def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,15 +408,6 @@ def test_kv_that_is_not_numbers_is_not_kept(folder: DiskTier, dtype: torch.dtype
     broken.kv[1, 1, 0, 2, 1] = number
     assert not folder.write(SPACE, SEGMENT, StoredBlock(broken, PARENT, 1234.5))
     assert folder.usage() == (0, 0)
-
-
-def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", full)
-    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
-    assert folder.failed == 1 and folder.usage() == (0, 0)
 
 
 def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(

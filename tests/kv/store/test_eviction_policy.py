@@ -1,10 +1,8 @@
 """Recency first; among the similarly recent, age."""
 
-import doctest
 
 from hypothesis import given, strategies as st
 
-from pltz.kv.store import eviction_policy as lindy
 from pltz.kv.store.eviction_policy import BAND, priority
 
 times = st.floats(0, 1e9)
@@ -29,8 +27,3 @@ def test_of_the_same_age_the_one_used_last_stays() -> None:
 def test_a_parent_never_ranks_below_its_child(now: float, used: float, born: float, a: float, b: float) -> None:
     parent = priority(now, used + a, max(0.0, born - b))
     assert parent >= priority(now, used, born)
-
-
-def test_the_example_does_what_it_says() -> None:
-    done = doctest.testmod(lindy)
-    assert done.attempted and not done.failed

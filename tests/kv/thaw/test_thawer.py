@@ -439,12 +439,6 @@ def test_stages_are_named_and_add_up(cold: SessionArchive, kin: Target) -> None:
         assert timings["decode"] > 0 and timings["prefill"] > 0 and min(timings.values()) >= 0
 
 
-def test_token_ids_are_those_of_a_thaw(cold: SessionArchive, kin: Target) -> None:
-    thawer = thawer_of(cold, kin)
-    for name in NAMES:
-        assert thawer.token_ids(name).tolist() == ids_of(cold, name)
-
-
 def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
     cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

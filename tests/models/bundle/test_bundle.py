@@ -10,7 +10,6 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zstandard
 
@@ -96,13 +95,6 @@ def test_vocabulary_and_model_must_agree(tmp_path: Path, tiny_tokenizer_json: Ca
     write_bundle(tmp_path / "b", "tiny", random_weights(1, vocab=512), tiny_tokenizer_json(1024), b"", {})
     with pytest.raises(ModelError, match="1024 ids, the model 512"):
         Bundle.load(tmp_path / "b")
-
-
-def test_the_folder_may_be_copied(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "c")
-    assert Bundle.load(tmp_path / "c").id == Bundle.load(folder).id
-    assert isinstance(Bundle.load(tmp_path / "c").weights.shape.d, int)
-    assert np.int8 == Bundle.load(folder).weights["embed.w"].dtype
 
 
 @pytest.mark.skipif(not Bundle.names(), reason="no embedded bundle in this checkout")

@@ -10,16 +10,8 @@ from hypothesis import given, strategies as st
 
 from pltz.models.session.session import KINDS, Session
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from tests.models.session.test_json_value import values
 
-strings = st.text(st.characters(exclude_categories=()))
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**60), 10**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | strings
-)
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(strings, inner), max_leaves=12)
 sessions = (
     values.map(lambda value: Session("chat", value))
     | st.binary().map(lambda value: Session("text", value))
@@ -78,13 +70,6 @@ def test_a_text_is_bytes_and_a_kind_is_known() -> None:
         Session("text", "not bytes")
     with pytest.raises(UsageError, match="found 'image'"):
         Session("image", b"")  # type: ignore[arg-type]  # the point of the test
-
-
-def test_repr_is_short() -> None:
-    assert repr(Session("text", b"a" * 1000)) == "Session('text', 1000 bytes)"
-    assert repr(Session("ids", range(5))) == "Session('ids', 5 ids)"
-    assert repr(Session("chat", {"messages": []})) == "Session('chat', dict of 1)"
-    assert repr(Session("chat", None)) == "Session('chat', None)"
 
 
 @pytest.mark.parametrize(

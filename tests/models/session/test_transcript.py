@@ -20,19 +20,12 @@ from pltz.models.session.transcript import (
 )
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 from tests.examples import examples
+from tests.models.session.test_json_value import scalars
 
 strings = st.text(st.characters(exclude_categories=()), max_size=12)
 prose = st.builds("{} and \n{} more words".format, strings, strings)  # a text that a frame lifts out
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**60), 10**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | strings
-    | prose
-)
 json_values = st.recursive(
-    scalars,
+    scalars | prose,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(strings, inner, max_size=4),
     max_leaves=8,
 )
@@ -114,34 +107,26 @@ def shown(tokens: Iterable[int], tokenizer: BundleTokenizer) -> str:
     return b"".join(pieces).decode("utf-8", "surrogateescape")
 
 
+HI, HUMAN = {"role": "user", "content": "Hi"}, {"from": "human", "value": "Hi"}
 FORMS: list[tuple[Any, str]] = [
     ({"messages": []}, ""),
-    (
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]},
-        "<|user|>Hi<|assistant|>Hello!",
-    ),
+    ({"messages": [HI, {"role": "assistant", "content": "Hello!"}]}, "<|user|>Hi<|assistant|>Hello!"),
     (
         {"id": 7, "messages": [{"role": "tool", "content": ""}], "source": "x"},
         '<|tool|><|meta|>{"id":7,"messages":null,"source":"x"}',
     ),
-    (
-        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
-        "<|sharegpt|><|user|>Hi<|assistant|>Yo",
-    ),
+    ({"conversations": [HUMAN, {"from": "gpt", "value": "Yo"}]}, "<|sharegpt|><|user|>Hi<|assistant|>Yo"),
     (
         {"conversations": [{"from": "user", "value": "Hi"}]},
         '<|sharegpt|>["conversations","from","value",{"user":"user"}]<|user|>Hi',
     ),
+    ({"conversations": [HI]}, '<|sharegpt|>["conversations","role","content"]<|user|>Hi'),
     (
-        {"conversations": [{"role": "user", "content": "Hi"}]},
-        '<|sharegpt|>["conversations","role","content"]<|user|>Hi',
-    ),
-    (
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "Yo"}]},
+        {"messages": [HI, {"role": "bot", "content": "Yo"}]},
         '<|sharegpt|>["messages","role","content",{"assistant":"bot"}]<|user|>Hi<|assistant|>Yo',
     ),
-    ([{"role": "user", "content": "Hi"}], "<|list|><|user|>Hi"),
-    ([{"from": "human", "value": "Hi"}], '<|list|>[null,"from","value"]<|user|>Hi'),
+    ([HI], "<|list|><|user|>Hi"),
+    ([HUMAN], '<|list|>[null,"from","value"]<|user|>Hi'),
     ([], "<|list|>"),
     ({"messages": [{"role": "user", "content": "Hi", "name": "Jo"}]}, '<|user|>Hi<|message|>[{"name":"Jo"}]'),
     ({"messages": [{"content": "Hi", "role": "user"}]}, '<|user|>Hi<|message|>[{"content":null,"role":null}]'),
@@ -158,7 +143,7 @@ FORMS: list[tuple[Any, str]] = [
         '<|message|>{"role":"assistant","content":null,"tool_calls":[]}',
     ),
     (
-        {"model": "m", "system": "You sell bells.\n" * 2, "messages": [{"role": "user", "content": "Hi"}], "tools": []},
+        {"model": "m", "system": "You sell bells.\n" * 2, "messages": [HI], "tools": []},
         (
             '<|system|>You sell bells.\nYou sell bells.\n<|meta|>[{"system":"","tools":[]},1]<|user|>Hi'
             '<|meta|>{"model":"m","system":null,"messages":null,"tools":null}'
@@ -168,10 +153,7 @@ FORMS: list[tuple[Any, str]] = [
         {"system": "You sell bells.\n", "conversations": []},
         '<|sharegpt|><|system|>You sell bells.\n<|meta|>[{"system":""},1]<|meta|>{"system":null,"conversations":null}',
     ),
-    (
-        {"system": "You sell bells", "messages": [{"role": "user", "content": "Hi"}]},
-        '<|user|>Hi<|meta|>{"system":"You sell bells","messages":null}',
-    ),
+    ({"system": "You sell bells", "messages": [HI]}, '<|user|>Hi<|meta|>{"system":"You sell bells","messages":null}'),
     ({"messages": [], "id": 1}, '<|meta|>{"messages":[],"id":1}'),
     ({"conversations": [], "id": 1}, '<|sharegpt|><|meta|>{"conversations":null,"id":1}'),
     ({"prompt": "a"}, '<|meta|>{"prompt":"a"}'),
@@ -345,91 +327,69 @@ def test_texts_deep_in_a_session_are_coded_as_text(tiny_tokenizer: BundleTokeniz
     assert b'\\"' not in text and b"\\n" not in text
 
 
-DAMAGED: dict[str, list[tuple[str, bytes]]] = {
-    "a lane": [("lane", b"")],
-    "an escape": [("user", b"a"), ("x3", b"")],
-    "text special": [("text", b"a")],
-    "style in the middle": [("user", b"a"), ("list", b"")],
-    "messages after meta": [("user", b"a"), ("meta", b'{"messages":null}'), ("user", b"b")],
-    "meta first, more after": [("meta", b"{}"), ("user", b"b")],
-    "meta without a place": [("user", b"a"), ("meta", b'{"id":1}')],
-    "meta with a place taken": [("user", b"a"), ("meta", b'{"messages":[]}')],
-    "meta not an object": [("user", b"a"), ("meta", b"[]")],
-    "meta after a list": [("list", b""), ("meta", b'{"messages":null}')],
-    "meta not JSON": [("meta", b"{")],
-    "meta with repeated keys": [("meta", b'{"a":1,"a":2}')],
-    "meta too deep": [("meta", b"[" * 5000)],
-    "message not JSON": [("message", b"hello")],
-    "message a number": [("message", b"1")],
-    "mould without a message": [("message", b"[{}]")],
-    "mould after a mould": [("user", b"a"), ("message", b"[{}]"), ("message", b"[{}]")],
-    "mould again without one": [("user", b"a"), ("message", b"[]")],
-    "mould again without a message": [("user", b"a"), ("message", b"[{}]"), ("message", b"[]")],
-    "mould of two": [("user", b"a"), ("message", b"[{},{}]")],
-    "mould without a role": [("user", b"a"), ("message", b'[{"content":null}]')],
-    "mould without a text": [("user", b"a"), ("message", b'[{"role":null,"content":"b"}]')],
-    "mould with a strange role": [("user", b"a"), ("message", b'[{"role":1,"content":null}]')],
-    "style not a list": [("sharegpt", b"{}")],
-    "style too short": [("sharegpt", b'["a","b"]')],
-    "style too long": [("sharegpt", b'["a","b","c",{},1]')],
-    "style of one key": [("sharegpt", b'["a","b","b"]')],
-    "style without a container": [("sharegpt", b'[null,"b","c"]')],
-    "list with a container": [("list", b'["a","b","c"]')],
-    "style with strange names": [("list", b'[null,"b","c",{"user":1}]')],
-    "style with names a list": [("list", b'[null,"b","c",[]]')],
-    "not UTF-8": [("user", b"\xff")],
-    "frame without texts": [("message", b'[{"a":""},1]')],
-    "frame of no texts": [("user", b"a"), ("message", b"[{},0]")],
-    "frame of more texts than there are": [("user", b"a"), ("message", b'[{"a":"","b":""},2]')],
-    "frame with a place too few": [("user", b"a"), ("user", b"b"), ("message", b'[{"a":""},2]')],
-    "frame with a place too many": [("user", b"a"), ("message", b'[{"a":"","b":""},1]')],
-    "frame with true for a number": [("user", b"a"), ("message", b'[{"a":""},true]')],
-    "frame that is a list": [("user", b"a"), ("message", b'[[""],1]')],
-    "frame with a strange escape": [("user", b"a"), ("message", b'[{"a":"","b":{"":1}},1]')],
-    "frame that is an escape": [("user", b"a"), ("message", b'[{"":""},1]')],
-    "frame over a message": [("user", b"a"), ("message", b"{}"), ("user", b"b"), ("message", b'[{"a":"","b":""},2]')],
-    "head that is no list": [
-        ("system", b"a"),
-        ("meta", b'{"system":""}'),
-        ("meta", b'{"system":null,"messages":null}'),
-    ],
-    "head without texts": [("meta", b'[{"system":[]},0]'), ("meta", b'{"system":null,"messages":null}')],
-    "head of fewer texts than there are": [
-        ("system", b"a"),
-        ("system", b"b"),
-        ("meta", b'[{"system":""},1]'),
-        ("meta", b'{"system":null,"messages":null}'),
-    ],
-    "head over a message": [
-        ("message", b"{}"),
-        ("system", b"a"),
-        ("meta", b'[{"system":""},1]'),
-        ("meta", b'{"system":null,"messages":null}'),
-    ],
-    "head of another key": [("system", b"a"), ("meta", b'[{"a":""},1]'), ("meta", b'{"a":null,"messages":null}')],
-    "head without a place": [("system", b"a"), ("meta", b'[{"system":""},1]'), ("meta", b'{"messages":null}')],
-    "head with a place taken": [
-        ("system", b"a"),
-        ("meta", b'[{"system":""},1]'),
-        ("meta", b'{"system":"b","messages":null}'),
-    ],
-    "head of a list": [("list", b""), ("system", b"a"), ("meta", b'[{"system":""},1]'), ("user", b"b")],
-    "two heads": [
-        ("system", b"a"),
-        ("meta", b'[{"system":""},1]'),
-        ("user", b"a"),
-        ("meta", b'[{"tools":""},1]'),
-        ("meta", b'{"system":null,"tools":null,"messages":null}'),
-    ],
-    "alone without a message": [("list", b"0")],
-    "alone with two": [("list", b"0"), ("user", b"a"), ("user", b"b")],
+DAMAGED = {  # defect -> segments, each a special and its text
+    "a lane": "lane",
+    "an escape": "user a | x3",
+    "text special": "text a",
+    "style in the middle": "user a | list",
+    "messages after meta": 'user a | meta {"messages":null} | user b',
+    "meta first, more after": "meta {} | user b",
+    "meta without a place": 'user a | meta {"id":1}',
+    "meta with a place taken": 'user a | meta {"messages":[]}',
+    "meta not an object": "user a | meta []",
+    "meta after a list": 'list | meta {"messages":null}',
+    "meta not JSON": "meta {",
+    "meta with repeated keys": 'meta {"a":1,"a":2}',
+    "message not JSON": "message hello",
+    "message a number": "message 1",
+    "mould without a message": "message [{}]",
+    "mould after a mould": "user a | message [{}] | message [{}]",
+    "mould again without one": "user a | message []",
+    "mould again without a message": "user a | message [{}] | message []",
+    "mould of two": "user a | message [{},{}]",
+    "mould without a role": 'user a | message [{"content":null}]',
+    "mould without a text": 'user a | message [{"role":null,"content":"b"}]',
+    "mould with a strange role": 'user a | message [{"role":1,"content":null}]',
+    "style not a list": "sharegpt {}",
+    "style too short": 'sharegpt ["a","b"]',
+    "style too long": 'sharegpt ["a","b","c",{},1]',
+    "style of one key": 'sharegpt ["a","b","b"]',
+    "style without a container": 'sharegpt [null,"b","c"]',
+    "list with a container": 'list ["a","b","c"]',
+    "style with strange names": 'list [null,"b","c",{"user":1}]',
+    "style with names a list": 'list [null,"b","c",[]]',
+    "frame without texts": 'message [{"a":""},1]',
+    "frame of no texts": "user a | message [{},0]",
+    "frame of more texts than there are": 'user a | message [{"a":"","b":""},2]',
+    "frame with a place too few": 'user a | user b | message [{"a":""},2]',
+    "frame with a place too many": 'user a | message [{"a":"","b":""},1]',
+    "frame with true for a number": 'user a | message [{"a":""},true]',
+    "frame that is a list": 'user a | message [[""],1]',
+    "frame with a strange escape": 'user a | message [{"a":"","b":{"":1}},1]',
+    "frame that is an escape": 'user a | message [{"":""},1]',
+    "frame over a message": 'user a | message {} | user b | message [{"a":"","b":""},2]',
+    "head that is no list": 'system a | meta {"system":""} | meta {"system":null,"messages":null}',
+    "head without texts": 'meta [{"system":[]},0] | meta {"system":null,"messages":null}',
+    "head of fewer texts": 'system a | system b | meta [{"system":""},1] | meta {"system":null,"messages":null}',
+    "head over a message": 'message {} | system a | meta [{"system":""},1] | meta {"system":null,"messages":null}',
+    "head of another key": 'system a | meta [{"a":""},1] | meta {"a":null,"messages":null}',
+    "head without a place": 'system a | meta [{"system":""},1] | meta {"messages":null}',
+    "head with a place taken": 'system a | meta [{"system":""},1] | meta {"system":"b","messages":null}',
+    "head of a list": 'list | system a | meta [{"system":""},1] | user b',
+    "two heads": 'system a | meta [{"system":""},1] | user a | meta [{"tools":""},1]'
+    ' | meta {"system":null,"tools":null,"messages":null}',
+    "alone without a message": "list 0",
+    "alone with two": "list 0 | user a | user b",
 }
 
 
-@pytest.mark.parametrize("defect", DAMAGED)
+@pytest.mark.parametrize("defect", [*DAMAGED, "meta too deep", "not UTF-8"])
 def test_tokens_with_this_defect_are_refused(tiny_tokenizer: BundleTokenizer, defect: str) -> None:
+    rows = [part.partition(" ") for part in DAMAGED.get(defect, "").split(" | ")]
+    odd = {"meta too deep": ("meta", b"[" * 5000), "not UTF-8": ("user", b"\xff")}
+    segments = [odd[defect]] if defect in odd else [(name, text.encode()) for name, _, text in rows]
     with pytest.raises(CorruptError):
-        from_tokens("chat", built(tiny_tokenizer, *DAMAGED[defect]), tiny_tokenizer)
+        from_tokens("chat", built(tiny_tokenizer, *segments), tiny_tokenizer)
 
 
 def test_text_before_the_first_special_is_refused(tiny_tokenizer: BundleTokenizer) -> None:

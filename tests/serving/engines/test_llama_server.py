@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from pltz.cli.root import cli
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
 from pltz.serving.engines.llama_server import LlamaServer, fingerprint_gguf
@@ -245,19 +243,13 @@ def test_adapters_that_are_none_are_a_named_error(row: dict[str, Any]) -> None:
 def test_a_look_at_all_slots_asks_for_adapters_once() -> None:
     asked: list[str] = []
 
-    class Slots(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Slots(Replay):
+        def _answer(self, body: Any) -> None:
             asked.append(self.path)
             same = {"n_ctx": 8, "is_processing": False}
             rows = [{"id": n, "params": {"lora": [{"id": 0, "scale": n}]}} | same for n in range(3)]
-            data = json.dumps(rows if self.path == "/slots" else [{"id": 0, "path": "a.gguf", "scale": 9}]).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: object) -> None:
-            """Be quiet."""
+            reply = rows if self.path == "/slots" else [{"id": 0, "path": "a.gguf", "scale": 9}]
+            self._send(200, json.dumps(reply).encode())
 
     with serving(Slots) as url:
         states = LlamaServer(url).slot_states()
@@ -269,14 +261,10 @@ def test_the_key_goes_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> No
     """Neither to where the server sends a client, nor to a proxy of the environment."""
     seen: list[str | None] = []
 
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Other(Replay):
+        def _answer(self, body: Any) -> None:
             seen.append(self.headers["Authorization"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Be quiet."""
+            self._send(200, b"")
 
     with serving(Other) as other:
 
@@ -284,6 +272,7 @@ def test_the_key_goes_to_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> No
             def do_GET(self) -> None:
                 self.send_response(302)
                 self.send_header("Location", other)
+                self.send_header("Content-Length", "0")
                 self.end_headers()
 
         with serving(Sends) as url:
@@ -321,13 +310,6 @@ def started(models: dict[str, Path], folder: Path) -> Iterator[LlamaServer]:
 def story(server: LlamaServer) -> np.ndarray[Any, Any]:
     content = " ".join(f"In the year {n} there was a house number {n * 7} by the sea." for n in range(1, 25))
     return server.render([{"role": "user", "content": content}])
-
-
-def command(*words: str) -> Any:
-    """What ``pltz llama ...`` prints as JSON."""
-    done = CliRunner().invoke(cli, ["llama", *words])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -392,40 +374,9 @@ class TestLive:
             with pytest.raises(TargetMismatch, match=re.escape("style.gguf:0.5")):
                 server.thaw(found.ids, frozen_for=found.target)
 
-    def test_it_serves_on_after_what_it_refused(self, models: dict[str, Path], tmp_path: Path) -> None:
-        with started(models, tmp_path) as server:
-            for ids in ([5] * 3000, [16384], []):
-                with pytest.raises(ContentError):
-                    server.thaw(ids, slot=0, any_target=True)
-            full = server.complete([5] * 900, slot=0, n_predict=400, **GREEDY)
-            assert full.truncated and len(full.ids) == 1024
-            assert server.complete(PROMPT, slot=0, **OPTIONS).ids.tolist() == PROMPT + ANSWER
-
     def test_it_reads_a_chat_as_the_target_does(self, models: dict[str, Path], tmp_path: Path) -> None:
         with started(models, tmp_path) as server:
             target = Target.load("mini-llama")
             answer = {"role": "assistant", "content": "Täglich.\n\n  3141 times"}
             chat = [{"role": "system", "content": "Be kind."}, *MESSAGES, answer, *MESSAGES]
             assert server.render(chat).tolist() == target.render(chat, add_generation_prompt=True)
-
-    def test_the_commands(self, models: dict[str, Path], tmp_path: Path) -> None:
-        """pltz llama freeze, import, thaw, with the archive and the bundle that ship."""
-        tokenizer = str(tmp_path / "tokenizer.json")
-        Path(tokenizer).write_bytes(Target.load("mini-llama").tokenizer_json)
-        SessionArchive.open(tmp_path / "cold", create=True)
-        options = ["--archive", str(tmp_path / "cold"), "--tokenizer", tokenizer, "--json"]
-        with started(models, tmp_path) as server:
-            done = server.complete(story(server), slot=0, n_predict=8, **GREEDY)
-            server._call("/slots/0?action=save", {"filename": "kept.bin"})
-            slots = ["--slot", "0", "--slots", str(tmp_path)]
-            frozen = command("freeze", server.url, "chat-7", *slots, *options)
-            made_by = ["--model", str(models["model"])]
-            again = command("import", str(tmp_path / "kept.bin"), *made_by, *options)
-            assert frozen["frozen"][0]["tokens"] == again["frozen"][0]["tokens"] == len(done.ids) - 1
-            server.erase(0)
-            hot = command("thaw", server.url, "chat-7", "--slot", "0", *options)
-            assert (hot["slot"], hot["tokens"], hot["cached"]) == (0, len(done.ids) - 1, 0)
-            assert command("thaw", server.url, "kept", "--slot", "0", *options)["cached"] == len(done.ids) - 2
-        found = SessionArchive.open(tmp_path / "cold").get_ids("kept")
-        assert found.ids.tolist() == done.ids[:-1].tolist()
-        assert found.target == fingerprint_gguf(models["model"])

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
 from tests.serving.engines.llama_process import running
 from tests.serving.engines.served_models import write_gguf
-from tests.serving.engines.test_llama_server import BINARY, live, serving
+from tests.serving.engines.test_llama_server import BINARY, Replay, live, serving
 
 FIRST, SECOND = list(range(10, 40)), list(range(50, 90))
 
 
-class Slots(BaseHTTPRequestHandler):
+class Slots(Replay):
     """Serves two slots.
 
     ``held``: ids of each, ``tasks``, ``busy`` and ``images`` likewise. ``refuses``: slots that it does not save.
@@ -49,7 +48,6 @@ class Slots(BaseHTTPRequestHandler):
     images: set[int]
     refuses: set[int]
     vocab = 1000
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         if self.path == "/props":
@@ -96,14 +94,7 @@ class Slots(BaseHTTPRequestHandler):
             self._say({"n_restored": count})
 
     def _say(self, reply: object, status: int = 200) -> None:
-        data = json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        self._send(status, json.dumps(reply).encode())
 
 
 @contextmanager
@@ -122,16 +113,36 @@ def served(folder: Path) -> Iterator[tuple[Any, LlamaServer]]:
         yield handler, LlamaServer(url)
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[tuple[Any, LlamaServer]]:
-    with served(tmp_path) as found:
-        yield found
+class Here:
+    """A server of the tests with its folder of slots, and a hook whose journal goes into an archive beside them."""
+
+    def __init__(self, root: Path, handler: Any, server: LlamaServer, hook: EvictionHook) -> None:
+        self.root, self.handler, self.server, self.hook = root, handler, server, hook
+
+    def archiver(self, anew: bool = False, **options: Any) -> SlotArchiver:
+        """Return an archiver of the server. ``anew``: of a client that knows nothing yet."""
+        server = LlamaServer(self.server.url) if anew else self.server
+        return SlotArchiver(server, self.hook, self.root / "slots", **options)
+
+    def keeper(self, budget: int) -> SlotKeeper:
+        return SlotKeeper(self.server, self.root / "slots", budget)
+
+    def archived(self) -> dict[str, list[list[int]]]:
+        """Return the versions of all sessions, by tenant and name."""
+        self.hook.close()
+        cold = SessionArchive.open(self.root / "cold", create=True)
+        drain(self.root / "journal", cold.cold)
+        found: dict[str, list[list[int]]] = {}
+        for version in cold.archive.ls(history=True):
+            ids = cold.get_ids(version.name, version.tenant, version=version.version).ids.tolist()
+            found.setdefault(f"{version.tenant}/{version.name}", []).append(ids)
+        return {name: sorted(versions, key=len) for name, versions in found.items()}
 
 
 @pytest.fixture
-def hook(tmp_path: Path) -> Iterator[EvictionHook]:
-    with EvictionHook.open(tmp_path / "journal") as made:
-        yield made
+def here(tmp_path: Path) -> Iterator[Here]:
+    with served(tmp_path) as (handler, server), EvictionHook.open(tmp_path / "journal") as hook:
+        yield Here(tmp_path, handler, server, hook)
 
 
 def use(handler: Any, slot: int, ids: list[int]) -> None:
@@ -139,23 +150,8 @@ def use(handler: Any, slot: int, ids: list[int]) -> None:
     handler.held[slot], handler.tasks[slot] = list(ids), max(handler.tasks) + 1
 
 
-def archived(tmp_path: Path, hook: EvictionHook) -> dict[str, list[list[int]]]:
-    """Return the versions of all sessions, by tenant and name."""
-    hook.close()
-    cold = SessionArchive.open(tmp_path / "cold", create=True)
-    drain(tmp_path / "journal", cold.cold)
-    found: dict[str, list[list[int]]] = {}
-    for version in cold.archive.ls(history=True):
-        ids = cold.get_ids(version.name, version.tenant, version=version.version).ids.tolist()
-        found.setdefault(f"{version.tenant}/{version.name}", []).append(ids)
-    return {name: sorted(versions, key=len) for name, versions in found.items()}
-
-
-def test_idle_slots_are_archived_once_and_their_sessions_grow(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots", idle=0.05)
+def test_idle_slots_are_archived_once_and_their_sessions_grow(here: Here, tmp_path: Path) -> None:
+    handler, archiver = here.handler, here.archiver(idle=0.05)
     use(handler, 0, FIRST)
     assert archiver.look() == []  # it changed just now
     time.sleep(0.06)
@@ -170,17 +166,14 @@ def test_idle_slots_are_archived_once_and_their_sessions_grow(
     both = archiver.look(idle=0)
     assert [found.session == one.session for found in both] == [True, False]
     assert not [*(tmp_path / "slots").iterdir()]  # nothing is kept unless asked for
-    assert archived(tmp_path, hook) == {
+    assert here.archived() == {
         f"default/{one.session}": [FIRST, [*FIRST, *SECOND]], f"default/{both[1].session}": [SECOND],
     }  # fmt: skip
     assert archiver.status() == {"archived": 3, "refused": 0, "failed": 0, "kept": 0, "kept_bytes": 0}
 
 
-def test_another_conversation_in_the_slot_is_another_session(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+def test_another_conversation_in_the_slot_is_another_session(here: Here) -> None:
+    handler, archiver = here.handler, here.archiver()
     names = []
     for ids in (FIRST, SECOND, [*FIRST[:20], 99, 98]):
         use(handler, 0, ids)
@@ -189,19 +182,16 @@ def test_another_conversation_in_the_slot_is_another_session(
     use(handler, 0, [1, 2, 3])
     archiver.look(idle=0)
     assert len({*names}) == 3
-    assert archived(tmp_path, hook)["acme/chat-7"] == [[1, 2, 3]]
+    assert here.archived()["acme/chat-7"] == [[1, 2, 3]]
 
 
-def test_a_session_returns_from_its_file_and_from_its_ids_without_it(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots", keep=1 << 20)
+def test_a_session_returns_from_its_file_and_from_its_ids_without_it(here: Here, tmp_path: Path) -> None:
+    handler, archiver = here.handler, here.archiver(keep=1 << 20)
     use(handler, 0, FIRST)
     [one] = archiver.look(idle=0)
     assert one.kept
     handler.held[0] = []
-    again = SlotArchiver(LlamaServer(server.url), hook, tmp_path / "slots", keep=1 << 20)  # after a restart
+    again = here.archiver(anew=True, keep=1 << 20)  # after a restart
     hot = again.restore(one.session, np.array([*FIRST, 7]), slot=1, any_target=True)
     assert (hot.slot, hot.tokens, hot.cached, handler.prefilled) == (1, 31, 30, [1])
     assert handler.held[1] == [*FIRST, 7]
@@ -216,15 +206,12 @@ def test_a_session_returns_from_its_file_and_from_its_ids_without_it(
     assert (hot.cached, handler.prefilled[-1], handler.held[0]) == (0, 30, FIRST)
 
 
-def test_no_slot_is_named_by_what_another_tenant_restored(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
+def test_no_slot_is_named_by_what_another_tenant_restored(here: Here) -> None:
     """A client whose prompt begins like a restored session of another tenant got its name, and wrote its next version.
 
     So did the session of another tenant that was restored into a claimed slot.
     """
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    handler, archiver = here.handler, here.archiver()
     hot = archiver.restore("chat-7", np.array(FIRST), tenant="acme", slot=0, any_target=True)
     use(handler, 0, [*FIRST, 1, 2])  # of anybody
     [stranger] = archiver.look(idle=0)
@@ -240,7 +227,7 @@ def test_no_slot_is_named_by_what_another_tenant_restored(
     archiver.restore("mail-1", np.array(SECOND), tenant="bolt", slot=0, any_target=True)
     use(handler, 0, [*SECOND, 5])
     assert [(one.session, one.tenant) for one in archiver.look(idle=0)] == [("mail-1", "bolt")]
-    assert archived(tmp_path, hook)["acme/chat-7"] == [[*FIRST, 3]]
+    assert here.archived()["acme/chat-7"] == [[*FIRST, 3]]
 
 
 def changed(path: Path) -> None:
@@ -250,12 +237,10 @@ def changed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["bit", "cut", "ids", "model", "build", "variant", "note", "adapter"])
-def test_a_file_that_is_not_right_is_not_restored(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, what: str
-) -> None:
-    handler, server = here
+def test_a_file_that_is_not_right_is_not_restored(here: Here, tmp_path: Path, what: str) -> None:
+    handler = here.handler
     use(handler, 0, FIRST)
-    [one] = SlotArchiver(server, hook, tmp_path / "slots", keep=1 << 20).look(idle=0)
+    [one] = here.archiver(keep=1 << 20).look(idle=0)
     [slot_file], [note] = ([*(tmp_path / "slots").glob(f"*.{end}")] for end in ("slot", "json"))
     ids, variant = np.array(FIRST), ""
     if what == "bit":
@@ -276,80 +261,71 @@ def test_a_file_that_is_not_right_is_not_restored(
     else:
         note.write_text("[]")
     handler.held[0] = []
-    archiver = SlotArchiver(LlamaServer(server.url), hook, tmp_path / "slots", keep=1 << 20, variant=variant)
+    archiver = here.archiver(anew=True, keep=1 << 20, variant=variant)
     hot = archiver.restore(one.session, ids, slot=0, any_target=True)
     assert (hot.cached, handler.prefilled, handler.held[0]) == (0, [30], ids.tolist())
     assert slot_file.exists() == (what not in ("bit", "cut"))
 
 
-def test_a_server_that_was_started_with_other_weights_gets_its_own_name(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots", keep=1 << 20)
+def test_a_server_that_was_started_with_other_weights_gets_its_own_name(here: Here, tmp_path: Path) -> None:
+    handler, archiver = here.handler, here.archiver(keep=1 << 20)
     use(handler, 0, FIRST)
     [one] = archiver.look(idle=0)
-    before = server.target
+    before = here.server.target
     (tmp_path / "model.gguf").write_bytes(b"other weights")
     archiver.look()
-    assert server.target != before
+    assert here.server.target != before
     with pytest.raises(TargetMismatch):
         archiver.restore(one.session, np.array(FIRST), frozen_for=before)
     assert handler.prefilled == []
 
 
-def test_the_files_keep_a_budget(here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path) -> None:
-    handler, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+def test_the_files_keep_a_budget(here: Here) -> None:
+    handler, keeper = here.handler, here.keeper(2000)
     for number in range(4):
         use(handler, 0, [*range(number, number + 30)])
         name = f"chat {number}", "acme"
-        ids, kept = keeper.save(server.slot_state(0), lambda ids, name=name: name)  # type: ignore[misc]
+        ids, kept = keeper.save(here.server.slot_state(0), lambda ids, name=name: name)  # type: ignore[misc]
         assert kept is not None and kept.ids == digest_ids(ids)
         time.sleep(0.01)
         assert sum(path.stat().st_size for path in keeper.folder.glob("*.slot")) <= 2000
     assert [kept.session for kept in keeper.kept()] == ["chat 2", "chat 3"]
     use(handler, 0, [*range(200)])
-    assert keeper.save(server.slot_state(0), lambda ids: ("long", "acme"))[1] is None
+    assert keeper.save(here.server.slot_state(0), lambda ids: ("long", "acme"))[1] is None
     assert [kept.session for kept in keeper.kept()] == ["chat 2", "chat 3"]
     assert {path.suffix for path in keeper.folder.iterdir()} == {".slot", ".json"}
 
 
-def test_the_choice_of_a_slot_loses_nothing(here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+def test_the_choice_of_a_slot_loses_nothing(here: Here) -> None:
+    handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
     assert archiver._choice() == 1  # empty
     use(handler, 1, SECOND)
     assert archiver._choice() == -1  # neither is archived
     archiver.look(idle=0)
-    hook.flush()
+    here.hook.flush()
     use(handler, 1, [*SECOND, 1])
     assert archiver._choice() == 0
     assert archiver.restore("chat", np.array([1, 2, 3]), any_target=True).slot == 0
 
 
 def test_a_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counted as archived: nobody tried it again, and a session that returned took its slot."""
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
     use(handler, 1, SECOND)
     with monkeypatch.context() as full:
-        full.setattr(hook, "on_evict", lambda request: 0)
+        full.setattr(here.hook, "on_evict", lambda request: 0)
         assert archiver.look(idle=0) == [] and archiver.refused == 2
     assert archiver._choice() == -1
-    assert len(archiver.look(idle=0)) == 2 and hook.flush() and archiver._choice() >= 0
+    assert len(archiver.look(idle=0)) == 2 and here.hook.flush() and archiver._choice() >= 0
 
 
-def test_a_session_that_returns_takes_no_slot_that_nobody_else_has(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_returns_takes_no_slot_that_nobody_else_has(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took slots with images, those that the server refused to save, and those whose ids were on no disk yet."""
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
     use(handler, 1, SECOND)
     handler.images.add(0)
@@ -357,65 +333,55 @@ def test_a_session_that_returns_takes_no_slot_that_nobody_else_has(
     assert archiver.look(idle=0) == [] and archiver.failed == 1 and archiver._choice() == -1
     handler.refuses.clear()
     with monkeypatch.context() as slow:
-        slow.setattr(hook, "durable", lambda ticket: False)
+        slow.setattr(here.hook, "durable", lambda ticket: False)
         assert [one.slot for one in archiver.look(idle=0)] == [1] and archiver._choice() == -1
     use(handler, 1, [*SECOND, 1])
     hot = archiver.restore("chat", np.array([1, 2, 3]), any_target=True)
-    assert hot.slot == 1 and any([*SECOND, 1] in versions for versions in archived(tmp_path, hook).values())
+    assert hot.slot == 1 and any([*SECOND, 1] in versions for versions in here.archived().values())
 
 
 def test_a_slot_that_a_request_used_while_it_was_saved_is_saved_again(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The adapters of the request before were said of it, in the note of its file and in the archive."""
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots", keep=1 << 20)
+    handler, archiver = here.handler, here.archiver(keep=1 << 20)
     use(handler, 0, FIRST)
-    saves = server.save_slot
+    saves = here.server.save_slot
 
     def late(slot: int, name: str) -> int:
         use(handler, 0, SECOND)
         return saves(slot, name)
 
     with monkeypatch.context() as raced:
-        raced.setattr(server, "save_slot", late)
+        raced.setattr(here.server, "save_slot", late)
         assert archiver.look(idle=0) == [] and archiver.failed == 1
     assert not [*(tmp_path / "slots").iterdir()]
     assert [one.tokens for one in archiver.look(idle=0)] == [40]
 
 
-def test_an_emptied_slot_is_no_failure(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+def test_an_emptied_slot_is_no_failure(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
-    states = server.slot_states()
+    states = here.server.slot_states()
     handler.held[0] = []
-    monkeypatch.setattr(server, "slot_states", lambda: states)
+    monkeypatch.setattr(here.server, "slot_states", lambda: states)
     assert archiver.look(idle=0) == [] and archiver.failed == 0
 
 
-def test_images_are_refused_and_a_server_that_is_gone_is_waited_for(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+def test_images_are_refused_and_a_server_that_is_gone_is_waited_for(here: Here, tmp_path: Path) -> None:
+    handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
     handler.images.add(0)
     assert archiver.look(idle=0) == [] and archiver.look(idle=0) == []
-    assert archiver.status()["refused"] == 1 and hook.status()["refused"] == {"multimodal": 1}
-    server.url = "http://127.0.0.1:9"
+    assert archiver.status()["refused"] == 1 and here.hook.status()["refused"] == {"multimodal": 1}
+    here.server.url = "http://127.0.0.1:9"
     assert archiver.look() == [] and archiver.status()["failed"] == 1
     with pytest.raises(ModelError):
-        SlotArchiver(LlamaServer(server.url), hook, tmp_path / "slots", keep=1)
+        here.archiver(anew=True, keep=1)
 
 
-def test_a_thread_looks_and_the_end_archives_what_is_not_idle_yet(
-    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
-) -> None:
-    handler, server = here
-    archiver = SlotArchiver(server, hook, tmp_path / "slots", idle=0.01, poll=0.01)
+def test_a_thread_looks_and_the_end_archives_what_is_not_idle_yet(here: Here) -> None:
+    handler, archiver = here.handler, here.archiver(idle=0.01, poll=0.01)
     archiver.start()
     use(handler, 0, FIRST)
     end = time.monotonic() + 60
@@ -425,39 +391,36 @@ def test_a_thread_looks_and_the_end_archives_what_is_not_idle_yet(
     use(handler, 1, SECOND)
     archiver.close()
     assert archiver.archived == 2
-    assert sorted(len(ids) for versions in archived(tmp_path, hook).values() for ids in versions) == [30, 40]
+    assert sorted(len(ids) for versions in here.archived().values() for ids in versions) == [30, 40]
 
 
-def test_what_cannot_be_is_refused(here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path) -> None:
-    _, server = here
+def test_what_cannot_be_is_refused(here: Here, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="slot-save-path"):
-        SlotArchiver(server, hook, tmp_path / "none")
+        SlotArchiver(here.server, here.hook, tmp_path / "none")
     with pytest.raises(UsageError, match="idle"):
-        SlotArchiver(server, hook, tmp_path / "slots", poll=0)
+        here.archiver(poll=0)
     for session, tenant in (("", None), ("a" * 1025, None), ("chat", "b" * 1025)):
         with pytest.raises(UsageError, match="names"):  # the journal refused them later, when nobody looked
-            SlotArchiver(server, hook, tmp_path / "slots").claim(0, session, tenant)
+            here.archiver().claim(0, session, tenant)
     with pytest.raises(UsageError, match="slot from 0 to 1"):
-        server.slot_state(2)
+        here.server.slot_state(2)
     (tmp_path / "model.gguf").unlink()
     with pytest.raises(UsageError, match="name its file"):
-        SlotArchiver(LlamaServer(server.url), hook, tmp_path / "slots", keep=1)
+        here.archiver(anew=True, keep=1)
 
 
 @pytest.mark.parametrize("note", ["", "{", "[" * 9999, "{}", json.dumps({"format": FORMAT}), "x" * (MAX_NOTE + 1)])
-def test_notes_of_any_form_are_none(here: tuple[Any, LlamaServer], tmp_path: Path, note: str) -> None:
-    _, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 1 << 20)
+def test_notes_of_any_form_are_none(here: Here, note: str) -> None:
+    keeper = here.keeper(1 << 20)
     keeper._path("chat", "default").with_suffix(".json").write_text(note)
     assert keeper.kept() == [] and keeper.restore("chat", np.array(FIRST), 0) == 0
 
 
-def test_a_note_of_another_session_is_none(here: tuple[Any, LlamaServer], tmp_path: Path) -> None:
+def test_a_note_of_another_session_is_none(here: Here) -> None:
     """It counted in the budget, and its room was made by removing the file of the session that it named."""
-    handler, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
-    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+    keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))
     whole, other = (keeper._path(session, "acme") for session in ("chat", "other"))
     for end in (".slot", ".json"):
         other.with_suffix(end).write_bytes(whole.with_suffix(end).read_bytes())
@@ -465,11 +428,10 @@ def test_a_note_of_another_session_is_none(here: tuple[Any, LlamaServer], tmp_pa
     assert keeper.restore("other", np.array(FIRST), 1, tenant="acme") == 0 and handler.held[1] == []
 
 
-def test_a_pipe_in_place_of_a_slot_file_holds_up_nobody(here: tuple[Any, LlamaServer], tmp_path: Path) -> None:
-    handler, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+def test_a_pipe_in_place_of_a_slot_file_holds_up_nobody(here: Here) -> None:
+    handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
-    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+    keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))
     at = keeper._path("chat", "acme")
     at.with_suffix(".slot").unlink()
     os.mkfifo(at.with_suffix(".slot"))
@@ -479,35 +441,29 @@ def test_a_pipe_in_place_of_a_slot_file_holds_up_nobody(here: tuple[Any, LlamaSe
     assert not [*keeper.folder.iterdir()]
 
 
-def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(
-    here: tuple[Any, LlamaServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slot file stayed without a note, beside the budget, where the disk was full already."""
-    handler, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
 
     def full(path: Path, text: str) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))[1] is None
+    assert keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))[1] is None
     assert not [*keeper.folder.iterdir()]
 
 
-def test_a_slot_that_is_gone_costs_no_file(
-    here: tuple[Any, LlamaServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_that_is_gone_costs_no_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was removed as if it were damaged."""
-    handler, server = here
-    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
-    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+    keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))
 
     def gone(slot: int, name: str) -> int:
         raise UsageError("expected a slot from 0 to 0, found 1")
 
-    monkeypatch.setattr(server, "restore_slot", gone)
+    monkeypatch.setattr(here.server, "restore_slot", gone)
     with pytest.raises(UsageError, match="slot from"):
         keeper.restore("chat", np.array(FIRST), 1, tenant="acme")
     assert [one.session for one in keeper.kept()] == ["chat"]

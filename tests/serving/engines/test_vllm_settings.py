@@ -77,18 +77,6 @@ def test_settings_of_the_hook_stand_beside_the_connectors() -> None:
     assert VllmSettings.parse({"journal": "j"}) == VllmSettings("j")
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"flush_seconds": "1"}, {"threads": True}, {"batch_tokens": 1.5}, {"memory_bytes": "1"}, {"nice": None},
-    {"journal_bytes": False},
-]
-
-
-@pytest.mark.parametrize("options", SETTINGS)
-def test_the_hooks_own_settings_have_types(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
-        HookSettings(**options)
-
-
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return fake_vllm.install(monkeypatch)

@@ -38,20 +38,6 @@ def test_a_salted_tenant_is_refused_by_name(open_hook: Opened) -> None:
     assert hook.status()["refusals"][0]["tenant"] == "acme#salt=00"
 
 
-def test_metrics_count_refusals_by_reason(open_hook: Opened) -> None:
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    hook = open_hook()
-    hook.on_evict(EvictionRequest("x" * 3000, [1]))
-    hook.refuse("not valid", {"a": "dictionary"}, None, "what a client wrote")
-    assert hook.flush(10)
-    registry = CollectorRegistry()
-    registry.register(hook.metrics())
-    text = generate_latest(registry).decode()
-    assert 'pltz_hook_refused_total{reason="name too long"} 1.0' in text
-    assert 'pltz_hook_refused_total{reason="not valid"} 1.0' in text
-
-
 def test_a_flood_is_counted_and_cut(open_hook: Opened, caplog: pytest.LogCaptureFixture) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):

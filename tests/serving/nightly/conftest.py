@@ -95,13 +95,3 @@ def nightly(tmp_path: Path, bundle_folder: Path) -> Nightly:
 def trained_nightly(tmp_path: Path) -> Nightly:
     """Make a job with a bundle that ships: an untrained one loses to zstd, whose segments have no neighbours."""
     return Nightly(tmp_path, "nano")
-
-
-@pytest.fixture
-def make_chat() -> Callable[..., dict[str, Any]]:
-    return chat
-
-
-@pytest.fixture
-def make_lines() -> Callable[..., bytes]:
-    return lines

@@ -17,11 +17,11 @@ from pltz.cli.root import cli
 from pltz.datasets import registry
 from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly.sources.jsonl import JsonlSource
+from tests.serving.nightly.conftest import Nightly, chat, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from tests.serving.nightly.conftest import Nightly
 
 OPENCODE = json.dumps(
     {"info": {"id": "ses_1"}, "messages": [{"info": {"role": "user"}, "parts": [{"type": "text", "text": "Hi"}]}]},
@@ -140,25 +140,21 @@ def test_a_source_that_fails_stops_no_other(nightly: Nightly, monkeypatch: pytes
     assert list(nightly.content()) == [("default", "shop/a")]
 
 
-def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(nightly: Nightly) -> None:
     nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
     nightly.write("chats/log.jsonl", log("shop", 9))
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.write("chats/a.jsonl", lines([chat(1)]))
     report = nightly.run()
     [refused] = report["refused"]
     assert refused["where"] == "log.jsonl" and "agent-logs" in refused["reason"]
     assert list(nightly.content()) == [("default", "a/1")]
 
 
-def test_a_file_of_chats_that_another_replaced_needs_a_word(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_a_file_of_chats_that_another_replaced_needs_a_word(nightly: Nightly) -> None:
     nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2)]))
+    nightly.write("chats/a.jsonl", lines([chat(1), chat(2)]))
     assert nightly.counts() == (2, 0, 0, 0)
-    nightly.write("chats/a.jsonl", make_lines([make_chat(3), make_chat(2, 2)]))
+    nightly.write("chats/a.jsonl", lines([chat(3), chat(2, 2)]))
     assert nightly.counts() == (1, 0, 1, 5)
     nightly.sources += "new_version = true\n"
     assert nightly.counts()[2:] == (0, 0)

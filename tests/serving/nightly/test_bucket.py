@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pltz.serving.nightly.sources import jsonl
 from tests.archive.towers import SessionArchive
+from tests.serving.nightly.conftest import Nightly, chat, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.archive.conftest import S3Server
-    from tests.serving.nightly.conftest import Nightly
 
 
 @pytest.fixture
-def many(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Nightly:
+def many(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> Nightly:
     """Six shards, with a bad line in each."""
     monkeypatch.setattr(jsonl, "SHARD_BYTES", 1)
     for n in range(6):
-        data = make_lines(make_chat(10 * n + k) for k in range(10)) + b"{no\n"
+        data = lines(chat(10 * n + k) for k in range(10)) + b"{no\n"
         nightly.write(f"chats/{n}.jsonl", data)
     return nightly
 
 
 @pytest.mark.slow
-def test_a_bucket(
-    many: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    s3: S3Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bucket(many: Nightly, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive lies in a bucket, and the state is a folder."""
     for name, value in s3.options.items():
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
@@ -50,4 +37,4 @@ def test_a_bucket(
     many.rest = "[verify]\n[collect]\n"
     assert many.counts() == (60, 0, 6, 5)
     assert many.counts() == (0, 60, 6, 5)
-    assert cold.get("chat-7").value == make_chat(7) and len(list(cold.archive.ls())) == 60
+    assert cold.get("chat-7").value == chat(7) and len(list(cold.archive.ls())) == 60

@@ -6,7 +6,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import zstandard
@@ -22,25 +22,16 @@ from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import freeze, job
 from pltz.serving.nightly.state import Busy
 from tests.archive.towers import SessionArchive, TowerArchive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.serving.nightly.conftest import Nightly
+from tests.serving.nightly.conftest import Nightly, chat, lines
 
 
-def test_what_is_known_costs_no_coding(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(10))))
-    nightly.write("chats/deep/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(10, 15)))))
-    nightly.write("chats/c.ndjson.zst", zstandard.compress(make_lines(map(make_chat, range(15, 20)))))
+def test_what_is_known_costs_no_coding(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(10))))
+    nightly.write("chats/deep/b.jsonl.gz", gzip.compress(lines(map(chat, range(10, 15)))))
+    nightly.write("chats/c.ndjson.zst", zstandard.compress(lines(map(chat, range(15, 20)))))
     nightly.write("chats/notes.txt", b"no sessions here")
     assert nightly.counts() == (20, 0, 0, 0)
-    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n))] for n in range(20)}
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(chat(n))] for n in range(20)}
 
     def refuse(*_: object) -> Any:
         raise AssertionError("encoded or decoded")
@@ -51,25 +42,21 @@ def test_what_is_known_costs_no_coding(
     assert nightly.counts() == (0, 20, 0, 0)
 
 
-def test_what_changed_is_a_new_version_and_what_moved_is_known(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    path = nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+def test_what_changed_is_a_new_version_and_what_moved_is_known(nightly: Nightly) -> None:
+    path = nightly.write("chats/a.jsonl", lines(map(chat, range(4))))
     nightly.counts()
-    path.write_bytes(make_lines([make_chat(9), make_chat(0), make_chat(1, 2), make_chat(3), make_chat(2)]))
+    path.write_bytes(lines([chat(9), chat(0), chat(1, 2), chat(3), chat(2)]))
     path.rename(path.with_name("z.jsonl"))
     assert nightly.counts() == (2, 3, 0, 0)
-    assert nightly.content()["default", "chat-1"] == [json.dumps(make_chat(1)), json.dumps(make_chat(1, 2))]
-    assert nightly.content()["default", "chat-9"] == [json.dumps(make_chat(9))]
+    assert nightly.content()["default", "chat-1"] == [json.dumps(chat(1)), json.dumps(chat(1, 2))]
+    assert nightly.content()["default", "chat-9"] == [json.dumps(chat(9))]
 
 
-def test_a_log_that_repeats_a_name_gives_its_versions_in_order(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/1.jsonl", make_lines(make_chat(7, n) for n in (1, 2, 2, 1)))
-    nightly.write("chats/2.jsonl", make_lines([make_chat(7, 3)]))
+def test_a_log_that_repeats_a_name_gives_its_versions_in_order(nightly: Nightly) -> None:
+    nightly.write("chats/1.jsonl", lines(chat(7, n) for n in (1, 2, 2, 1)))
+    nightly.write("chats/2.jsonl", lines([chat(7, 3)]))
     assert nightly.counts() == (3, 2, 0, 0)
-    assert nightly.content() == {("default", "chat-7"): [json.dumps(make_chat(7, n)) for n in (1, 2, 3)]}
+    assert nightly.content() == {("default", "chat-7"): [json.dumps(chat(7, n)) for n in (1, 2, 3)]}
     assert nightly.counts() == (0, 5, 0, 0)
 
 
@@ -85,15 +72,13 @@ def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> 
     assert nightly.content()["acme", "deep/a/1"] == ["[1]", "[3]", "[1]"]
 
 
-def test_one_bad_session_is_named_and_the_others_go_on(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_one_bad_session_is_named_and_the_others_go_on(nightly: Nightly) -> None:
     image = {"id": "i", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     bad: list[Any] = [image, {"messages": []}, {"id": "n" * 100_000}, {"id": "\ud800", "messages": []}]
-    good = list(map(make_chat, range(6)))
+    good = list(map(chat, range(6)))
     ascii_lines = b"".join(json.dumps(b).encode() + b"\n" for b in bad)
-    nightly.write("chats/a.jsonl", make_lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + make_lines(good[3:]))
-    nightly.write("chats/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(6, 2000))))[:-100])
+    nightly.write("chats/a.jsonl", lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + lines(good[3:]))
+    nightly.write("chats/b.jsonl.gz", gzip.compress(lines(map(chat, range(6, 2000))))[:-100])
     report = nightly.run()
     assert report["exit_code"] == 5 and not report["failures"]
     wheres = [r["where"] for r in report["refused"]]
@@ -108,27 +93,23 @@ def test_one_bad_session_is_named_and_the_others_go_on(
     files = sorted(p.name for p in (nightly.root / "state/quarantine").iterdir())
     assert files == sorted(r["id"] for r in report["refused"])
     assert nightly.counts() == (0, len(content), 7, 5)
-    nightly.write("chats/a.jsonl", make_lines(good))
+    nightly.write("chats/a.jsonl", lines(good))
     (nightly.root / "chats/b.jsonl.gz").unlink()
     assert nightly.counts() == (0, 6, 0, 0)
     assert not list((nightly.root / "state/quarantine").iterdir())
 
 
-def test_a_line_that_is_too_long_costs_itself_alone(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_a_line_that_is_too_long_costs_itself_alone(nightly: Nightly) -> None:
     nightly.sources += "max_bytes = 4096\n"
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    nightly.write("chats/a.jsonl", lines([chat(1), chat(2, 5000), chat(3)]))
     report = nightly.run()
     assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0]["reason"]
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
 
 
-def test_a_session_over_the_limit_is_counted_with_its_reason(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_a_session_over_the_limit_is_counted_with_its_reason(nightly: Nightly) -> None:
     long = json.dumps({"id": "long", "text": "x" * MAX_BYTES}).encode() + b"\n"
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]) + long + make_lines([make_chat(3)]))
+    nightly.write("chats/a.jsonl", lines([chat(1)]) + long + lines([chat(3)]))
     report = nightly.run()
     [refused] = report["refused"]
     assert refused["where"] == "a.jsonl:2"
@@ -136,14 +117,9 @@ def test_a_session_over_the_limit_is_counted_with_its_reason(
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
 
 
-def test_zstd_above_sends_large_sessions_to_zstd(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_zstd_above_sends_large_sessions_to_zstd(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     nightly.head += "zstd_above = 2000\n"
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    nightly.write("chats/a.jsonl", lines([chat(1), chat(2, 5000), chat(3)]))
     seen: list[tuple[str, bool]] = []
     monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
     segmented = SessionCutter._segmented
@@ -158,20 +134,16 @@ def test_zstd_above_sends_large_sessions_to_zstd(
     assert [plain for name, plain in seen if name == "chat-1"] == [True, False]
 
 
-def test_a_source_that_is_not_there_does_not_stop_the_others(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_a_source_that_is_not_there_does_not_stop_the_others(nightly: Nightly) -> None:
     nightly.sources = '[[source]]\nkind = "sqlite"\npath = "no.db"\nquery = "SELECT 1"\n' + nightly.sources
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.write("chats/a.jsonl", lines([chat(1)]))
     report = nightly.run()
     assert report["exit_code"] == 7 and "no.db" in report["failures"][0]
     assert report["totals"]["frozen"] == 1
 
 
-def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(3))) + b"no\n")
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(3))) + b"no\n")
     nightly.rest = "[collect]\n[[retention]]\nkeep_last = 1\n[verify]\n"
     before = files(nightly.root / "cold")
     assert nightly.counts(dry_run=True) == (3, 0, 1, 5)
@@ -184,43 +156,34 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_sessions_that_grew_are_merged(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sessions_that_grew_are_merged(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
     nightly.rest = '[merge]\ncold = "0s"\n[verify]\nshare = 1.0\n'
     for turns in (1, 2, 3):
-        nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(2)))
+        nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(2)))
         report = nightly.run()
     assert report["merge"]["sessions"] == 2 and report["verify"]["sound"] and report["exit_code"] == 0
     assert sum(nightly.run()["merge"][key] for key in ("merged", "segments")) == 0
-    wanted = [json.dumps(make_chat(0, turns)) for turns in (1, 2, 3)]
+    wanted = [json.dumps(chat(0, turns)) for turns in (1, 2, 3)]
     assert nightly.content()["default", "chat-0"] == wanted
 
 
-def test_retention_collects_and_verifies(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_retention_collects_and_verifies(nightly: Nightly) -> None:
     nightly.rest = (
         '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nshare = 1.0\n'
     )
     for turns in (1, 2, 3):
-        nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(5)))
+        nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(5)))
         report = nightly.run()
     assert (report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5)
     assert report["collect"]["condemned"] and report["verify"]["sound"] and report["verify"]["decoded"]
     report = nightly.run()
     assert report["collect"]["deleted"] and report["exit_code"] == 0
-    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n, 3))] for n in range(5)}
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(chat(n, 3))] for n in range(5)}
 
 
-def test_damage_in_the_sample_is_said(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(5))))
+def test_damage_in_the_sample_is_said(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(5))))
     nightly.run()
     [pack] = (nightly.root / "cold/packs").iterdir()
     data = bytearray(pack.read_bytes())
@@ -241,36 +204,30 @@ def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
     assert nightly.counts() == (0, 0, 0, 0)
 
 
-def test_a_sealed_archive(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_a_sealed_archive(nightly: Nightly) -> None:
     from pltz.archive.encryption.keys import Secret
 
     key = nightly.write("key", bytes(range(32)))
     key.chmod(0o600)
     nightly.head = nightly.head.replace('"cold"', '"sealed"') + 'key_file = "key"\n'
     SessionArchive.create(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.write("chats/a.jsonl", lines([chat(1)]))
     nightly.rest = "[verify]\n"
     assert nightly.counts() == (1, 0, 0, 0)
     sealed = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
-    assert sealed.get("chat-1").value == make_chat(1)
+    assert sealed.get("chat-1").value == chat(1)
 
 
-def test_another_archive_with_the_same_state_gets_everything(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+def test_another_archive_with_the_same_state_gets_everything(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines([chat(1)]))
     nightly.run()
     SessionArchive.create(nightly.root / "new", nightly.bundles)
     nightly.head = nightly.head.replace('"cold"', '"new"')
     assert nightly.counts() == (1, 0, 0, 0)
 
 
-def test_a_lost_state_folder_changes_nothing_in_the_archive(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2)]))
+def test_a_lost_state_folder_changes_nothing_in_the_archive(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines([chat(1), chat(2)]))
     nightly.run()
     before = nightly.content()
     (nightly.root / "state").rename(nightly.root / "elsewhere")
@@ -283,11 +240,8 @@ def test_a_lost_state_folder_changes_nothing_in_the_archive(
 def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
     error: PltzError,
     nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(9))))
+    monkeypatch: pytest.MonkeyPatch) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(9))))
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
     real, calls = ArchiveWriter.put, []
 
@@ -304,13 +258,8 @@ def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
     assert nightly.counts() == (6, 3, 0, 0)
 
 
-def test_a_commit_that_a_collector_overtook_is_put_again(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+def test_a_commit_that_a_collector_overtook_is_put_again(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(4))))
     real, calls = ArchiveWriter.put, []
 
     def overtaken(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
@@ -335,13 +284,13 @@ def test_what_is_no_archive_is_said_before_anything_is_done(nightly: Nightly) ->
     assert not (nightly.root / "state").exists()
 
 
-def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Callable[..., bytes]) -> None:
+def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path) -> None:
     """With the real model, once: the ratio is what it is for, and the sessions come back."""
     from pltz.datasets import sample_sessions
     from pltz.serving.nightly import config, job
 
     chats = [session.value for session in sample_sessions()[:2]]
-    (tmp_path / "a.jsonl").write_bytes(make_lines(chats))
+    (tmp_path / "a.jsonl").write_bytes(lines(chats))
     cold = SessionArchive.create(tmp_path / "cold", [Bundle.load()])
     (tmp_path / "n.toml").write_text('archive = "cold"\nstate = "s"\n[[source]]\nkind = "jsonl"\npath = "a.jsonl"\n')
     total = job.run(config.load(tmp_path / "n.toml"))["totals"]
@@ -352,17 +301,14 @@ def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Call
 
 def test_retention_decides_anew_where_an_older_manifest_came_back(
     nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch) -> None:
     """Another night of this machine put a version after the look, and then the manifest of before it came back."""
     shutil.rmtree(nightly.root / "cold")
     TowerArchive.create(nightly.root / "cold", [], manifest=True)
     manifest, kept, forgotten = nightly.root / "cold/manifest", nightly.root / "kept", job._NightlyRun._forgotten
 
     def freeze(turns: int) -> dict[str, Any]:
-        nightly.write("chats/a.jsonl", make_lines([make_chat(0, turns)]))
+        nightly.write("chats/a.jsonl", lines([chat(0, turns)]))
         return nightly.run()
 
     for turns in (1, 2):
@@ -374,7 +320,7 @@ def test_retention_decides_anew_where_an_older_manifest_came_back(
             todo.clear()
             shutil.copytree(manifest, kept)
             cold = SessionArchive.open(nightly.root / "cold", nightly.bundles)
-            assert list(cold.put([PutRequest("chat-0", make_chat(0, 5))]))
+            assert list(cold.put([PutRequest("chat-0", chat(0, 5))]))
             shutil.rmtree(manifest)
             shutil.copytree(kept, manifest)
         return forgotten(*args)
@@ -382,4 +328,4 @@ def test_retention_decides_anew_where_an_older_manifest_came_back(
     monkeypatch.setattr(job._NightlyRun, "_forgotten", delayed)
     nightly.rest = "[[retention]]\nkeep_last = 1\n"
     assert freeze(3)["retention"] == {"versions": 4, "forgotten": 3}
-    assert nightly.content() == {("default", "chat-0"): [json.dumps(make_chat(0, 5))]}
+    assert nightly.content() == {("default", "chat-0"): [json.dumps(chat(0, 5))]}

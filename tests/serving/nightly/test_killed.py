@@ -12,16 +12,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pltz.serving.nightly import freeze
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.serving.nightly.conftest import Nightly
+from tests.serving.nightly.conftest import Nightly, chat, lines
 
 CALLS = ("write_new", "sync_file", "link", "unlink", "sync_directory")
 
@@ -55,20 +50,15 @@ for name in sys.argv[3:]:
 
 
 @pytest.fixture
-def logs(
-    nightly: Nightly,
-    make_chat: Callable[..., dict[str, Any]],
-    make_lines: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Nightly:
+def logs(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> Nightly:
     """Names that come again with more turns, a bad line, lines called by their place, and a retention rule."""
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 8)
     nightly.sources += '[[source]]\nkind = "jsonl"\nname = "places"\npath = "places"\ntags = { p = "y" }\n'
     nightly.rest = '[[retention]]\nkeep_last = 1\ntags = { p = "y" }\n[collect]\ngrace = "7d"\n'
     for turns in (1, 2, 3):
-        data = make_lines(make_chat(n, turns) for n in range(6))
+        data = lines(chat(n, turns) for n in range(6))
         nightly.write(f"chats/{turns}.jsonl", data + (b"not JSON\n" if turns == 2 else b""))
-    nightly.write("places/a.jsonl", make_lines(map(make_chat, range(9))))
+    nightly.write("places/a.jsonl", lines(map(chat, range(9))))
     return nightly
 
 
@@ -115,11 +105,6 @@ def test_killed_and_run_again_it_ends_the_same(logs: Nightly) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_many_calls_of_the_system(logs: Nightly) -> None:
-    assert check_kills(logs, 1, 61) >= 3
-
-
-@pytest.mark.slow
 def test_killed_at_any_time(logs: Nightly) -> None:
     """Kill real processes with SIGKILL at random times."""
     whole = copy(logs, "whole")
@@ -156,7 +141,7 @@ def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
     assert logs.content() == whole.content()
 
 
-def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_lines: Any) -> None:
+def test_two_jobs_with_one_archive_at_once(logs: Nightly) -> None:
     """Each with a state of its own: all sessions of both are there, and the archive is sound."""
     from tests.archive.towers import SessionArchive
 
@@ -164,7 +149,7 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
         "other.toml",
         (logs.head.replace('"state"', '"state2"') + '[[source]]\nkind = "jsonl"\npath = "more"\n').encode(),
     )
-    logs.write("more/b.jsonl", make_lines(map(make_chat, range(40))))
+    logs.write("more/b.jsonl", lines(map(chat, range(40))))
     command = [sys.executable, "-c", RUN]
     both = [subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)]
     assert sorted(process.communicate(timeout=120)[0].strip() for process in both) == ["0", "5"]
@@ -173,10 +158,8 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
     assert SessionArchive.open(logs.root / "cold", logs.bundles).archive.verify(decode=True).sound
 
 
-def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(4))))
     nightly.run()
     [receipt] = (nightly.root / "state/receipts").iterdir()
     data = bytearray(receipt.read_bytes())
@@ -190,10 +173,8 @@ def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(
     assert not receipt.exists()
 
 
-def test_a_receipt_of_a_newer_version_is_left(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
-    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+def test_a_receipt_of_a_newer_version_is_left(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(4))))
     nightly.run()
     [receipt] = (nightly.root / "state/receipts").iterdir()
     newer = receipt.with_name("a" * 32)

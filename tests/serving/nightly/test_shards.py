@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,19 +12,17 @@ from pltz.datasets import sample_sessions
 from pltz.serving.nightly import config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.sources import jsonl
-
-if TYPE_CHECKING:
-    from tests.serving.nightly.conftest import Nightly
+from tests.serving.nightly.conftest import Nightly, lines
 
 
 def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
-    trained_nightly: Nightly, make_lines: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+    trained_nightly: Nightly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = [session.value for session in sample_sessions() if session.kind == "chat"]
     long = [one["messages"] for one in values if isinstance(one, dict) and len(one.get("messages", ())) > 8][:4]
 
     def chats(turns: int) -> bytes:
-        return make_lines({"id": f"chat-{n}", "messages": one[:turns]} for n, one in enumerate(long))
+        return lines({"id": f"chat-{n}", "messages": one[:turns]} for n, one in enumerate(long))
 
     for turns in (6, 7):
         trained_nightly.write(f"chats/{turns}.jsonl", chats(turns))

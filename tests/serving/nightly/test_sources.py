@@ -32,11 +32,11 @@ from pltz.serving.nightly.sources.database import SqliteSource
 from pltz.serving.nightly.sources.jsonl import JsonlSource
 from pltz.serving.nightly.sources.source import SourceEntry, Unreadable
 from tests.archive.towers import SessionArchive
+from tests.serving.nightly.conftest import Nightly, chat, lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.serving.nightly.conftest import Nightly
 
 
 def test_a_large_file_is_cut_at_ends_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +65,10 @@ def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
     assert len(list(source.entries(shard))) == 49
 
 
-def test_what_cannot_be_read_is_named_and_stops_nothing(
-    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, make_lines: Callable[..., bytes]
-) -> None:
+def test_what_cannot_be_read_is_named_and_stops_nothing(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meet a folder like lost+found, a large file, a circular link, and a file that is moved away while it is read."""
     for name in ("a", "locked/b", "large", "moved"):
-        nightly.write(f"chats/{name}.jsonl", make_lines([{"id": name}]))
+        nightly.write(f"chats/{name}.jsonl", lines([{"id": name}]))
     (nightly.root / "chats/circle.jsonl").symlink_to("circle.jsonl")
     walk, stat, is_file, opened = os.walk, Path.stat, Path.is_file, Path.open
 
@@ -242,12 +240,12 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
 
 @pytest.mark.parametrize("limit", [100, 1 << 20])
 def test_a_file_whose_disk_fails_in_the_middle_is_named_by_that(
-    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, make_lines: Callable[..., bytes], limit: int
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """In a line as any, or in one that is too long: it was called a line that is too long, and the end of the file."""
     long = b'"' + b"x" * (2 * CHUNK) + b'"\n'
-    nightly.write("chats/a.jsonl", make_lines([{"id": "a"}]) + long + make_lines([{"id": "lost"}]))
-    nightly.write("chats/b.jsonl", make_lines([{"id": "b"}]))
+    nightly.write("chats/a.jsonl", lines([{"id": "a"}]) + long + lines([{"id": "lost"}]))
+    nightly.write("chats/b.jsonl", lines([{"id": "b"}]))
     nightly.sources += f"max_bytes = {limit}\n"
     read = jsonl._Span.read
 
@@ -264,14 +262,12 @@ def test_a_file_whose_disk_fails_in_the_middle_is_named_by_that(
     assert report["failures"] == [] and sorted(name for _, name in nightly.content()) == ["a", "b"]
 
 
-def test_files_that_differ_in_their_suffix_alone_are_not_each_others_versions(
-    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
-) -> None:
+def test_files_that_differ_in_their_suffix_alone_are_not_each_others_versions(nightly: Nightly) -> None:
     """As where a log is packed and begun anew: night for night each was taken for a change of the other."""
     nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
-    nightly.write("chats/log.jsonl", make_lines([make_chat(1)]))
-    nightly.write("chats/log.jsonl.gz", gzip.compress(make_lines([make_chat(2)])))
-    nightly.write("chats/log.ndjson", make_lines([make_chat(3)]))
+    nightly.write("chats/log.jsonl", lines([chat(1)]))
+    nightly.write("chats/log.jsonl.gz", gzip.compress(lines([chat(2)])))
+    nightly.write("chats/log.ndjson", lines([chat(3)]))
     assert nightly.counts() == (3, 0, 0, 0)
     for _ in range(2):
         assert nightly.counts() == (0, 3, 0, 0)
