@@ -7,6 +7,7 @@ from typing import Final
 # Ways to code a value
 SAME, NULL, TRUE, FALSE, INTEGER, EPOCH, DECIMAL, JSON, OBJECT, LIST = range(10)
 RECENT, ELSEWHERE, OLD, UUID, ID, STAMPED, BASE64, TIME, SHORT, LONG, PARSED, MESSAGE, BITS = range(10, 23)
+SHARED, SUMMED, SIGNED = range(23, 26)
 
 # Units of a log
 LINE, TEXT, BYTES, BLOCK, BLANK = range(5)
@@ -24,7 +25,7 @@ DELTA, MOMENT, SHAPE, SHAPE_RANK, RANK, SOURCE, DISTANCE, COUNT, RUN, COPY, COPI
 FLAVOUR, SPELLING, MARK, END, WIDTH, START, ALPHABET, COMMON, COUNTER, VERSION, GAPS, PLAIN = (
     n << 10 for n in range(15, 27)
 )
-REST, STEP, STAND = (n << 10 for n in range(27, 30))
+REST, STEP, STAND, PAIR = (n << 10 for n in range(27, 31))
 
 FIT: Final = 1 << 62  # whole numbers are smaller, whatever their sign
 MAX_DEPTH: Final = 64  # of values in each other; what is deeper is JSON text

@@ -10,9 +10,11 @@ from pltz.coding.log.times import scaled
 RECENT: Final = 128  # strings that a slot keeps, the latest first
 SHAPES: Final = 64  # shapes that a slot keeps, the latest first
 SOURCES: Final = 32  # slots that a slot keeps as sources, the latest first
+SMALL: Final = 32  # whole numbers below are not looked for elsewhere
+INTEGERS: Final = 1 << 16  # whole numbers whose slot is kept
+TERMS: Final = 6  # slots among whose whole numbers terms of a sum are looked for
 MOMENTS: Final = 8  # slots whose last times are looked at
-MOST_BIAS: Final = 64
-OPS: Final = 23  # ways of values
+OPS: Final = 26  # ways of values
 LEAST_LINE: Final = 12  # characters of a line of text that a copy may start with
 
 
@@ -29,6 +31,7 @@ class Slot:
         "number",
         "number_of",
         "ops",
+        "pair",
         "recent",
         "reference",
         "rows",
@@ -50,6 +53,7 @@ class Slot:
         self.ops = bytearray(range(OPS))  # latest first
         self.bias = 0  # bits by which differences were longer than values
         self.follows: dict[int, int] = {}  # shape of an object -> shape of the next one, the last time
+        self.pair: tuple[Slot, Slot] | None = None  # whose whole numbers were added here last
         self.identity = ""  # the last id here
         self.time = (3, 0)  # the last time here: digits of a second's fraction, units
         self.reference: Slot | None = None  # whose last time was nearest to the last one here
@@ -77,6 +81,8 @@ class Past:
         self.slots: list[Slot] = []
         self.root = Field(self.slot())
         self.text = Field(self.slot())  # lines that are no JSON
+        self.integer_of: dict[int, Slot] = {}  # whole number -> the last slot where it was
+        self.integers: list[Slot] = []  # the last slots of whole numbers
         self.blocks: dict[tuple[int, str | None], Field] = {}  # of parts of documents, by indentation and key
         self.model: Model = {}  # of all that belongs to no slot
         self.shapes: list[tuple[str, ...]] = []
@@ -190,10 +196,13 @@ class Past:
             moments.append(slot)
 
     def integer(self, slot: Slot, value: int) -> None:
-        """Remember a whole number, and how best to code the next one."""
-        bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
-        slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
+        """Remember a whole number."""
         slot.number = value
+        if abs(value) >= SMALL:
+            if len(self.integer_of) == INTEGERS:
+                self.integer_of.clear()
+            self.integer_of[value] = slot
+        to_front(self.integers, slot, TERMS)
 
     def line(self, line: str) -> None:
         """Remember a line of text."""

@@ -35,7 +35,7 @@ from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.versions import Readers
 
-VERSION: Final = 6
+VERSION: Final = 7
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
 

@@ -17,6 +17,7 @@ from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
 from pltz.models.session import spelling
 from pltz.plt_codec.errors import CorruptError
 
+MOST_BIAS: Final = 64  # of a slot: bits by which differences were longer than values
 STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 MOST_DIGITS: Final = 128  # of an id
 MOST_PLACES: Final = 30  # of a number behind its point
@@ -128,6 +129,24 @@ class Values:
             value = self._coder.signed(slot.model, value, codes.PLAIN)
         else:
             value = slot.number + self._coder.signed(slot.model, value - slot.number, codes.DELTA)
+        bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
+        slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
+        return self._number(slot, value)
+
+    def _shared(self, slot: Slot, source: Slot | None = None) -> int:
+        """Code a whole number that was last in another slot."""
+        return self._number(slot, self._source_of(slot, source).number)
+
+    def _summed(self, slot: Slot, first: Slot | None = None, second: Slot | None = None) -> int:
+        """Code the sum of the last whole numbers of two slots."""
+        same = first is not None and slot.pair == (first, second)
+        if not self._coder.bit(slot.model, codes.PAIR, same):
+            slot.pair = self._source_of(slot, first), self._source_of(slot, second)
+        if slot.pair is None:
+            damaged("a sum of nothing")
+        return self._number(slot, slot.pair[0].number + slot.pair[1].number)
+
+    def _number(self, slot: Slot, value: int) -> int:
         if not -codes.FIT < value < codes.FIT:
             damaged("a whole number too large")
         self._past.integer(slot, value)

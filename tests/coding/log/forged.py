@@ -8,6 +8,7 @@ from pltz.coding.log import table
 from pltz.coding.log.bit_coder import BitReader, BitWriter, Model
 from pltz.coding.log.joiner import Joiner
 from pltz.coding.log.past import Field
+from pltz.coding.log.walk import Unit
 
 
 class _ChosenDecisions(BitWriter, BitReader):  # a joiner reads what this writes
@@ -63,5 +64,5 @@ def columns(
     coder = _ChosenDecisions([0, 0, *numbers], bits)
     joiner = _PayingNothing(table._past(b""), coder, b"", pieces, 1 << 60)
     joiner.ways = [*ways]
-    line = joiner._unit().decode()
+    line = joiner._unit(Unit()).decode()
     return bytes([table.VERSION]) + coder.finish(), line

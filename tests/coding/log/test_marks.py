@@ -32,6 +32,14 @@ def test_marked_lines_come_back_and_are_found_again(form: str) -> None:
     assert not any("compute_the_value_of" in piece.text for piece in found.pieces)
 
 
+def test_lines_of_a_diff_in_a_list_are_found_again() -> None:
+    plain = json.dumps({"text": "\n".join(LINES)}).encode() + b"\n"
+    marked = json.dumps({"patch": [sign + line for sign, line in zip(" -+ ", LINES, strict=True)]}).encode() + b"\n"
+    found = table.split(marked, plain)
+    assert table.join(found.columns, found.opaque, found.pieces, len(marked), plain) == marked
+    assert not any("compute_the_value_of" in piece.text for piece in found.pieces)
+
+
 @pytest.mark.parametrize("line", ["", "def f():", "- item", "2026", "  12", "a b:3:c", "0012→x y", "x" * 300 + ":1:"])
 def test_what_has_no_mark_has_no_numbering(line: str) -> None:
     found = numbering_of(line)

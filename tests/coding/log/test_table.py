@@ -131,6 +131,18 @@ def test_what_is_odd_comes_back(data: bytes) -> None:
     assert back(data) == data
 
 
+def test_whole_numbers_that_stand_elsewhere_or_are_sums_cost_little() -> None:
+    counts = [(n * 7_368_787) % 999_983 + 2000 for n in range(60)]
+    alone = b"".join(b'{"in":%d}\n' % n for n in counts)
+    total, rows = 0, []
+    for n in counts:
+        total += n
+        rows.append(b'{"in":%d,"again":%d,"both":%d,"total":%d}\n' % (n, n, n + n, total))
+    data = b"".join(rows)
+    assert back(data) == data
+    assert len(table.split(data).columns) < 1.4 * len(table.split(alone).columns)
+
+
 def small() -> tuple[bytes, table.Table]:
     data = b"".join(logs.CLAUDE.splitlines(True)[:2]) + b'{"n":[1,2,{"a":"\\u0000"}]}\nno json\n\xff\n'
     return data, table.split(data)
