@@ -60,9 +60,8 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
-    from pltz.archive.maintenance.merge import Merged
+    from pltz.archive.maintenance.join import TurnJoiner
     from pltz.archive.maintenance.recode import Recoder
-    from pltz.archive.maintenance.tail_merge import TailMerger
     from pltz.archive.maintenance.verify import Report
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
@@ -206,7 +205,7 @@ class Archive:
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
-                turn. False: a put costs less, and `merge` does it later.
+                turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
                 had acknowledged before. More saves a look at the store per call. What was erased is refused at once.
 
@@ -396,7 +395,7 @@ class Archive:
             coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
             pace.took(coded, took)
             if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
-                self.tail_merger().after(committed)
+                self.joiner().after(committed)
 
     def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
@@ -581,47 +580,12 @@ class Archive:
         """Return counts and bytes of the archive. Raises StoreError."""
         return stat.stat_of(self.parts.catalog, self.parts.settings.archive)
 
-    def merge(
-        self,
-        *,
-        cold: int = 7 * 86400,
-        tenant: str | None = None,
-        dry_run: bool = False,
-        progress: Callable[[Merged], None] | None = None,
-    ) -> Merged:
-        """Rewrite the own segments of each cold session as one, so that it is decoded at once. Versions stay.
+    def joiner(self) -> TurnJoiner:
+        """Return what joins the last turns of sessions that grow."""
+        from pltz.archive.maintenance.join import TurnJoiner
 
-        Args:
-            cold: least age of a session's newest version, in seconds.
-            tenant: merge only sessions of this tenant; None: of all.
-            dry_run: only report what would be merged.
-            progress: called with the result so far, after each session.
-
-        Raises:
-            ArchiveError: packs are damaged or gone.
-            KeyMismatch: the archive is sealed and was opened without its key.
-            Fenced: something was erased meanwhile; merge again.
-            StoreError, WriterFailed: the disk is full or fails. Earlier merges stay.
-
-        >>> import pltz, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     cold = pltz.Archive.open(folder, create=True)
-        ...     _ = cold.put("greeting", "hello")
-        ...     cold.merge(cold=0).merged
-        0
-        """
-        from pltz.archive.maintenance.merge import Merger
-
-        arguments.seconds(cold=cold)
-        arguments.text_or_none(tenant=tenant)
-        merger = Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
-        return merger.run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
-
-    def tail_merger(self) -> TailMerger:
-        """Return what joins the last turns of sessions that a put made longer."""
-        from pltz.archive.maintenance.tail_merge import TailMerger
-
-        return TailMerger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
+        parts = self.parts
+        return TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, load=lambda: self.codecs)
 
     def collect(
         self,
@@ -656,7 +620,7 @@ class Archive:
         arguments.seconds(grace=grace)
         arguments.number_or_none(small=small)
         arguments.share(dead_share=DEAD_SHARE if dead_share is None else dead_share)
-        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes).run(
+        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, self.joiner()).run(
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,

@@ -10,9 +10,10 @@ finds every live record by reading it in a pack that stays. Other packs, which n
 ledger then lists the packs to delete, and
 only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
 stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
-plan. As long as a forgotten version is there, `undelete` brings it back.
+plan. Turns of one session that they have are joined before, so that the next run copies one record of them (`join`).
+As long as a forgotten version is there, `undelete` brings it back.
 
-    run 1: condemn A, B            A, B readable, nothing relies on them any more
+    run 1: join turns; condemn A, B        A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
 
 Small packs are merged in tiers, so that a byte is written a bounded number of times: see `_tiers`. Plans whose packs
@@ -51,6 +52,7 @@ from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import Record
+from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
@@ -84,12 +86,15 @@ class Collected:
 
 
 class Collector:
-    """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
+    """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm.
+
+    ``joiner``: joins turns of sessions that are copied; None: they stay as they are.
+    """
 
     def __init__(
-        self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper
+        self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper, joiner: TurnJoiner | None = None
     ) -> None:
-        self.catalog, self.writer, self.indexes = catalog, writer, indexes
+        self.catalog, self.writer, self.indexes, self.joiner = catalog, writer, indexes, joiner
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
         self._keys = frozenset[str]()  # key files there were when the records of the census were read
@@ -148,7 +153,11 @@ class Collector:
         # then packs are chosen for the next run
         census = self._settled()
         weights = census.weights()
-        plan = self._choose(weights, dead_share, small) | self._from_the_future()
+        plan = self._choose(weights, dead_share, small)
+        if plan and self.joiner and not dry_run and self._join(self.joiner, plan):
+            weights = self._settled().weights()  # what was joined is dead, and there is one more pack
+            plan = self._choose(weights, dead_share, small)
+        plan |= self._from_the_future()
         live = census.live_segments, census.live_versions
         # the plan is put even on a full disk, with fewer packs if need be
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
@@ -243,6 +252,12 @@ class Collector:
                 freed += self._delete(going, known)
             copied, deleted = copied + number, deleted + len(going)
         return copied, deleted, freed
+
+    def _join(self, joiner: TurnJoiner, plan: AbstractSet[bytes]) -> int:
+        """Join turns of sessions that have several live records in packs to be condemned; return the sessions."""
+        census, keys = self._settled(self.catalog.listing.condemned | plan), self.catalog.keys
+        heads = (self._at(location) for location in census.grown())
+        return joiner.sessions(keys.session(context, record)[:2] for record, context in heads)
 
     def _make_room(self, census: LiveSet, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
         """Copy live records of condemned packs, of as many packs as fit.

@@ -2,6 +2,7 @@
 
     census.add(pack, offset, record...)     every record of every pack, as the collector reads them
     census.settle(condemned)                settle the live set; ArchiveError where a live session lacks a segment
+    census.grown()                          of sessions with several of those, to be joined
     census.stranded()                       live records that lie in condemned packs alone, parents first
 
 Records stay when the live set is settled, so that it can be settled again after a few packs came and went.
@@ -14,7 +15,7 @@ database holds ids and places, no names and no tokens.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
@@ -137,6 +138,13 @@ FROM tree WHERE NOT stays
 VERSIONS = f"""
 SELECT first, {SESSION} FROM live_version
 WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) GROUP BY first ORDER BY first
+"""
+# Of the records that have a live segment and a version, those below another of them and above none.
+GROWN = """
+WITH own AS (SELECT id, parent, first FROM live_segment
+    WHERE NOT stays AND first IN (SELECT first FROM version))
+SELECT first FROM own
+WHERE parent IN (SELECT id FROM own) AND id NOT IN (SELECT parent FROM own) ORDER BY first
 """
 # A mark is live as long as its version is in any pack. Packs are deleted one after the other, and a forgotten
 # version that outlived its mark would be back.
@@ -300,8 +308,14 @@ class LiveSet:
             packs = list(self._packs)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
-                    offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
-                    yield Stranded(Location(packs[at >> PLACE_BITS], offset, row), parts)
+                    yield Stranded(_location(packs, at), parts)
+
+    def grown(self) -> Iterator[Location]:
+        """Yield a record of each session of which several live records lie in condemned packs alone."""
+        with _named():
+            packs = list(self._packs)
+            for (at,) in self._db.execute(GROWN):
+                yield _location(packs, at)
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         """Return for each pack the approximate bytes of all its records and of its live ones.
@@ -326,6 +340,12 @@ class LiveSet:
             self._db.executemany(f"INSERT INTO read_{table} VALUES ({marks})", rows)
             self._db.execute("COMMIT")
             rows.clear()
+
+
+def _location(packs: Sequence[bytes], at: int) -> Location:
+    """Return the place of a record in one of these packs, as ``at`` tells."""
+    offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
+    return Location(packs[at >> PLACE_BITS], offset, row)
 
 
 def weight(record: Record) -> int:

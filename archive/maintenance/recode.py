@@ -23,7 +23,7 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
 from pltz.archive.format.run import MAX_RUN
-from pltz.archive.maintenance.merge import encoded
+from pltz.archive.maintenance.join import encoded
 from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry

@@ -653,16 +653,15 @@ class Rebuild(Upkeep):
         voice.ack()
 
 
-class MergeSessions(Upkeep):
-    """Rewrite the segments of every session as runs."""
+class JoinSessions(Upkeep):
+    """Join the turns of every session, as a collector does with those that it copies."""
 
-    kind = "merge"
-    allowed = r"Fenced: |ArchiveError: a collector keeps moving"
+    kind = "join"
 
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open(self.place)
         voice.begin()
-        voice.ack(merged=archive.merge(cold=0).merged)
+        voice.ack(joined=archive.joiner().sessions(sorted({(v.tenant, v.name) for v in archive.list(partial=True)})))
 
 
 class MergeIndexes(Upkeep):
@@ -1104,7 +1103,7 @@ OPERATIONS: dict[type[Operation], float] = {
     Repair: 3,
     Rebuild: 2,
     MergeIndexes: 2,
-    MergeSessions: 2,
+    JoinSessions: 2,
     VerifyArchive: 1,
     Read: 3,
     CopyArchive: 4,

@@ -16,7 +16,6 @@ COMMANDS = {
     "forget": "pltz.cli.archive.forget:forget",
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
-    "merge": "pltz.cli.archive.merge:merge",
     "erase": "pltz.cli.archive.erase:erase",
     "convert": "pltz.cli.archive.convert:convert",
     "copy": "pltz.cli.archive.copy:copy",

@@ -145,7 +145,7 @@ def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | N
 def growing_text(result: dict[str, Any]) -> str:
     """Return the figures of sessions that grow as text."""
     head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each"]
-    head += ["collected", "merged", "a put, ms", "longest", "read, s each", "merged, s"]
+    head += ["collected", "a put, ms", "longest", "read, s each"]
     lines = []
     for row in result["growing"]:
         spent = [after - before for before, after in itertools.pairwise([0.0, *row["seconds_after_put"]])]
@@ -158,11 +158,9 @@ def growing_text(result: dict[str, Any]) -> str:
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['bytes_per_session']:,.0f}",
                 f"{row['bytes_per_session_collected']:,.0f}",
-                f"{row['bytes_per_session_merged']:,.0f}" if row["merged"] else "-",
                 f"{1e3 * sum(spent) / len(spent):,.0f}",
                 f"{1e3 * max(spent):,.0f}",
                 f"{row['read_s_per_session']:.2f}",
-                f"{row['read_merged_s_per_session']:.2f}" if row["merged"] else "-",
             ]
         )
     return render(head, lines)

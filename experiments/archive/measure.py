@@ -360,8 +360,7 @@ def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int
     Four rows, the favourable case first: one session in one put, one turn by turn whose turns the puts join, one whose
     turns stay apart, and `together` sessions side by side, the turns of all in one commit. Seconds and bytes are
     cumulative after each put. Bytes are those of all files beside the ones of an archive with one short session. At the
-    end they are counted after a collection too, and after a merge of all versions and another collection. Each session
-    is read back after both.
+    end they are counted after a collection too, which joins what lies apart. Each session is read back after that.
 
     Raises:
         ModelError: a session came back changed.
@@ -392,12 +391,7 @@ def _grown(
         spent += time.perf_counter() - start
         seconds.append(round(spent, 6))
         stored.append(round((_bytes_of(place) - empty) / len(sessions), 1))
-    # Sizes and reads as the puts left them, then after a merge of each session's turns.
     collected, read = _collected(place, archive, sessions)
-    start = time.perf_counter()
-    merged = archive.merge(cold=0).merged
-    merging = time.perf_counter() - start
-    small, again = _collected(place, archive, sessions)
     return {
         "way": way,
         "sessions": len(sessions),
@@ -408,13 +402,9 @@ def _grown(
         "bytes_per_session_after_put": stored,
         "bytes_per_session": stored[-1],
         "bytes_per_session_collected": round((collected - empty) / len(sessions), 1),
-        "merged": merged,
-        "merge_s_per_session": round(merging / len(sessions), 3),
-        "bytes_per_session_merged": round((small - empty) / len(sessions), 1),
         "puts_per_s": round(len(ends) * len(sessions) / spent, 2),
         "tokens_per_s": round(ends[-1] * len(sessions) / spent, 1),
         "read_s_per_session": round(read / len(sessions), 3),
-        "read_merged_s_per_session": round(again / len(sessions), 3),
     }
 
 

@@ -11,7 +11,7 @@ The ways take turns in one process. The best round of each counts, since other w
 
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
 tokens in several turns, one segment each, in either layout, and count decoding and prefill apart: with turns that puts
-join, and with turns that stay apart. Then the latter are merged, as `pltz archive merge` does, and measured again.
+join, and with turns that stay apart. Then the latter are joined, as `pltz archive collect` does, and measured again.
 Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line
 of JSON.
 """
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
 WHOLE, FAST, GROWN = "whole", "fast", "grown"
-APART, JOINED, MERGED = "apart", "joined", "merged"  # how turns lie: one record each, as puts join them, in one record
+APART, JOINED, COPIED = "apart", "joined", "copied"  # how turns lie: one record each, as puts or a collector join them
 TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
 
 
@@ -90,7 +90,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     default="1,4,8,40",
     show_default=True,
     metavar="N,...",
-    help="Turns in which a session was archived, six rows per number: apart, joined by puts and merged, per layout.",
+    help="Turns in which a session was archived, six rows per number: apart, joined by puts, by collect, per layout.",
 )
 @shared.WHERE
 @options.coder_options
@@ -120,7 +120,7 @@ def thaw(
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = ThawBench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
         # A session of one turn has nothing to join.
-        ways = (APART, JOINED, MERGED)
+        ways = (APART, JOINED, COPIED)
         plans = [(way, layout, n) for way in ways for layout in LAYOUTS for n in grown if n > (way != APART)]
         total = rounds + len(counts) + len(plans)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
@@ -131,8 +131,8 @@ def thaw(
                 bar.add(1)
             by_turns, left = [], []
             for lying, layout, count in plans:
-                # Merge keeps a session as it is where one segment would take more bytes.
-                if lying != MERGED or bench.merge(count, layout):
+                # A collector keeps a session as it is where one segment would take more bytes.
+                if lying != COPIED or bench.join(count, layout):
                     by_turns.append(measure_turns(bench, count, layout, rounds, lying))
                 else:
                     left.append({"turns": count, "layout": layout})
@@ -152,7 +152,7 @@ def thaw(
             "rows": rows,
             "together": many,
             "turns": by_turns,
-            "not_merged": left,
+            "not_joined": left,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "load_at_start": load,
@@ -259,15 +259,12 @@ class ThawBench:
         self.host = self.thawer(device_bytes=0, host_bytes=room)
         self.files = self.thawer(device_bytes=0, disk_bytes=room, folder=folder / "warm")
 
-    def merge(self, count: int, layout: LayoutName) -> bool:
-        """Merge the turns of a session that grew, and return False where they would take more bytes merged."""
-        name, archive = in_turns(count, layout), self.layouts[layout]
-        done = archive.merge(cold=0, tenant=name)
-        if done.merged:
-            for _ in range(2):
-                archive.collect(dead_share=0.01)
-            self.cold.parts.catalog.refresh()
-        return bool(done.merged)
+    def join(self, count: int, layout: LayoutName) -> bool:
+        """Join the turns of a session as a collector does; return False where they would take more bytes joined."""
+        name = in_turns(count, layout)
+        done = self.layouts[layout].joiner().sessions([(name, name)])
+        self.cold.parts.catalog.refresh()
+        return bool(done)
 
     def bitstrings(self, name: str) -> list[int]:
         """Return the bytes of the bitstrings that a session in turns is read from, from the root."""

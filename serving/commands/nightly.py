@@ -91,9 +91,6 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(
             (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
         )
-    if done := report["merge"]:
-        merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
-        lines.append((f"{would}merged", merged))
     if done := report["collect"]:
         lines.append(
             (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")

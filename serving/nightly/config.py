@@ -89,9 +89,6 @@ keep_within = "90d"
 [collect]                         # frees what was forgotten, in two runs
 grace = "7d"                      # what was forgotten can be undeleted for so long at least
 
-[merge]                           # sessions that grew are rewritten, so that they are read sooner
-cold = "7d"                       # after their newest version
-
 [verify]                          # a sample is read and decoded every night
 share = 0.02                      # of the packs, but 8 at least
 max_seconds = 600
@@ -142,24 +139,13 @@ class CollectSettings:
 
 
 @dataclass(frozen=True)
-class MergeSettings:
-    """Sessions that grew are rewritten. ``cold``: how long after their newest version, a duration."""
-
-    cold: str = "7d"
-
-    def __post_init__(self) -> None:
-        check(self)
-        seconds(self.cold)
-
-
-@dataclass(frozen=True)
 class ReportFiles:
     """Reports in the state folder. ``keep``: how many."""
 
     keep: Annotated[int, Limits(1, 1 << 20)] = 400
 
 
-TABLES = {"collect": CollectSettings, "merge": MergeSettings, "verify": VerifySample, "report": ReportFiles}
+TABLES = {"collect": CollectSettings, "verify": VerifySample, "report": ReportFiles}
 
 
 @dataclass(frozen=True)
@@ -180,7 +166,6 @@ class Config:
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
     collect: CollectSettings | None = None
-    merge: MergeSettings | None = None
     verify: VerifySample | None = None
     report: ReportFiles = ReportFiles()
 

@@ -1,10 +1,10 @@
-"""The nightly job: sources, freeze, retention, merge, collect, verify, report. One call is one run.
+"""The nightly job: sources, freeze, retention, collect, verify, report. One call is one run.
 
     config = config.load("nightly.toml")
     report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
 
 A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
-without a receipt are found in the archive again (`freeze.py`). The later steps (forget, merge, collect,
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, collect,
 verify) may each be interrupted anywhere.
 
 Exit codes, of which the last one that applies is returned:
@@ -98,7 +98,6 @@ class _NightlyRun:
             self._timed("receipts", lambda: self._settle(total))
         # Upkeep, in an order in which each step finds what the last one left.
         forgotten = self._timed("retention", self._retention)
-        merged = self._timed("merge", self._merge)
         collected = self._timed("collect", self._collect)
         verified = self._timed("verify", self._verify)
         self.failures = total.failures + self.failures
@@ -117,7 +116,6 @@ class _NightlyRun:
                 {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
             ],
             "retention": forgotten,
-            "merge": merged,
             "collect": collected,
             "verify": verified,
             "steps": self.steps,
@@ -204,13 +202,6 @@ class _NightlyRun:
             return None
         grace = seconds(wanted.grace)
         return self._step("collect", lambda: vars(self.freezer.open().collect(grace=grace, dry_run=self.dry_run)))
-
-    def _merge(self) -> Any:
-        wanted = self.config.merge
-        if wanted is None:
-            return None
-        cold = seconds(wanted.cold)
-        return self._step("merge", lambda: vars(self.freezer.open().merge(cold=cold, dry_run=self.dry_run)))
 
     def _verify(self) -> Any:
         return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None

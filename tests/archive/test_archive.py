@@ -531,7 +531,6 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         (lambda cold: pltz.Archive.open(BAD), "a path as place, found float"),
         (lambda cold: pltz.Archive.open("cold", device=BAD), "a string as device"),
         (lambda cold: pltz.Archive.open("cold", threads=BAD), "a whole number as threads"),
-        (lambda cold: cold.merge(cold="1d"), "seconds, 0 or more, as cold, found str"),
         (lambda cold: cold.collect(grace="1d"), "seconds, 0 or more, as grace, found str"),
         (lambda cold: cold.collect(dead_share=20), "a share, 0 to 1, as dead_share, found int"),
         (lambda cold: cold.verify(fraction="all"), "a share, 0 to 1, as fraction, found str"),

@@ -201,39 +201,32 @@ def test_crashes_of_workloads_with_a_conversion(
     assert opened.settings.manifest and opened.catalog.listing.following
 
 
-def merge(archive: TowerArchive) -> None:
-    archive.merge(cold=0)
+def join_all(archive: TowerArchive) -> None:
+    archive.join()
 
 
-def merge_and_collect(archive: TowerArchive) -> None:
-    merge(archive)
-    collect_twice(archive)
-
-
-MERGES = OPERATIONS | {
+JOINS = OPERATIONS | {
     "append to a": put(("a", [[1, 2, 3], [4, 5], [6] * 9])),
     "grow a": put(("a", [[1, 2, 3], [4, 5], [6] * 9, [7] * 5])),
     "fork a": put(("a", [[1, 2, 3], [8]])),
-    "merge": merge,
-    "merge and collect": merge_and_collect,
+    "join": join_all,
+    "join and collect": collect_twice,
 }
 
 
 @pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(8)), (8, True), (9, True)])
-def test_crashes_of_workloads_with_merges(
+def test_crashes_of_workloads_that_join_what_is_stored(
     codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merge as well, whatever a run's contexts cost."""
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
-    monkeypatch.setitem(globals(), "OPERATIONS", MERGES)
+    monkeypatch.setitem(globals(), "OPERATIONS", JOINS)
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
     TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
-    for name in ("put a", "append to a", "merge"):
+    for name in ("put a", "append to a", "grow a", "join"):
         step(world, name)
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
     for _ in range(5):
-        step(world, dice.choice(list(MERGES)))
+        step(world, dice.choice(list(JOINS)))
 
 
 def join(archive: TowerArchive) -> None:
@@ -246,10 +239,9 @@ def join(archive: TowerArchive) -> None:
 def test_crashes_of_workloads_that_join_turns(
     codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Join the last turns after a put, at other moments than a merge, which may follow or have been."""
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
-    monkeypatch.setattr("pltz.archive.maintenance.tail_merge.LEAST", 2)
-    monkeypatch.setitem(globals(), "OPERATIONS", MERGES | {"grow a and join": join, "put, grow and join": join})
+    """Join the last turns after a put, at other moments than a collector, which may follow or have been."""
+    monkeypatch.setattr("pltz.archive.maintenance.join.LEAST", 2)
+    monkeypatch.setitem(globals(), "OPERATIONS", JOINS | {"grow a and join": join, "put, grow and join": join})
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
     TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)

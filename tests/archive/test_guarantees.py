@@ -399,19 +399,19 @@ class GuardedMachine(AlikeMachine):
         self.disk.clock += seconds
 
     @rule(handle=HANDLE, event=EVENT)
-    def merge(self, handle: int, event: Event) -> None:
-        self.act(event, lambda: self.handles[handle].merge(cold=0))
+    def join(self, handle: int, event: Event) -> None:
+        self.act(event, lambda: self.handles[handle].join())
 
     @rule(handle=HANDLE)
-    def merge_and_free(self, handle: int) -> None:
-        """Merge, and free what was replaced."""
-        self.merge(handle, None)
+    def join_and_free(self, handle: int) -> None:
+        """Join turns, and free what was replaced."""
+        self.join(handle, None)
         self.collect(handle, 0.01, 0, None)
         self.collect(handle, 0.01, 0, None)
 
     @rule(share=st.integers(1, 100))
-    def merge_beside_a_collector(self, share: int) -> None:
-        """Merge while the packs go that are read: after a percentage of its calls, tried on a copy."""
+    def join_beside_a_collector(self, share: int) -> None:
+        """Join turns while the packs go that are read: after a percentage of its calls, tried on a copy."""
         if self.hurt:
             return
         self.collect(0, 0.01, 0, None)
@@ -419,8 +419,8 @@ class GuardedMachine(AlikeMachine):
         twin = InterruptedDisk(self.disk.seen, self.disk.seed)
         archive = self.opened(DirectoryStore(twin))
         twin.wait(0, lambda: None)
-        archive.merge(cold=0)
-        self.merge(0, ("collector", max(1, twin.calls_waited * share // 100)))
+        archive.join()
+        self.join(0, ("collector", max(1, twin.calls_waited * share // 100)))
 
     @precondition(lambda self: self.turns and not self.hurt)
     @rule(turn=TURN, data=st.data())
@@ -438,12 +438,12 @@ class GuardedMachine(AlikeMachine):
 
     @rule(turns=st.lists(TURN, min_size=2, max_size=3), at=st.integers(1, 99))
     def flip_in_a_run(self, turns: list[list[int]], at: int) -> None:
-        """Grow a session, merge it, free what was replaced, and change a byte of its run."""
+        """Grow a session, join its turns, free what was replaced, and change a byte of its run."""
         if self.hurt:
             return
         for count in range(1, len(turns) + 1):
             self.put_session(0, ("x", "run"), turns[:count], None)
-        self.merge_and_free(0)
+        self.join_and_free(0)
         archive = self.open()
         [*_, version] = archive.history("run", "x")
         path, bits = f"packs/{version.location.pack.hex()}", archive.record(version.leaf).record.bitstring

@@ -125,7 +125,7 @@ def test_sessions_that_grew_come_back_from_everywhere(
     # what moves records within the archive
     if kind == "listed":
         place.pltz("convert")
-    for command in ("merge", "collect", "collect"):
-        place.pltz(command, *(["--bundle", "nano"] if command == "merge" else []))
+    for command in ("collect", "collect"):
+        place.pltz(command)
     place.has_all(tmp_path, versions)
     assert place.runs() >= 2

@@ -12,7 +12,7 @@ import pytest
 from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.format import record
-from pltz.archive.maintenance import tail_merge
+from pltz.archive.maintenance import join
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.registry import CodecRegistry
@@ -121,7 +121,7 @@ def test_a_token_archive_sends_large_sessions_to_zstd(
 def test_the_hook_joins_turns(
     bundle: Bundle, tmp_path: Path, merge_turns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail_merge, "FEW", 0)
+    monkeypatch.setattr(join, "FEW", 0)
     cold = SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     for end in range(4, 21, 4):
         with EvictionHook.open(tmp_path / "journal") as hook:

@@ -47,11 +47,8 @@ TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size
 
 @pytest.fixture(autouse=True, scope="module")
 def any_gain() -> Iterator[None]:
-    """Merge and join whatever it costs. Machines may overlap, so none of them can put it back."""
-    with (
-        mock.patch("pltz.archive.maintenance.merge.TABLES", 0),
-        mock.patch("pltz.archive.maintenance.tail_merge.LEAST", 2),
-    ):
+    """Join whatever it costs. Machines may overlap, so none of them can put it back."""
+    with mock.patch("pltz.archive.maintenance.join.LEAST", 2):
         yield
 
 
@@ -124,8 +121,8 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.handles[handle].collect(dead_share=share)
 
     @rule(handle=st.integers(0, HANDLES - 1))
-    def merge(self, handle: int) -> None:
-        self.handles[handle].merge(cold=0)
+    def join(self, handle: int) -> None:
+        self.handles[handle].join()
 
     @rule(handle=st.integers(0, HANDLES - 1), everything=st.booleans())
     def index(self, handle: int, everything: bool) -> None:

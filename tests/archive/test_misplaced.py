@@ -282,15 +282,15 @@ def test_a_key_that_the_store_cannot_give_is_no_damage(monkeypatch: pytest.Monke
         archive.get("s", "acme")
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_put_on_what_the_store_cannot_give_is_no_damage(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_put_on_what_the_store_cannot_give_is_no_damage(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was noted as damage of the record, and coded again."""
     disk, turns = disk_of(made("sealed", 1)[0][-1]), [np.arange(n, n + 9) for n in range(4)]
     archive = opened(disk, "sealed")
     for count in (2, 3, 4):
         archive.put([NewSession("grown", turns[:count], "acme")])
-    if merged:
-        assert archive.merge(cold=0).merged
+    if joined:
+        assert archive.join()
     archive = opened(disk, "sealed")
 
     def failing(*_: object) -> bytes:

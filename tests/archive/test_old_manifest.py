@@ -243,7 +243,7 @@ def test_turns_are_not_joined_with_what_an_older_manifest_hid(disk: SimDisk, tow
     archive = opened()
     for count in range(2, 8):
         archive.put_and_join([at(count)])
-    archive.merge(cold=0)
+    archive.join()
     last = [opened().tower(v).tokens.tolist() for v in opened().history("s")]
     wanted = [at(1), at(2), at(3), at(4), at(1, fork=7), *(at(count) for count in range(2, 8))]
     assert last == [np.concatenate([*s.segments]).tolist() for s in wanted]

@@ -32,9 +32,8 @@ from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
-from pltz.archive.maintenance.merge import Merged, Merger
+from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.recode import Recoder
-from pltz.archive.maintenance.tail_merge import TailMerger
 from pltz.archive.maintenance.verify import Report, Verifier
 from pltz.archive.opener import OpenArchive, open_keys
 from pltz.archive.storage.store import Store
@@ -193,18 +192,22 @@ class TowerArchive:
     def _recoder(self) -> Recoder:
         return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.load_codecs())
 
-    def collect(self, **options: Any) -> Collected:
-        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes).run(**options)
+    def joiner(self) -> TurnJoiner:
+        parts, load = self.parts, lambda: self.load_codecs()
+        return TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, load=load, few=0)
 
-    def merge(self, **options: Any) -> Merged:
+    def collect(self, **options: Any) -> Collected:
+        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, self.joiner()).run(**options)
+
+    def join(self) -> int:
+        """Join the turns of all sessions, as a collector does with those that it copies."""
         self.load_codecs()
-        merger = Merger(self.parts.catalog, self.parts.writer, self.parts.codecs, self.parts.indexes)
-        return merger.run(**options)
+        return self.joiner().sessions(sorted({(v.tenant, v.name) for v in self.ls()}))
 
     def put_and_join(self, sessions: Sequence[NewSession]) -> list[CommitReceipt]:
         """Put sessions and join the last turns of those that grew, as `Archive.put_many` does."""
-        receipts, parts = self.put(sessions), self.parts
-        TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(receipts)
+        receipts = self.put(sessions)
+        self.joiner().after(receipts)
         return receipts
 
     def verify(self, *, resume: Report | None = None, expect: str | None = None, **options: Any) -> Report:

@@ -26,7 +26,7 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 COMMANDS = dict(walk(cli, ()))
 ARCHIVE = (
-    "init put get ls find stat verify repair forget undelete collect merge erase copy export join restore "
+    "init put get ls find stat verify repair forget undelete collect erase copy export join restore "
     "convert"
 )
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}

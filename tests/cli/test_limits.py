@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pltz
-from pltz.archive.maintenance import tail_merge
+from pltz.archive.maintenance import join
 from pltz.archive.writing import writer
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.limits import MAX_BYTES
@@ -34,7 +34,7 @@ def test_a_put_joins_turns_unless_it_is_told_not_to(
     tiny: Path, run: Run, cold: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
-    monkeypatch.setattr(tail_merge, "FEW", 0)
+    monkeypatch.setattr(join, "FEW", 0)
     chat = tmp_path / "chat.json"
     for count in range(1, 6):
         messages = [{"role": "user", "content": f"turn {n}"} for n in range(count)]

@@ -247,13 +247,12 @@ def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> 
     assert codec.linked == [3]  # many sessions go level by level
 
 
-def test_a_run_is_a_link_of_a_path(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+def test_a_run_is_a_link_of_a_path(disk: SimDisk) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
     rows = [PROMPT, *(PROMPT[n : n + 40] for n in range(5))]
     for n in range(2, 7):
         archive.put([NewSession("s", rows[:n], shared=1)])
-    assert archive.merge(cold=0).merged == 1
+    assert archive.join() == 1
     archive.put([NewSession("s", [*rows, PROMPT[7:60]], shared=1)])
     archive.before(archive.version("s", version=3))
     archive.put([NewSession("fork", [*rows[:4], PROMPT[8:70]], shared=1)])

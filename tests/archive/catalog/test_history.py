@@ -47,7 +47,7 @@ def grown(codec: SegmentCodec, sealed: bool, *, merged: bool, indexed: bool = Tr
         put(archive, turns)
     archive.put([NewSession("other", [np.array([7, 7, 7])])])
     if merged:
-        assert archive.merge(cold=0).merged == 1
+        assert archive.join() == 1
         for _ in range(3):
             archive.collect()
         assert len(archive.catalog.listing.packs) == 1
@@ -269,12 +269,10 @@ def test_retention_leaves_a_session_with_a_hole_as_it_is(codec: SegmentCodec, ho
         cold.expire(Policy(keep_last=1), [NAME])
 
 
-def test_merge_and_collect_stop_at_a_hole(codec: SegmentCodec) -> None:
+def test_a_collector_stops_at_a_hole(codec: SegmentCodec) -> None:
     disk = grown(codec, False, merged=True)
     spoil_run(disk, codec, False)
     before = disk.seen.files()
-    with pytest.raises(ArchiveError):
-        reopen(disk, codec, False).merge(cold=0)
     with pytest.raises(ArchiveError):
         reopen(disk, codec, False).collect()
     assert disk.seen.files() == before

@@ -1,4 +1,4 @@
-"""Merge and verify beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
+"""Join and verify beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
 
 import shutil
 import types
@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pltz import Archive
-from pltz.archive.maintenance.merge import Merger
+from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.verify import Verifier
-from pltz.plt_codec.errors import PltzError
 from tests.archive.towers import inside
 
 TICKET = "Ticket %d. The customer of Bonn reports that the lamp does not start after the update of last week, and asks."
@@ -48,13 +47,13 @@ def sessions(template: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str,
     return template[1]
 
 
-@pytest.mark.parametrize("step", steps(Merger))
+@pytest.mark.parametrize("step", steps(TurnJoiner))
 def test_packs_vanish_when_a_step_begins(
     step: str, sessions: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = Archive.open(tmp_path)
     archive.codecs  # noqa: B018  (loaded before the collector runs)
-    inner, fired = vars(Merger)[step], list[int]()
+    inner, fired = vars(TurnJoiner)[step], list[int]()
 
     def wrapped(self: Any, *words: Any, **named: Any) -> Any:
         if not fired:
@@ -62,39 +61,14 @@ def test_packs_vanish_when_a_step_begins(
             Archive.open(tmp_path).collect(grace=0)
         return inner(self, *words, **named)
 
-    monkeypatch.setattr(Merger, step, wrapped)
-    try:
-        archive.merge(cold=0)
-    except PltzError as exc:
-        assert "again" in str(exc), exc
+    monkeypatch.setattr(TurnJoiner, step, wrapped)
+    joined = archive.joiner().sessions((f"t{int(name[1:]) % 2}", name) for name in sessions)
+    assert joined or all("again" in problem.what for problem in inside(archive).catalog.damage.problems)
     after = Archive.open(tmp_path)
     assert after.verify(decode=True).sound
     for name, value in sessions.items():
         tenant = f"t{int(name[1:]) % 2}"
         assert after.get(name, tenant=tenant).value == value and len(after.history(name, tenant=tenant)) == 3
-
-
-def test_a_merge_beside_a_collector_merges_what_it_would_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The collector deletes packs while the merge finds out who owns what."""
-    archive, fired = Archive.open(tmp_path, create=True), list[int]()
-    for number in range(4):
-        messages: list[dict[str, str]] = []
-        for turn in range(8):
-            messages = [*messages, {"role": "user", "content": f"question {number} {turn}"}]
-            archive.put(f"s{number}", {"messages": messages})
-    inside(archive).collect(grace=0)
-    inner = Merger._own
-
-    def wrapped(self: Merger, history: Any) -> None:
-        if not fired:
-            fired.append(Archive.open(tmp_path).collect(grace=0).deleted)
-        inner(self, history)
-
-    monkeypatch.setattr(Merger, "_own", wrapped)
-    assert archive.merge(cold=0).merged == 4 and fired[0] > 0
-    assert Archive.open(tmp_path).verify(decode=True).sound
 
 
 @pytest.mark.parametrize("step", ["_swept", "_check_packs", "_astray", "_check_indexes"])

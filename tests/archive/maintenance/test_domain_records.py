@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.format.ids import TENANT
@@ -16,17 +15,14 @@ from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 
-def test_leaves_and_units_are_those_that_the_catalogue_finds(
-    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaves_and_units_are_those_that_the_catalogue_finds(disk: SimDisk, codec: SegmentCodec) -> None:
     """Runs have older versions beside copies of them, a session is erased, one forgotten, one of another tenant."""
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     turns = [np.array([n, n + 1]) for n in range(6)]
     for count in range(1, 7):
         archive.put([NewSession(name, [np.arange(9), *turns[:count]], "acme") for name in "abc"])
     archive.put([NewSession("a", [np.arange(5)], "other")])
-    archive.merge(cold=0)
+    archive.join()
     archive.put([NewSession("b", [np.arange(9), *turns, np.arange(3)], "acme")])
     archive.erase("acme", "c")
     archive.forget(archive.history("b", "acme")[-1:])

@@ -103,16 +103,16 @@ def test_without_grace_all_is_freed_whatever_the_clock_says(disk: SimDisk, codec
     assert not reopen(disk, codec).history("s1") and len(list(reopen(disk, codec).ls())) == 3
 
 
-@pytest.mark.parametrize("first", ["forget", "merge"])
-def test_a_version_that_a_merge_leaves_out(disk: SimDisk, codec: SegmentCodec, first: str) -> None:
+@pytest.mark.parametrize("first", ["forget", "join"])
+def test_a_version_that_a_run_leaves_out(disk: SimDisk, codec: SegmentCodec, first: str) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     name = 60 * "long name "
     for turns in range(1, 7):
         archive.put([NewSession(name, TURNS[:turns])])
     wanted = [archive.get(name, version=n).tokens.tolist() for n in range(1, 7)]
-    for step in ("forget", "merge") if first == "forget" else ("merge", "forget"):
-        done = archive.merge(cold=0).merged if step == "merge" else archive.forget(archive.history(name)[1:3])
-        assert done == (1 if step == "merge" else 2)
+    for step in ("forget", "join") if first == "forget" else ("join", "forget"):
+        done = archive.join() if step == "join" else archive.forget(archive.history(name)[1:3])
+        assert done == (1 if step == "join" else 2)
     for _ in range(6):
         reopen(disk, codec).collect(grace=WEEK)
         disk.clock += DAY

@@ -68,11 +68,11 @@ def test_a_hole_in_many_roots_thins_them_out(
 
 @pytest.mark.usefixtures("moving")
 def test_runs_marks_and_versions_move_whole(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    """Move a merged session, one that grew out of it, forgotten versions and a session that shares its turns."""
+    """Move a joined session, one that grew out of it, forgotten versions and a session that shares its turns."""
     for end in range(1, 5):
         sealed.put([chat("grown", *([n] for n in range(end)))])
     sealed.put([chat("plain", [9], [8]), chat("gone", [9], [7])])
-    sealed.merge(cold=0)
+    assert sealed.join()
     sealed.put([chat("fork", [0], [1], [5])])
     sealed.forget([sealed.version("grown", "acme", version=2)])
     history = [(v.version, v.time, v.forgotten) for v in sealed.history("grown", "acme")]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.archive.maintenance import tail_merge
+from pltz.archive.maintenance import join
 from pltz.coding.codecs.codec import Coded, Plain
 from pltz.experiments.archive import command as bench_archive
 from pltz.experiments.archive.measure import ReadyCodec
@@ -34,7 +34,7 @@ def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
-    monkeypatch.setattr(tail_merge, "FEW", 0)
+    monkeypatch.setattr(join, "FEW", 0)
     words = ("--growing", "--turns", 5, "--turn-tokens", 40, "--where", tmp_path)
     done = run("archive", *words)
     assert done.exit_code == 0, done.output

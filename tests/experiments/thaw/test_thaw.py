@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from pltz.archive.maintenance import tail_merge
+from pltz.archive.maintenance import join
 from pltz.benchmarks.kv.random_target import RandomTarget
 from pltz.cli.bench import shared
 from pltz.experiments.thaw import command as thaw
@@ -24,7 +24,7 @@ WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
 def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_merge, "FEW", 0)
+    monkeypatch.setattr(join, "FEW", 0)
     done = run("thaw", *WORDS, "--shape", shape)
     assert done.exit_code == 0, done.output
     *table, last = done.stdout.splitlines()
@@ -53,9 +53,9 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkey
     layouts = ("default", "fast")
     apart = [("apart", layout, turns, turns) for layout in layouts for turns in (1, 5)]
     joined = [("joined", layout, 5, 2) for layout in layouts]
-    left = [(row["layout"], row["turns"]) for row in found["not_merged"]]
-    merged = [("merged", layout, 5, 1) for layout in layouts if (layout, 5) not in left]
-    assert grown == apart + joined + merged and len(left) + len(merged) == 2
+    left = [(row["layout"], row["turns"]) for row in found["not_joined"]]
+    copied = [("copied", layout, 5, 1) for layout in layouts if (layout, 5) not in left]
+    assert grown == apart + joined + copied and len(left) + len(copied) == 2
     for row in found["turns"]:
         assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
         assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]

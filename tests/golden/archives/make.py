@@ -73,14 +73,14 @@ def turn(number: int) -> list[int]:
 def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
     """A session coded by `mini` in the layout of turns, each turn after the tokens above it.
 
-    ``merged``: merge it and collect twice, so that the run alone is left.
+    ``merged``: join its turns and collect twice, so that the run alone is left.
     """
     disk = SimDisk(seed=2)
     archive = TowerArchive.create(DirectoryStore(disk), [grown_codec()], key=key)
     for n in range(1, TURNS + 1):
         archive.put([NewSession(GREW, [np.array(turn(i)) for i in range(n)], shared=1)])
     if merged:
-        assert archive.merge(cold=0).merged == 1
+        assert archive.join() == 1
         for _ in range(2):
             archive.collect(dead_share=0.01)
     return disk.seen.files()

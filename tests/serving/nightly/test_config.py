@@ -13,7 +13,6 @@ from pltz.serving.nightly import config
 from pltz.serving.nightly.config import (
     EXAMPLE,
     CollectSettings,
-    MergeSettings,
     ReportFiles,
     Retention,
     VerifySample,
@@ -39,7 +38,7 @@ def test_the_example_is_a_configuration() -> None:
     assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
     assert found.retention == (Retention(3, "90d"),)
     assert found.retention[0].policy == Policy(keep_last=3, keep_within=90 * 86400)
-    assert (found.merge, found.collect) == (MergeSettings("7d"), CollectSettings("7d"))
+    assert found.collect == CollectSettings("7d")
     assert (found.verify, found.report) == (VerifySample(0.02, 600), ReportFiles(400))
 
 
@@ -55,7 +54,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert found.retention[0].policy.drop_last and found.keep_opaque
     assert found.layout == "fast"
     assert set(tomllib.loads("\n".join(lines))) >= {
-        "archive", "state", "source", "retention", "collect", "merge", "verify",
+        "archive", "state", "source", "retention", "collect", "verify",
     }
 
 
@@ -100,8 +99,6 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected grace as a string"),
-        (HEAD + SOURCE + "[merge]\ncold = 7", "expected cold as a string"),
-        (HEAD + SOURCE + "[merge]\nafter = '7d'", "after"),
         (HEAD + SOURCE + "[verify]\nshare = 2", "expected share from 0 to 1"),
         (HEAD + SOURCE + "[verify]\nshares = 1", r"\[verify\]: expected .*, found 'shares'"),
         (HEAD.replace('"state"', '"s3://bucket/state"') + SOURCE, "expected a folder as state"),

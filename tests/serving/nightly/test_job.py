@@ -156,18 +156,6 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_sessions_that_grew_are_merged(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
-    nightly.rest = '[merge]\ncold = "0s"\n[verify]\nshare = 1.0\n'
-    for turns in (1, 2, 3):
-        nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(2)))
-        report = nightly.run()
-    assert report["merge"]["sessions"] == 2 and report["verify"]["sound"] and report["exit_code"] == 0
-    assert sum(nightly.run()["merge"][key] for key in ("merged", "segments")) == 0
-    wanted = [json.dumps(chat(0, turns)) for turns in (1, 2, 3)]
-    assert nightly.content()["default", "chat-0"] == wanted
-
-
 def test_retention_collects_and_verifies(nightly: Nightly) -> None:
     nightly.rest = (
         '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nshare = 1.0\n'

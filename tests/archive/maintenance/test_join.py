@@ -22,11 +22,11 @@ from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
-from pltz.archive.maintenance import merge, tail_merge
+from pltz.archive.maintenance import join
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
+from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.recode import Recoder
-from pltz.archive.maintenance.tail_merge import TailMerger
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.writer import ArchiveWriter
@@ -100,7 +100,7 @@ def test_a_version_is_read_by_its_own_record_that_stands_above_a_run_with_both(e
     ]
     *older, alone = empty.history("a", "acme")
     parts = empty.parts
-    assert TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(puts[-1]) == 1
+    assert TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(puts[-1]) == 1
     for version in older[1:]:  # the first pack has the prompt
         empty.store.delete(object_names.pack(version.location.pack))
     assert again(empty).tower(alone).tokens.tolist() == wanted("a", TURNS)["a", 4]
@@ -122,7 +122,7 @@ def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_of_a_block_is_left_as_it_is(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_merge, "ENOUGH", 100)
+    monkeypatch.setattr(join, "ENOUGH", 100)
     grow(empty, "a", TURNS)
     assert max(sizes(empty)) < 300 and len(sizes(empty)) <= 12
     assert contents(again(empty)) == wanted("a", TURNS)
@@ -197,7 +197,7 @@ def test_a_put_is_acknowledged_where_joining_fails(codec: SegmentCodec, monkeypa
     disk.fail_at = {}
     assert receipt.version == 4 and sizes(archive) == [20, 10, 10, 10, 10]
     [problem] = archive.problems
-    assert problem.kind == "merge" and "turns were not joined" in problem.what
+    assert problem.kind == "join" and "turns were not joined" in problem.what
     grow(archive, "a", TURNS[:5], begin=5)  # the next put makes up for it
     assert sizes(archive) == [20, 50] and contents(again(archive)) == wanted("a", TURNS[:5])
 
@@ -237,8 +237,8 @@ def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk, c
         towers = eraser._towers(records, "a")
         eraser._doom(known, records, "a", towers, set[bytes]().union(*towers))
     parts.catalog.refresh()
-    merger = TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0)
-    assert merger._tail(receipts[0]) and merger.after(receipts) == 0 and not archive.problems
+    joiner = TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0)
+    assert joiner._due(receipts[0]) and joiner.after(receipts) == 0 and not archive.problems
 
 
 @pytest.mark.parametrize(("few", "merge_turns", "records"), [(16, True, 2), (16, False, 5), (None, True, 5)])
@@ -246,7 +246,7 @@ def test_an_archive_joins_turns_where_it_may_and_there_are_enough_tokens(
     tmp_path: Path, few: int | None, merge_turns: bool, records: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few is not None:
-        monkeypatch.setattr(tail_merge, "FEW", few)
+        monkeypatch.setattr(join, "FEW", few)
     ids = np.arange(20)
     cold = pltz.Archive.open(tmp_path, create=True, merge_turns=merge_turns)
     for end in range(4, 21, 4):
@@ -263,27 +263,28 @@ def forget_and_collect(archive: TowerArchive, times: int) -> None:
         other.collect(dead_share=0.001)
 
 
-@pytest.mark.parametrize("how", ["joins", "merges"])
+@pytest.mark.parametrize("how", ["by put", "as a collector does"])
 @pytest.mark.parametrize("times", [0, 1, 3])
 def test_versions_forgotten_meanwhile_do_not_come_back(
     empty: TowerArchive, how: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run had them as older versions. Three runs of a collector had deleted their marks before it was put."""
-    module, encoded = tail_merge if how == "joins" else merge, merge.encoded
+    encoded, begun = join.encoded, list[int]()
 
     def slow(*args: Any) -> tuple[int, bytes]:
-        if again(empty).history("a", "acme")[0].version == 1:
+        if not begun:
+            begun.append(1)
             forget_and_collect(empty, times)
         return encoded(*args)
 
     grow(empty, "a", TURNS[:3])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "encoded", slow)
-        if how == "joins":
+        patch.setattr(join, "encoded", slow)
+        if how == "by put":
             grow(empty, "a", TURNS[:4], begin=4)
         else:
-            empty.merge(cold=0)
-    count = 4 if how == "joins" else 3
+            empty.join()
+    count = 4 if how == "by put" else 3
     assert [v.version for v in again(empty).history("a", "acme") if not v.forgotten] == [*range(3, count + 1)]
     assert again(empty).verify(decode=True).sound and not empty.problems
     grow(empty, "a", TURNS[: count + 1], begin=count + 1)  # the next put joins what is left
@@ -291,7 +292,7 @@ def test_versions_forgotten_meanwhile_do_not_come_back(
 
 
 @pytest.mark.parametrize("manifest", [False, True])
-@pytest.mark.parametrize("how", ["joins", "merges"])
+@pytest.mark.parametrize("how", ["by put", "as a collector does"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_versions_collected_after_the_last_look_do_not_come_back(
     codec: SegmentCodec, times: int, how: str, manifest: bool, monkeypatch: pytest.MonkeyPatch
@@ -309,11 +310,11 @@ def test_versions_collected_after_the_last_look_do_not_come_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(ArchiveWriter, "copy", late)
-        if how == "joins":
+        if how == "by put":
             grow(archive, "a", TURNS[:4], begin=4)
         else:
-            archive.merge(cold=0)
-    count = 4 if how == "joins" else 3
+            archive.join()
+    count = 4 if how == "by put" else 3
     found = again(archive).history("a", "acme")
     assert begun and [v.version for v in found if not v.forgotten] == [*range(3, count + 1)]
     assert again(archive).verify(decode=True).sound and not archive.problems
@@ -335,7 +336,7 @@ def test_a_collector_between_a_run_and_its_manifest_keeps_the_run_out(
         return publish(self, *args, **options)
 
     monkeypatch.setattr(Listing, "publish", late)
-    archive.merge(cold=0)
+    archive.join()
     assert begun and [v.version for v in again(archive).history("a", "acme")] == [3]
     assert again(archive).verify(decode=True).sound
 
@@ -349,15 +350,15 @@ def test_a_put_is_acknowledged_whatever_joining_raises(
 
     grow(empty, "a", TURNS[:3])
     with monkeypatch.context() as patch:
-        patch.setattr(tail_merge, "encoded", fail)
+        patch.setattr(join, "encoded", fail)
         [receipt] = grow(empty, "a", TURNS[:4], begin=4)
-    assert receipt.version == 4 and [p.kind for p in empty.problems] == ["merge"]
+    assert receipt.version == 4 and [p.kind for p in empty.problems] == ["join"]
     grow(empty, "a", TURNS[:5], begin=5)
     assert sizes(empty) == [20, 50] and contents(again(empty)) == wanted("a", TURNS[:5])
 
 
 def test_a_put_of_a_long_turn_codes_it_once(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_merge, "ENOUGH", 100)
+    monkeypatch.setattr(join, "ENOUGH", 100)
     turns = [*TURNS[:3], np.arange(100), *TURNS[4:7]]
     grow(empty, "a", turns)
     assert sizes(empty) == [20, 10, 10, 10, 100, 10, 10, 10] and contents(again(empty)) == wanted("a", turns)
@@ -365,7 +366,7 @@ def test_a_put_of_a_long_turn_codes_it_once(empty: TowerArchive, monkeypatch: py
 
 def test_a_put_joins_so_many_tokens_at_most(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     """All turns that were put without joining were joined by the next put, which took as long as all of them."""
-    monkeypatch.setattr(tail_merge, "MOST", 100)
+    monkeypatch.setattr(join, "MOST", 100)
     for end in range(1, 41):
         empty.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
     grow(empty, "a", TURNS[:41], begin=41)
@@ -399,15 +400,15 @@ def readable(archive: TowerArchive) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("how", ["joined", "joined with tags", "merged"])
+@pytest.mark.parametrize("how", ["joined", "joined with tags", "joined late"])
 def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: SimDisk, how: str) -> None:
     """The key of the run stayed with the fork, and so did all turns of the erased session."""
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     fork = [NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)]
-    if how == "merged":
+    if how == "joined late":
         for end in range(1, 13):
             archive.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
-        assert archive.merge(cold=0).merged == 1
+        assert archive.join() == 1
     elif how == "joined":
         grow(archive, "a", TURNS[:12])
     else:

@@ -1,4 +1,4 @@
-"""Merge: a cold session's own segments become one run; ids, versions, sharing, erasure and later puts stay as they are.
+"""Runs of stored sessions: ids, versions, sharing, erasure and later puts stay as they are when turns are joined.
 
 Crashes: test_crash.py; against the model: test_machine.py.
 """
@@ -13,7 +13,7 @@ import pytest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
+from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import Tokens
@@ -76,13 +76,8 @@ def empty(
     request: pytest.FixtureRequest,
     codec: SegmentCodec,
     tower_codec: SegmentCodec,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> TowerArchive:
-    """Make an empty archive: plain, with segments coded after their tower, and sealed.
-
-    Contexts count for nothing, since a few sessions do not outweigh them.
-    """
-    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    """Make an empty archive: plain, with segments coded after their tower, and sealed."""
     key = RAW if request.param == "sealed" else None
     return TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec if request.param == "tower" else codec], key=key)
 
@@ -96,8 +91,7 @@ def test_every_version_stays_as_it_was(empty: TowerArchive) -> None:
     grow(empty)
     grow(empty, "b", 2)
     before, versions = contents(empty), {v.id for v in empty.ls(history=True)}
-    done = empty.merge(cold=0)
-    assert (done.sessions, done.merged, done.segments) == (2, 2, 8)
+    assert empty.join() == 2
     for archive in (empty, again(empty)):
         assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
         assert archive.verify(decode=True).sound
@@ -106,88 +100,46 @@ def test_every_version_stays_as_it_was(empty: TowerArchive) -> None:
 
 
 @pytest.mark.parametrize("key", [None, RAW])
-def test_it_frees_bytes_once_collected(disk: SimDisk, codec: SegmentCodec, key: Secret | None) -> None:
+def test_a_collector_that_joins_frees_bytes(
+    disk: SimDisk, codec: SegmentCodec, key: Secret | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     grow(empty)
     before = contents(empty)
     twin = reopen(SimDisk(disk.seen), codec, key)
-    collected(twin)
-    done = empty.merge(cold=0)
-    collected(empty)
-    assert done.after < done.before and size(empty) < size(twin)
+    monkeypatch.setattr(twin, "joiner", lambda: None)
+    for archive in twin, empty:
+        collected(archive)
+    assert size(empty) < size(twin)
     assert contents(again(empty)) == before and empty.verify(decode=True).sound
     found = [i for v in empty.history("a", "acme") for i in empty.places(v.leaf)]
     assert len(found) == 6 and all(i.context.mode & (RUN | WITHIN) for i in found)  # the old records are gone
 
 
-@pytest.mark.parametrize("turns", [2, 4, 8])
-def test_a_session_alone_in_its_tenant_is_merged(turns: int) -> None:
-    """The context of its turns dies by the merge, so that of its run costs nothing."""
-    sizes = []
-    for merge in (False, True):
-        archive = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [Padded(0)])
-        row = [np.random.default_rng(n).integers(0, 256, 20) for n in range(turns)]
-        for end in range(1, turns + 1):
-            archive.put([NewSession("chat", row[:end], "acme")])
-        assert not merge or archive.merge(cold=0).merged == 1
-        collected(archive)
-        sizes.append(sum(archive.store.list(object_names.PACKS).values()))
-    assert sizes[1] < sizes[0]
-
-
-def test_a_gain_smaller_than_the_contexts_of_runs_is_left() -> None:
-    """Another session of the tenant keeps the context of turns, so that of a run would be one more."""
-    archive = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [Padded(0)])
-    rows = [np.random.default_rng(n).integers(0, 256, 20) for n in range(3)]
-    archive.put([NewSession("another", [rows[2]], "acme")])
-    for end in (1, 2):
-        archive.put([NewSession("chat", rows[:end], "acme")])
-    assert archive.merge(cold=0).merged == 0
-
-
-def test_a_second_merge_does_nothing(empty: TowerArchive) -> None:
+def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
     grow(empty)
-    assert empty.merge(cold=0).merged == 1
+    assert empty.join() == 1
     files = empty.store.list(object_names.PACKS)
-    assert empty.merge(cold=0).merged == 0
+    assert empty.join() == 0
     collected(empty)
     files = empty.store.list(object_names.PACKS)
-    assert again(empty).merge(cold=0).merged == 0 and empty.store.list(object_names.PACKS) == files
+    assert again(empty).join() == 0 and empty.store.list(object_names.PACKS) == files
 
 
-def test_a_session_that_is_not_cold_stays(empty: TowerArchive) -> None:
-    grow(empty)
-    assert empty.merge(cold=3600).sessions == 0 and kinds(empty) == [0] * 6
-    empty.store.disk.clock += 3601  # type: ignore[attr-defined]
-    assert empty.merge(cold=3600, tenant="other").sessions == 0
-    assert empty.merge(cold=3600, dry_run=True).merged == 1 and kinds(empty) == [0] * 6
-    assert empty.merge(cold=3600, tenant="acme").merged == 1
-
-
-def test_segments_shared_with_another_session_stay_shared(empty: TowerArchive) -> None:
-    grow(empty)
-    empty.put([NewSession("fork", [PROMPT, *TURNS[:3], TURNS[0]], "acme", shared=1)])
-    before = contents(empty)
-    done = empty.merge(cold=0)
-    assert (done.merged, done.segments) == (1, 3)  # turns 4 to 6
-    collected(empty)
-    assert contents(again(empty)) == before and empty.verify(decode=True).sound
-
-
-def test_a_put_that_grows_a_merged_session_adds_its_turn_alone(empty: TowerArchive) -> None:
+def test_a_put_that_grows_a_joined_session_adds_its_turn_alone(empty: TowerArchive) -> None:
     grow(empty, turns=4)
     empty.forget(empty.history("a", "acme")[:3])
     collected(empty)
-    assert empty.merge(cold=0).merged == 1
-    collected(empty)
+    empty.collect(dead_share=0.01)  # of the marks
+    assert kinds(empty) == [RUN]
     archive = again(empty)
     archive.before(archive.version("a", "acme"))  # as `SessionArchive` does
     [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:5]], "acme", shared=1)])
     assert (receipt.version, receipt.new) == (5, 1)
     assert archive.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *TURNS[:5]]).tolist()
-    collected(archive)
-    assert again(archive).merge(cold=0).merged == 1
-    collected(archive)
+    for _ in range(2):
+        collected(archive)
+    assert lacking(archive) == [1, 0]
     assert contents(again(archive)) == contents(archive) and archive.verify(decode=True).sound
 
 
@@ -195,7 +147,7 @@ def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
     grow(empty, turns=4)
     empty.forget(empty.history("a", "acme")[:3])
     collected(empty)
-    empty.merge(cold=0)
+    empty.join()
     collected(empty)
     archive = again(empty)
     archive.before(archive.version("a", "acme"))
@@ -204,7 +156,7 @@ def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
     collected(archive)
     wanted = np.concatenate([PROMPT, *TURNS[:2], TURNS[5]]).tolist()
     assert again(archive).get("a", "acme").tokens.tolist() == wanted and archive.verify(decode=True).sound
-    archive.merge(cold=0)
+    archive.join()
     collected(archive)
     assert again(archive).get("a", "acme").tokens.tolist() == wanted
 
@@ -214,7 +166,7 @@ def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) 
         tags = {"n": "1"} if n == 3 else {}
         empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags=tags)])
     before = contents(empty)
-    assert empty.merge(cold=0).merged == 1
+    assert empty.join() == 1
     collected(empty)
     archive = again(empty)
     assert contents(archive) == before and archive.verify(decode=True).sound
@@ -222,17 +174,17 @@ def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) 
     assert [v.tags for v in archive.history("a", "acme")] == [{}, {}, {"n": "1"}, {}, {}, {}]
 
 
-def test_versions_within_a_run_of_other_tags_stay_when_it_is_merged(
+def test_versions_within_a_run_of_other_tags_stay_when_it_is_joined(
     empty: TowerArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of them was put a second time, as long as the run."""
-    monkeypatch.setattr("pltz.archive.maintenance.merge._size", lambda record: 1)  # so that merging pays
+    monkeypatch.setattr("pltz.archive.maintenance.join._size", lambda record: 1)  # so that joining pays
     for n in range(1, 7):
         empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags={"n": "1"} if n < 4 else {})])
         if n == 3:
-            assert empty.merge(cold=0).merged == 1
+            assert empty.join() == 1
     before, versions = contents(empty), {v.id for v in empty.ls(history=True)}
-    assert empty.merge(cold=0).merged == 1
+    assert empty.join() == 1
     for _ in range(2):
         archive = again(empty)
         assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
@@ -242,7 +194,7 @@ def test_versions_within_a_run_of_other_tags_stay_when_it_is_merged(
 
 def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerArchive) -> None:
     grow(empty)
-    empty.merge(cold=0)
+    empty.join()
     collected(empty)
     before, archive = contents(empty), again(empty)
     history = archive.history("a", "acme")
@@ -259,13 +211,13 @@ def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerAr
     assert {k: v for k, v in contents(again(archive)).items() if k[1] == "a"} == before
 
 
-def test_a_session_that_grows_after_a_merge_is_merged_into_one_run_again(empty: TowerArchive) -> None:
+def test_a_session_that_grows_after_a_join_is_joined_into_one_run_again(empty: TowerArchive) -> None:
     grow(empty, turns=4)
-    empty.merge(cold=0)
+    empty.join()
     for n in (5, 6):
         empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1)])
     before = contents(empty)
-    assert lacking(empty) == [3, 2, 1, 0, 0, 0] and empty.merge(cold=0).merged == 1
+    assert lacking(empty) == [3, 2, 1, 0, 0, 0] and empty.join() == 1
     collected(empty)
     archive = again(empty)
     assert lacking(archive) == [5, 4, 3, 2, 1, 0] and contents(archive) == before
@@ -274,11 +226,11 @@ def test_a_session_that_grows_after_a_merge_is_merged_into_one_run_again(empty: 
     assert len(runs) == 1 and archive.verify(decode=True).sound
 
 
-def test_a_copy_of_a_merged_session_has_each_version_once(empty: TowerArchive, codec: SegmentCodec) -> None:
+def test_a_copy_of_a_joined_session_has_each_version_once(empty: TowerArchive, codec: SegmentCodec) -> None:
     grow(empty)
     twin = TowerArchive.create(DirectoryStore(SimDisk()), empty.codecs)
     list(copy(empty, list(empty.ls(history=True)), twin))
-    empty.merge(cold=0)
+    empty.join()
     list(copy(empty, list(empty.ls(history=True)), twin))
     assert len(twin.history("a", "acme")) == 6
     texts = [[token for _, tokens in segments for token in tokens] for segments in contents(empty).values()]
@@ -288,7 +240,7 @@ def test_a_copy_of_a_merged_session_has_each_version_once(empty: TowerArchive, c
 def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk, codec: SegmentCodec) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     grow(archive)
-    archive.merge(cold=0)
+    archive.join()
     item = archive.catalog.lookup.at(archive.version("a", "acme").location)
     run = unpack_run(item.record)
     first = run.versions[0]._replace(time=run.versions[0].time + 1)
@@ -298,12 +250,12 @@ def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk, codec: Se
         archive.keys.bits(item.context, item.record._replace(bitstring=crafted))
 
 
-def test_forgotten_versions_can_be_undeleted_after_a_merge(empty: TowerArchive) -> None:
+def test_forgotten_versions_can_be_undeleted_after_a_join(empty: TowerArchive) -> None:
     grow(empty)
     forgotten = empty.history("a", "acme")[:3]
     before = contents(empty)
     empty.forget(forgotten)
-    empty.merge(cold=0)
+    empty.join()
     empty.collect(dead_share=0.01)
     empty.undelete(forgotten)
     collected(empty)
@@ -314,10 +266,10 @@ def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerAr
     grow(empty)
     before = contents(empty)
     packs = set(empty.catalog.listing.packs)
-    empty.merge(cold=0)
-    [merged] = set(empty.catalog.listing.packs) - packs
-    empty.store.delete(object_names.pack(merged))
-    empty.store.delete(object_names.parity(merged))
+    empty.join()
+    [joined] = set(empty.catalog.listing.packs) - packs
+    empty.store.delete(object_names.pack(joined))
+    empty.store.delete(object_names.parity(joined))
     archive = again(empty)
     towers = [Chains(archive.catalog, archive.codecs).tower(v.leaf) for v in archive.history("a", "acme")]
     assert [[name for name, _ in tower] for tower in towers] == [[n for n, _ in row] for row in before.values()]
@@ -327,7 +279,7 @@ def test_an_erased_session_does_not_open_in_any_of_its_records(disk: SimDisk, co
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     grow(archive)
     grow(archive, "b", 2)
-    archive.merge(cold=0)
+    archive.join()
     archive.collect(dead_share=0.01)
     archive.erase("acme", "a")
     keys = archive.keys
@@ -359,18 +311,9 @@ def test_a_session_erased_meanwhile_is_not_acknowledged(
         copy(rows, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(slow.parts.writer, "copy", late)
-    with pytest.raises(Fenced):
-        slow.merge(cold=0)
+    assert slow.join() == 0 and "again" in slow.problems[0].what
     with pytest.raises(NotFound):
         reopen(disk, codec).get("a", "acme")
-
-
-def test_it_refuses_where_packs_are_missing(empty: TowerArchive) -> None:
-    grow(empty)
-    empty.write_index()
-    empty.store.delete(object_names.pack(empty.version("a", "acme", 1).location.pack))
-    with pytest.raises(ArchiveError, match="repair"):
-        again(empty).merge(cold=0)
 
 
 def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,13 +322,13 @@ def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, mon
     def large(run: Run, number: int, time: int) -> bytes:
         return pack_run(run, number, time) + bytes(10_000)
 
-    monkeypatch.setattr("pltz.archive.maintenance.merge.pack_run", large)
-    assert empty.merge(cold=0).merged == 0 and kinds(empty) == [0] * 6
+    monkeypatch.setattr("pltz.archive.maintenance.join.pack_run", large)
+    assert empty.join() == 0 and kinds(empty) == [0] * 6
 
 
 def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) -> None:
     grow(empty)
-    empty.merge(cold=0)
+    empty.join()
     asked: list[int] = []
     codec = empty.codecs[0]
 
@@ -404,7 +347,7 @@ def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) 
 def test_a_collector_without_the_key_keeps_all_versions_of_a_run(disk: SimDisk, codec: SegmentCodec) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     grow(archive)
-    archive.merge(cold=0)
+    archive.join()
     before, history = contents(archive), archive.history("a", "acme")
     archive.forget([history[2], history[5]])
     locked = TowerArchive.open(DirectoryStore(disk), [codec])
@@ -432,18 +375,19 @@ class Padded(ZlibCodec):
 
 
 @pytest.mark.parametrize("extra", [0, 40, 70, 80, 90, 100, 110, 120])
-def test_packs_are_never_larger_after_a_merge(extra: int) -> None:
-    """Merge 12 sessions of 8 turns, at most 20 ids each, whose runs take ever more bytes than their turns."""
+def test_packs_are_never_larger_after_a_join(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Join 12 sessions of 8 turns, at most 20 ids each, whose runs take ever more bytes than their turns."""
     sizes = []
-    for merge in (False, True):
+    for joins in (False, True):
         archive = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [Padded(extra)])
         dice = np.random.default_rng(1)
         rows = [[dice.integers(0, 256, 20) for _ in range(8)] for _ in range(12)]
         for turns in range(1, 9):
             archive.put([NewSession(f"chat-{n}", row[:turns], "acme") for n, row in enumerate(rows)])
-        merged = archive.merge(cold=0).merged if merge else 0
+        joined = archive.join() if joins else 0
+        monkeypatch.setattr(archive, "joiner", lambda: None)
         collected(archive)
-        sizes.append((sum(archive.store.list(object_names.PACKS).values()), merged))
-    (before, _), (after, merged) = sizes
-    assert after < before if merged else after == before
-    assert merged == (12 if extra < 80 else 0) or extra in (80, 90)
+        sizes.append((sum(archive.store.list(object_names.PACKS).values()), joined))
+    (before, _), (after, joined) = sizes
+    assert after < before if joined else after == before
+    assert joined == (12 if extra < 80 else 0) or extra in (80, 90)
