@@ -505,7 +505,6 @@ class Archive:
         history: bool = False,
         forgotten: bool = False,
         partial: bool = False,
-        unfinished: Callable[[SessionVersion], None] | None = None,
     ) -> Iterator[SessionVersion]:
         """Yield the last version of each session, by tenant and name. Nothing is decoded.
 
@@ -515,8 +514,6 @@ class Archive:
             history: all versions, not only the last ones.
             forgotten: forgotten versions too.
             partial: raise nothing where sessions may be missing.
-            unfinished: called before with the beginning of each log whose put was cut off and not gone on with. Its
-                tag "pltz.unfinished" says how many bytes of it are there.
 
         Raises:
             ArchiveError: after all that could be listed, where damage may hide sessions.
@@ -532,8 +529,7 @@ class Archive:
         arguments.text_or_none(tenant=tenant)
         arguments.tags(tags)
         wanted = (tags or {}).items()
-        told = None if unfinished is None else lambda version: unfinished(SessionVersion.of(version))
-        for version in self.directory.ls(tenant, forgotten=forgotten, history=history, unfinished=told):
+        for version in self.directory.ls(tenant, forgotten=forgotten, history=history):
             if wanted <= version.tags.items():
                 yield SessionVersion.of(version)
         if not partial:
@@ -573,8 +569,7 @@ class Archive:
         Raises NotFound where there is none, LostError where some are damaged or gone, ArchiveError where damage may
         hide it.
         """
-        whole = [v for v in self._versions(name, tenant) if not v.unfinished]
-        return tuple(map(SessionVersion.of, whole or [self.directory.version(name, tenant)]))
+        return tuple(map(SessionVersion.of, self._versions(name, tenant)))
 
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
@@ -912,8 +907,6 @@ class Archive:
         chosen: list[Version] = []
         for name in names:
             versions = self._versions(name, tenant, number)
-            if forgotten:
-                versions = [v for v in versions if not v.unfinished]
             if forgotten and not any(v.forgotten for v in versions):
                 self.directory.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")

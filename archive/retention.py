@@ -51,7 +51,7 @@ def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Versi
     ``versions``: session by session, the oldest of each first, as the directory lists them.
     ``now``: seconds since 1970.
     """
-    there = (v for v in versions if not (v.forgotten or v.unfinished))
+    there = (v for v in versions if not v.forgotten)
     gone: list[Version] = []
     for _, rows in itertools.groupby(there, key=lambda v: (v.tenant, v.name)):
         known = list(rows)

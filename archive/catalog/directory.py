@@ -11,16 +11,16 @@ Every call sees what any process had acknowledged, by the catalogue's rule of fr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import History
-from pltz.archive.catalog.lookup import Version, begun
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import ArchiveError, NotFound, RolledBack
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import TENANT
-from pltz.archive.humanize import counted, moment, size
+from pltz.archive.humanize import counted, moment
 
 
 class SessionDirectory:
@@ -39,8 +39,7 @@ class SessionDirectory:
             ArchiveError: it may be in a damaged pack.
         """
         known = self.sight(name, tenant)
-        whole = [v for v in known.versions if not v.unfinished]
-        wanted = [v for v in whole if (not v.forgotten if number is None else v.version == number)]
+        wanted = [v for v in known.versions if (not v.forgotten if number is None else v.version == number)]
         if number is None:
             known.want_newest()
         if not wanted:
@@ -49,12 +48,7 @@ class SessionDirectory:
                 self._catalog.histories.of(tenant, name, older=True).want_whole()
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
-            if not whole and (part := begun(known.versions)):
-                raise NotFound(
-                    f"session {name!r} of tenant {tenant!r} was put in part only, {size(part.unfinished_size)} of it: "
-                    "put it again, and that goes on"
-                )
-            raise NotFound(_not_found(name, tenant, number, whole))
+            raise NotFound(_not_found(name, tenant, number, known.versions))
         return wanted[-1]
 
     def _acknowledged_loss(self, name: str, tenant: str) -> str | None:
@@ -95,19 +89,14 @@ class SessionDirectory:
         *,
         forgotten: bool = False,
         history: bool = False,
-        unfinished: Callable[[Version], None] | None = None,
     ) -> Iterator[Version]:
         """Yield the last version of each session, or all versions with ``history``, by tenant and name.
 
-        Forgotten versions come only on request. ``unfinished``: called before with the beginning of each log whose put
-        was cut off and not gone on with. Raises ArchiveError, StoreError.
+        Forgotten versions come only on request. Raises ArchiveError, StoreError.
         """
         self._catalog.look()
-        known = [v for v in self._catalog.lookup.all_versions() if tenant is None or v.tenant == tenant]
-        if unfinished:
-            for part in _all_begun(known):
-                unfinished(part)
-        chosen = [v for v in known if (forgotten or not v.forgotten) and not v.unfinished]
+        known = (v for v in self._catalog.lookup.all_versions() if tenant is None or v.tenant == tenant)
+        chosen = [v for v in known if forgotten or not v.forgotten]
         for number, v in enumerate(chosen):
             following = chosen[number + 1 : number + 2]
             if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):
@@ -160,14 +149,6 @@ class SessionDirectory:
                 f"{what}, but sessions were lost with {counted(len(losses), 'pack')} that repair gave up: "
                 "see pltz archive verify; pltz archive repair --acknowledge ends this message"
             )
-
-
-def _all_begun(versions: list[Version]) -> Iterator[Version]:
-    """Yield the beginnings of logs among versions, by tenant and name, that no put went on with."""
-    if any(v.unfinished for v in versions):
-        for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
-            if part := begun(list(rows)):
-                yield part
 
 
 def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:

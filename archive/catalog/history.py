@@ -55,8 +55,8 @@ class History:
 
     @property
     def next_number(self) -> int:
-        """Return the number of the next version, which its parts have too, while it is put."""
-        return max(self.floor, 1 + max((v.version for v in self.versions if not v.unfinished), default=0))
+        """Return the number of the next version."""
+        return max(self.floor, 1 + max((v.version for v in self.versions), default=0))
 
     @property
     def has_newest(self) -> bool:

@@ -22,8 +22,8 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import RUN, WITHIN, Context
-from pltz.archive.format.ids import LEAF, TENANT, version_id
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import LEAF, version_id
 from pltz.archive.format.index_file import (
     MARKS,
     SEGMENTS,
@@ -38,9 +38,8 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import FORGET, UNDELETE, UNFINISHED, unfinished_size, unpack_tags
+from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
 from pltz.archive.format.run import OlderVersion, unpack_run
-from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
@@ -90,23 +89,6 @@ class Version:
         """Return the sort key that puts versions of a session oldest first, where none is hidden."""
         return self.version, not self.late, self.time, self.leaf_prefix
 
-    @property
-    def unfinished(self) -> bool:
-        """Return whether it is the beginning of a log whose put was cut off, and no whole log."""
-        return UNFINISHED in self.tags
-
-    @property
-    def unfinished_size(self) -> int:
-        """Return the bytes of that beginning, 0 where it is none."""
-        return unfinished_size(self.tags)
-
-
-def begun(history: Sequence[Version]) -> Version | None:
-    """Return the beginning of a log that was put and not gone on with, among a session's versions; None without."""
-    whole = max((v.version for v in history if not v.unfinished), default=0)
-    parts = [v for v in history if v.unfinished and not v.forgotten and v.version > whole]
-    return max(parts, key=lambda v: (v.version, v.unfinished_size), default=None)
-
 
 def in_order(versions: Iterable[Version]) -> list[Version]:
     """Return versions by tenant and name, the oldest of each session first.
@@ -125,11 +107,6 @@ def in_order(versions: Iterable[Version]) -> list[Version]:
         return v.tenant, v.name, not v.hidden and v.version >= again.get((v.tenant, v.name), v.version + 1), v.order
 
     return sorted(known, key=place)
-
-
-def _of_log(context: Context) -> bool:
-    """Return whether a session of a context may be the log of an agent: bytes that a bundle codes."""
-    return context.tokenizer == BytesCodec.tokenizer and context.bundle != BytesCodec.bundle_id
 
 
 def version_of(item: Found, key: bytes | None = None) -> bytes:
@@ -324,20 +301,6 @@ class RecordLookup:
         ``domain``: of the tenant whose sessions are returned alone. Packs without it are not read.
         """
         return self._listing.stable(lambda: self._all_versions(domain))
-
-    def begun_logs(self) -> list[Version]:
-        """Return the beginnings of logs that no put went on with. Only packs with logs are read. Raises StoreError."""
-        return self._listing.stable(self._begun_logs)
-
-    def _begun_logs(self) -> list[Version]:
-        named = set[tuple[str, str]]()
-        for pack in sorted(self._listing.packs):
-            opened = self._maybe(partial(self._listing.opened, pack), pack)
-            if opened and any(map(_of_log, opened.head.contexts)):
-                found = self._distinct((item for item in self._session_heads(pack) if _of_log(item.context)), [])
-                named |= {(v.tenant, v.name) for v in found if v.unfinished and not v.forgotten}
-        histories = (self._versions(self._keys.domain(TENANT, tenant), name) for tenant, name in sorted(named))
-        return [part for history in histories if (part := begun(history))]
 
     def histories(self) -> Iterator[list[Version]]:
         """Yield the list of versions of each session, oldest first, in the order of session keys.

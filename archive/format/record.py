@@ -15,7 +15,6 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 
 UNDELETE, FORGET = 0, 1
-UNFINISHED = "pltz.unfinished"  # tag of a version that is the beginning of a log: bytes of it
 MAX_NAME = 1024  # bytes of UTF-8
 MAX_TAGS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536
@@ -85,16 +84,6 @@ def pack_tags(tags: Mapping[str, str]) -> bytes:
     if len(data) > MAX_TAGS:
         raise ContentError(f"tags of {len(data)} bytes are over the limit of {MAX_TAGS}")
     return data
-
-
-def unfinished_size(tags: Mapping[str, str]) -> int:
-    """Return the bytes that are there of a log whose put was cut off; 0 where the tags do not say it in digits.
-
-    >>> unfinished_size({UNFINISHED: "3100"}), unfinished_size({UNFINISHED: "all"})
-    (3100, 0)
-    """
-    size = tags.get(UNFINISHED, "")
-    return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else 0
 
 
 def unpack_tags(data: bytes) -> dict[str, str]:

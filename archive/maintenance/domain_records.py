@@ -55,7 +55,6 @@ class _PackRecords:
     parents: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     units: dict[bytes, array[int]] = field(default_factory=dict)
     sessions: list[_SessionRecord] = field(default_factory=list)
-    runs: bool = False
 
 
 class DomainRecords:
@@ -195,11 +194,6 @@ class DomainRecords:
                         found.add(Location(pack, offset, 0))
         return sorted(found)
 
-    @property
-    def have_runs(self) -> bool:
-        """Return whether there are runs, which may have left records of sessions that are gone."""
-        return any(found.runs for found in self._packs.values())
-
     def _read(self, pack: bytes) -> _PackRecords:
         found = _PackRecords()
         try:
@@ -221,7 +215,6 @@ class DomainRecords:
                 if record.id is None:
                     continue
                 found.parents.setdefault(record.id, []).append((context, record.parent))
-                found.runs |= bool(context.mode & RUN)
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} is damaged ({exc}): repair first") from exc
         return found

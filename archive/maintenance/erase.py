@@ -484,12 +484,12 @@ class Eraser:
         return [records.under([v.leaf]) for v in versions]
 
     def _dead(self, records: DomainRecords) -> set[bytes]:
-        """Return the segments of a tenant that no version has, where there are runs.
+        """Return the segments of a tenant that no version has: nothing tells whose they were.
 
-        The records that a run replaced may be there still. Nothing tells whose they were.
+        Records that a run replaced may be there still, and parts of a log whose put was cut off.
         """
         records.read()
-        return records.segments - records.under(records.leaves()) if records.have_runs else set()
+        return records.segments - records.under(records.leaves())
 
     def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
         """Return the segments of other sessions. A run of which they have a part is not theirs for that."""

@@ -69,7 +69,6 @@ class Report:
         orphans: number of packs of puts that were cut off or are running: no manifest named them.
         leftovers: number of deleted packs whose parity is there: beside a collector a put wrote it after the deletion,
             which an archive with a manifest allows. The next collect deletes it.
-        begun: number of logs of which a put that was cut off stored the beginning.
         token: see `freshness`.
         cursor: the last pack that was checked; a run that resumes from this report goes on after it.
         within: the pack being checked, whose records before byte ``offset`` are done.
@@ -83,7 +82,6 @@ class Report:
     unreadable: int = 0
     orphans: int = 0
     leftovers: int = 0
-    begun: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -196,8 +194,6 @@ class Verifier:
         astray = self.catalog.listing.stable(lambda: self._astray(swept))
         if doubted or self._hidden or not self.report.complete or astray:
             self.report.lost += self.catalog.listing.stable(self._lost)
-        if self._part.number == 1:
-            self.report.begun = len(self.catalog.lookup.begun_logs())
         for problem in self.catalog.damage.problems:
             self._problems.add(problem)
         return self.report

@@ -118,7 +118,6 @@ class PendingVersion:
         codec: the codec of its segments.
         leaf: id of the last segment, once it is named.
         kept: the last version, if it is the same.
-        replaced: unfinished versions of the same session, which it makes needless.
         new: number of segments that this session is the first to have.
         size: bytes of their bitstrings.
     """
@@ -131,7 +130,6 @@ class PendingVersion:
         "key",
         "leaf",
         "new",
-        "replaced",
         "session",
         "size",
         "tags",
@@ -154,7 +152,6 @@ class PendingVersion:
         self.tags = pack_tags(session.tags) if session.tags else b""
         self.version, self.id, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
-        self.replaced: list[Version] = []
         self.new = self.size = 0
 
     def receipt(self) -> CommitReceipt:
@@ -272,10 +269,11 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             if leaf := unwritten.pop(s.id, None):
                 d.new += 1
                 d.size += len(leaf.data)
-        if leaf and (d.kept or leaf.own is not d.context):
+        unnamed = d.kept or d.session.begins
+        if leaf and (unnamed or leaf.own is not d.context):
             rows.append(leaf.row())
             leaf = None
-        if d.kept:
+        if unnamed:
             continue
         fields: dict[str, Any] = {"name": d.session.name, "version": d.version, "time": d.time, "tags": d.tags}
         rows.append(leaf.row(**fields) if leaf else (d.context, Record(0, parent=d.leaf, **fields)))

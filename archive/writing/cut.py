@@ -112,7 +112,7 @@ class SessionCutter:
     def last_version(self, tenant: str, name: str) -> Version | None:
         """Return the last version of a session that is not forgotten; None where there is none."""
         versions = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
-        return next((v for v in reversed(versions) if not (v.forgotten or v.unfinished)), None)
+        return next((v for v in reversed(versions) if not v.forgotten), None)
 
     # ---- chats and texts
 

@@ -1,11 +1,11 @@
 """Parts of large logs: put before the whole, so that a put that is cut off goes on behind them.
 
-    before = put_parts(writer, sessions, pace)              # each part is durable, as an unfinished version
+    before = put_parts(writer, sessions, pace)          # each part is durable, as segments without a version
     receipts = writer.put(sessions)                     # the rest, and the versions
     with_parts(before, receipts[0])                     # one receipt for all of a log
 
-A part that is stored is not coded again. Unfinished versions are listed and read as none, but forgotten and erased by
-the name of the session. The next part, and at last the version, forgets the one before.
+A part that is stored is not coded again: the next put of the log finds its segments by their ids. Nothing names them
+until then, so a collector frees them once it would free what was forgotten.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.pace import Pace
 from pltz.archive.writing.writer import ArchiveWriter
@@ -58,7 +57,7 @@ def put_parts(
 ) -> Iterator[StoredPart]:
     """Put the beginnings of large logs, each longer by what a commit should have, and yield each part.
 
-    Each is an unfinished version until the whole is put: what is cut off is never taken for all of a log.
+    They are segments without a version until the whole is put: what is cut off is never taken for all of a log.
 
     ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
     """
@@ -73,9 +72,7 @@ def put_parts(
                 if coding:
                     coding(1, size)
                 began = time.monotonic()
-                tags = {UNFINISHED: str(sum(map(len, cut.segments[:count])))}
-                begin = replace(cut, segments=cut.segments[:count], unfinished=True, tags=tags)
-                [receipt] = writer.put([begin])
+                [receipt] = writer.put([replace(cut, segments=cut.segments[:count], begins=True)])
                 yield StoredPart(size, receipt)
                 pace.took(size if receipt.new else 0, time.monotonic() - began)
                 size = 0

@@ -33,7 +33,7 @@ class NewSession:
         codec: the codec that codes it, one of the archive's; None: the first of them.
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
-        unfinished: these are the first segments of a session that is put later. Its tags have `UNFINISHED`.
+        begins: these are the first segments of a session that is put later. They are put without a version.
     """
 
     name: str
@@ -48,7 +48,7 @@ class NewSession:
     time: int | None = None
     codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
-    unfinished: bool = False
+    begins: bool = False
 
 
 class CommitReceipt(NamedTuple):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypedDict
 from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
@@ -162,8 +161,6 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     arguments.text_or_none(base=request.base, parent=request.parent)
     arguments.number_or_none(time=request.time)
     arguments.tags(request.tags)
-    if UNFINISHED in request.tags:
-        raise UsageError(f"{UNFINISHED} is a tag that a put gives itself: take another name")
     session = as_session(request.session)
     target, tokenizer = request.target, request.tokenizer
     if target is not None and not isinstance(target, bytes):

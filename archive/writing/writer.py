@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
@@ -118,12 +117,12 @@ class ArchiveWriter:
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
         self._encode(list(fresh.values()))
-        self._number(drafts)
+        self._number([d for d in drafts if not d.session.begins])
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
             return [d.receipt() for d in drafts]
         within = self._within_runs(drafts, segments, fresh, relied)
-        self._publisher.put([*self._sealed([*within, *rows]), *self._replacing(drafts)], fresh)
+        self._publisher.put(self._sealed([*within, *rows]), fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
         self.catalog.keys.check(contexts.domains)
@@ -329,41 +328,15 @@ class ArchiveWriter:
             elif d.key in stored:
                 history = histories.of(d.session.tenant, d.session.name, d.context.domain)
                 d.version = history.next_number
-                staying = [v for v in history.versions if not v.forgotten]
-                parts = [v for v in staying if v.unfinished]
-                last = [v for v in staying if not v.unfinished][-1:] if history.has_newest else []
-                if d.session.unfinished:
-                    d.kept = next((v for v in (*last, *parts) if self._has_part(v, d)), None)
-                elif last and self._same(last[0], d) and self.catalog.lookup.is_sound(last[0].location):
+                last = [v for v in history.versions if not v.forgotten][-1:] if history.has_newest else []
+                if last and self._same(last[0], d) and self.catalog.lookup.is_sound(last[0].location):
                     d.kept = last[0]
-                d.version = d.kept.version if d.kept else d.version
-                d.replaced = [v for v in parts if not d.session.unfinished or not d.kept]
+                    d.version = last[0].version
             latest[d.key] = d
             d.id = d.kept.id if d.kept else ids.version_id(d.key, d.version, d.leaf, d.time)
             while marked and not d.kept and self.catalog.lookup.mark(d.id)[0] == FORGET:
                 d.version += 1
                 d.id = ids.version_id(d.key, d.version, d.leaf, d.time)
-
-    def _has_part(self, version: Version, draft: PendingVersion) -> bool:
-        """Return whether a stored version begins with the segments of an unfinished one, and is read soundly."""
-        at = version.leaf
-        for _ in range(MAX_SEGMENTS):
-            if at == draft.leaf:
-                stays = version.location.pack not in self.catalog.listing.condemned
-                return stays and self.catalog.lookup.is_sound(version.location)
-            found = self.catalog.lookup.find(SEGMENTS, at) if at != NONE else []
-            if not found:
-                break
-            at = found[0].record.parent
-        return False
-
-    def _replacing(self, drafts: Sequence[PendingVersion]) -> list[Row]:
-        """Return marks that forget the unfinished versions which those of a put make needless."""
-        now, rows = min(self.catalog.store.now(), MAX_FLOOR), list[Row]()
-        for v in {v.id: v for d in drafts for v in d.replaced}.values():
-            counter = max(self.catalog.lookup.mark(v.id)[1] + 1, now)
-            rows.append((self.catalog.lookup.head(v.location).context, Record(0, mark=Mark(v.id, counter, FORGET))))
-        return rows
 
     def _same(self, version: Version, draft: PendingVersion) -> bool:
         """Return whether a put would add nothing to the last version.

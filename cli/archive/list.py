@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.format.record import unfinished_size
 from pltz.archive.humanize import counted, duration, size
 from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
@@ -79,12 +78,8 @@ def ls(
     Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
     cold = open_archive(place)
-    begun = list["SessionVersion"]()
-    found = cold.list(tenant, forgotten=forgotten, history=history, partial=True, unfinished=begun.append)
+    found = cold.list(tenant, forgotten=forgotten, history=history, partial=True)
     _show_all(cold, sorted(found, key=_natural), long, turns, template, as_json)
-    for part in begun:
-        name, there = printable(f"{part.tenant}  {part.name}"), size(unfinished_size(part.tags))
-        click.echo(f"{name}: {there} of it put, then cut off: put it again and that goes on, or forget it", err=True)
     ctx.exit(_warn(cold, tenant))
 
 

@@ -216,7 +216,6 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
         "missing_copies": len(report.missing_copies),
         "orphans": report.orphans,
         "leftovers": report.leftovers,
-        "begun": report.begun,
         "complete": report.complete and not part,  # of a part only the join says so
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
@@ -231,8 +230,6 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
         remarks.append(f"with parity of {counted(report.leftovers, 'deleted pack')}, which the next collect deletes")
     if report.undecoded:
         remarks.append(f"with {counted(report.undecoded, 'segment')} not decoded, whose bundle or key is not here")
-    if report.begun:
-        remarks.append(f"with {counted(report.begun, 'log')} put in part only, which pltz archive ls names")
     if missing := len(report.missing_copies):
         copies = "redundant copy is" if missing == 1 else "redundant copies are"
         remarks.append(f"{missing:,} {copies} missing: run repair")

@@ -6,18 +6,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pltz.archive.errors import NotFound
-from pltz.archive.format.record import UNFINISHED
-from pltz.archive.storage.places import open_store
-from pltz.archive.writing import log_parts, pace
-from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.pace import Pace
+from pltz.archive.writing import pace
 from pltz.archive.writing.writer import ArchiveWriter
-from tests.archive.conftest import ZlibCodec
-from tests.archive.towers import TowerArchive
 from tests.cli.commands import Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -83,33 +75,6 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
     assert [(row["dropped"], row["dropped_bytes"]) for row in again if "dropped" in row] == [(["signatures"], 200)]
     refused = run("archive", "put", cold, logs, "--drop", "signatures", "--exact")
     assert refused.exit_code == 2 and "exact keeps every byte" in refused.stderr
-
-
-def test_a_log_whose_put_was_cut_off_is_told_and_forgotten(
-    run: Run, cold: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (logs / "shop/events.jsonl").open("ab") as file:
-        file.writelines(event("shop/events", n) for n in range(2, 40))
-    monkeypatch.setattr(log_parts, "LOG_PART", 3000)
-    monkeypatch.setattr(Pace, "limit", property(lambda _: 1))
-    put, seen = ArchiveWriter.put, list[str]()
-
-    def stopped(self: ArchiveWriter, sessions: Sequence[NewSession], **options: object) -> object:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(sessions[0].name)
-        return put(self, sessions, **options)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArchiveWriter, "put", stopped)
-        assert run("archive", "put", cold, logs / "shop").exit_code
-    listed = run("archive", "ls", cold)
-    assert listed.stdout == "" and "shop/events: 3.1 kB of it put, then cut off: put it again" in listed.stderr
-    assert "sound, but with 1 log put in part only" in run("archive", "verify", cold).stdout
-    told = run("archive", "get", cold, "shop/events")
-    assert told.exit_code == NotFound.exit_code and "in part only" in told.stderr
-    assert run("archive", "forget", cold, "shop/events").exit_code == 0
-    assert run("archive", "ls", cold).stderr == ""
 
 
 def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:
@@ -227,11 +192,3 @@ def test_a_large_session_is_a_commit_of_its_own(
         (tmp_path / f"in/{name}.txt").write_text(f"{name} " * size)
     assert len(lines(run("archive", "put", cold, tmp_path / "in", "--commit-bytes", "1000", "--json"))) == 5
     assert commits == [2, 1, 2]
-
-
-def test_ls_takes_a_log_with_any_word_for_its_size(run: Run, cold: Path) -> None:
-    """One such version, of another program, ended every `ls` with ValueError."""
-    made = NewSession("odd", [np.arange(9)], tags={UNFINISHED: "all"}, unfinished=True)
-    TowerArchive.open(open_store(cold), [ZlibCodec()]).put([made])
-    listed = run("archive", "ls", cold)
-    assert listed.exit_code == 0 and "odd: 0 B of it put, then cut off" in listed.stderr, listed.output
