@@ -16,18 +16,8 @@ from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
 from pltz.datasets.loaders import recognise
 from tests.cli.commands import Run, lines
-from tests.datasets.test_formats import (
-    AIDER,
-    CLAUDE_CODE,
-    CODEX,
-    COPILOT,
-    DOCUMENTS,
-    GEMINI_LINES,
-    MARKDOWN,
-    OH_MY_PI,
-    PI,
-    lines as jsonl,
-)
+from tests.datasets.test_conversation import CLAUDE as CLAUDE_CODE, CODEX, COPILOT, PI
+from tests.datasets.test_formats import AIDER, DOCUMENTS, GEMINI_LINES, MARKDOWN, OH_MY_PI, lines as jsonl
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
