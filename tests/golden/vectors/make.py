@@ -1,0 +1,308 @@
+"""Write the vectors beside this file: `python tests/golden/vectors/make.py`. README.md says what they are.
+
+The product writes bytes here, and the oracle of NUMERICS.md the numbers of the model. The tests of the second reader
+read them back. Vectors that exist are never rewritten: a changed byte is a new format version.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.bundle.tokenizer import SPECIALS
+from pltz.models.session import spelling
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens
+from pltz.plt_codec.container.block import encode_block
+from pltz.plt_codec.container.block_columns import pack
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
+from pltz.plt_codec.range_coder import RangeEncoder
+from pltz.plt_codec.varint import write_varint
+from pltz.plt_codec.weights import CLASS, Weights, random_weights
+from pltz.plt_codec.zstd import Fallback
+from tests.plt_codec.engines.reference import Oracle
+
+HERE = Path(__file__).parent
+TOTAL = 1 << 24
+Vectors = list[dict[str, Any]]
+
+
+def integers() -> Vectors:
+    """Varints: a number and its bytes."""
+    numbers = (0, 1, 127, 128, 300, 16383, 16384, (1 << 21) - 1, 1 << 28, (1 << 32) - 1)
+    return [{"number": number, "bytes": write_varint(number).hex()} for number in numbers]
+
+
+def columns() -> Vectors:
+    """Numbers of a column less the least one, its shape, and their bytes."""
+    lists = [[0], [5, 0, 31], [*range(17)], [(1 << 33) - 1, 0], [0, 0, 1, 0, 2, 0, 0, 90], [7, 3, 300, 12, 0, 1] * 5]
+    found = []
+    for numbers in lists:
+        shape, data = pack(np.array(numbers, np.int64))
+        found.append({"numbers": numbers, "shape": shape, "bytes": data.hex()})
+    return found
+
+
+def blocks() -> Vectors:
+    """Columns, parts and bitstrings of a block, the salt and offset of its check, and its bytes."""
+    cases = [
+        ({1: [0], 4: [5]}, [b"\x07"], [b"hello"], b"PLTZ and more", 24),
+        ({1: [0, 1, 0], 4: [3, 0, 900], 13: [0, 0, 2]}, [b"abc"], [b"\x01", b"", bytes(range(200))], b"PLTZ", 99),
+        ({4: [10 * n for n in range(1, 41)]}, [b""], [bytes(6 * n + n % 3) for n in range(1, 41)], b"PLTZ", 24),
+        ({4: [9, 9, 9]}, [b""], [b"x" * 4095, b"y", b"z" * 10], b"PLTZ", 24),
+    ]
+    return [
+        {
+            "columns": {str(number): values for number, values in found.items()},
+            "parts": b"".join(parts).hex(),
+            "bitstrings": [data.hex() for data in bitstrings],
+            "salt": salt.hex(),
+            "offset": offset,
+            "bytes": b"".join(encode_block(found, parts, bitstrings, salt, offset)).hex(),
+        }
+        for found, parts, bitstrings, salt, offset in cases
+    ]
+
+
+def fallback() -> Vectors:
+    """Content, the dictionary or the prefix that both sides have, and its fallback bytes."""
+    words = b"The tower keeps what sessions share. "
+    cases = [
+        (b"", b"", b""),
+        (b"h\xc3\xa9\xff!", b"", b""),
+        (words * 9, b"", b""),
+        (words * 99, b"", b""),
+        (words + b"And more.", words * 3, b""),
+        (words + b"And more.", b"", b"Before: " + words),
+        (words, b"", b"short"),
+    ]
+    found = []
+    for content, dictionary, prefix in cases:
+        coder = Fallback.after(prefix) if prefix else Fallback(dictionary)
+        row = {"content": content, "dictionary": dictionary, "prefix": prefix, "bytes": coder.compress(content)}
+        found.append({name: data.hex() for name, data in row.items()})
+    return found
+
+
+def range_coder() -> Vectors:
+    """Symbols, each the cumulative frequency before it and its own frequency of 2^24, and their frame."""
+    half, last = 1 << 23, TOTAL - 1
+    rng = np.random.PCG64(5)
+    many = [sorted((rng.random_raw(2) % (TOTAL - 1)).tolist()) for _ in range(40)]
+    cases: dict[str, list[list[int]]] = {
+        "no symbols": [],
+        "one of two halves": [[half, half]],
+        "the first of all, nearly certain": [[0, last]] * 50,
+        "the last of all, rare: carries": [[last, 1]] * 7,
+        "zeros at the end are part of the frame": [[0, 1]] * 6,
+        "any": [[low, high - low + 1] for low, high in many],
+    }
+    found: Vectors = []
+    for case, symbols in cases.items():
+        encoder = RangeEncoder()
+        for low, frequency in symbols:
+            row = [part for part in (low, frequency, TOTAL - low - frequency) if part]
+            encoder.encode(np.array([int(low > 0)], np.int32), np.array([row]))
+        found.append({"case": case, "symbols": symbols, "bytes": encoder.finish().hex()})
+    refused = {"case": "too few bytes for its words", "symbols": [[0, 1]] * 6, "bytes": "00" * 10, "refused": True}
+    return [*found, refused]
+
+
+SMALL = {"vocab": 256, "d": 8, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12, "block": 64}
+TOKENS, BEFORE = [200, 17, 130, 255, 3, 77, 128, 9, 31, 180] * 7, [5, 99, 201]
+
+
+def weights_of(contract: int) -> Weights:
+    """Return the small model of a contract."""
+    return random_weights(11, memory=16, gated=contract == 2, **SMALL)  # type: ignore[arg-type]
+
+
+def model(contract: int) -> dict[str, Any]:
+    """Shape, each vector of four positions in one lane in the order of NUMERICS.md, and frames of a sequence."""
+    weights = weights_of(contract)
+    oracle, positions = Oracle(weights), []
+    keys, values, t = list[Any](), list[Any](), oracle.t
+    for place, (token, following) in enumerate(zip([0, *TOKENS[:3]], TOKENS[:4], strict=True)):
+        x0 = np.clip((t["embed.w"][token] * t["embed.m"][token] + (1 << 15)) >> 16, -(1 << 22) + 1, (1 << 22) - 1)
+        a = oracle._norm(x0, "layer.0.norm_in")
+        q, k, v = oracle._heads(0, a, place)
+        keys.append(k)
+        values.append(v)
+        o = oracle._attend(0, q, keys, values)
+        x = oracle._join(0, x0, o)
+        middle = np.clip(x0 + oracle._product("layer.0.out", o), -(1 << 22) + 1, (1 << 22) - 1)
+        h = oracle._hidden(0, oracle._norm(middle, "layer.0.norm_mid"))
+        steps = {"x of 1": x0, "a of 2.1": a, "y of 2.1": oracle._product("layer.0.qkv", a), "q of 2.2": q}
+        steps |= {"k of 2.2": k, "v of 2.2": v, "o of 2.3": o, "x of 2.4": middle, "h of 2.5": h, "x of 2.5": x}
+        steps["classes of 3"] = oracle.class_frequencies(x)
+        steps["members of 4"] = oracle.member_frequencies(x, following // CLASS)
+        row = {"input": token, "position": place, "class of 4": following // CLASS}
+        positions.append(row | {name: array.tolist() for name, array in steps.items()})
+    coder, frames = TokenCoder(TorchEngine(weights)), []
+    for lanes, steps_each, before in ((None, None, []), (1, 64, []), (4, 8, []), (4, 8, BEFORE)):
+        [frame] = coder.encode([np.array(TOKENS)], contexts=[np.array(before, int)], lanes=lanes, steps=steps_each)
+        layout = None if lanes is None else [lanes, steps_each]
+        frames.append({"layout": layout, "context": before, "bytes": frame.data.hex()})
+    return {"shape": weights.shape.to_dict(), "positions": positions, "tokens": TOKENS, "frames": frames}
+
+
+def containers_maker() -> ModuleType:
+    """Return make.py of the golden containers, a writer of its own."""
+    spec = importlib.util.spec_from_file_location("golden_containers", HERE.parent / "containers/make.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def containers() -> Vectors:
+    """Sessions of some golden containers as they are stored, and the bytes that their content checks are of."""
+    make = containers_maker()
+    cases = {
+        "good-every-kind": [
+            *(make.CHAT, make.TEXT, make.IDS, make.CHAT_STORED, make.TEXT_STORED, make.IDS_STORED)
+        ],
+        "good-extended": [make.LAYOUT, make.PATCHED, make.BOTH],
+        "good-nine-copies": [make.NINE],
+        "good-contexts": make.FOLLOWERS,
+    }
+    found = []
+    for name, entries in cases.items():
+        assert make.build(entries) == make.GOOD[name]
+        rows = []
+        for one in entries:
+            row = {"coding": one.coding.hex(), "count": one.units, "frame": one.data.hex(), "copied": one.copied}
+            check = make.check(one.coding[0] & 7, one.units, one.content)
+            rows.append(row | {"step": one.step, "content": one.content.hex(), "content check": check})
+        found.append({"file": f"{name}.pltz", "bytes": make.GOOD[name].hex(), "sessions": rows})
+    return found
+
+
+HI, YO = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+LONG = "Where is\nmy bicycle, please?"
+CHATS: dict[str, Any] = {
+    "plain": {"messages": [HI, YO]},
+    "all six voices": {"messages": [{"role": name, "content": name} for name in SPECIALS[1:5] + SPECIALS[10:12]]},
+    "no messages": {"messages": []},
+    "a list": [HI, YO],
+    "an empty list": [],
+    "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
+    "role names of its own": {"conversations": [{"from": "user", "value": "Hi"}, {"from": "bot", "value": "Yo"}]},
+    "another container": {"conversation": [HI, YO]},
+    "a list of ShareGPT": [{"from": "human", "value": "Hi"}],
+    "a role that no special has": {"messages": [{"role": "narrator", "content": "Once"}]},
+    "keys beside the messages": {"id": 7, "messages": [HI], "score": 2.5},
+    "a head": {"system": "You are a helpful shop.", "messages": [HI]},
+    "a head with tools": {
+        "tools": [{"name": "look", "description": "Look up a thing, by name."}], "messages": [HI], "system": ""
+    },
+    "a mould": {"messages": [{"role": "tool", "content": "4\u00b0", "tool_call_id": "c1"}]},
+    "a mould in its order": {"messages": [{"content": "Hi", "role": "user"}]},
+    "a mould of parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+    "a mould of parts and more": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]
+    },
+    "a mould that comes again, and none": {
+        "messages": [{**HI, "name": "a"}, {**HI, "name": "a"}, {**YO, "name": "a"}, {**HI, "name": "a"}, HI]
+    },
+    "calls of tools": {"messages": [HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+    "a frame": [{"type": "user", "message": {"role": "user", "content": LONG}}],
+    "a frame of several texts": {"messages": [{"role": "assistant", "content": [{"a": LONG}, {"b": LONG + " Now."}]}]},
+    "escapes of a frame": [{"": LONG}, {"a": "", "b": {"": ""}, "c": {"": {"": 1}}, "d": LONG}],
+    "one message alone": {"type": "event", "text": LONG},
+    "any JSON": {"prompt": "1 + 1", "answer": 2, "list": [None, True, -1.5e-7, 1e300, ""]},
+    "a number": 3.25,
+    "a lone surrogate": {"messages": [{"role": "user", "content": "\ud800 \U0001f600"}]},
+}
+REFUSED: dict[str, list[list[str]]] = {
+    "text behind a whole chat": [["meta", "1"], ["user", "Hi"]],
+    "a key twice": [["meta", '{"a":1,"a":2}']],
+    "a number that no double holds": [["meta", "0.12345678901234567890"]],
+    "a mould again that was never said": [["user", "Hi"], ["message", "[]"]],
+    "a frame with more texts than places": [["user", "Hi"], ["user", "you"], ["message", '[{"a":""},2]']],
+    "a frame with fewer texts than places": [["user", "Hi"], ["message", '[{"a":"","b":""},1]']],
+    "a frame of more texts than voices": [["user", "Hi"], ["message", '[{"a":"","b":""},2]']],
+    "an escape of nothing": [["user", "Hi"], ["message", '[{"a":"","b":{"":1}},1]']],
+    "a mould with a place for the role alone": [["user", "Hi"], ["message", '[{"role":null}]']],
+    "a head without a frame of the session": [["system", "Be"], ["meta", '[{"system":""},1]'], ["user", "Hi"]],
+    "a head of another key": [["system", "Be"], ["meta", '[{"a":""},1]'], ["meta", '{"a":null,"messages":null}']],
+    "no place for the messages": [["user", "Hi"], ["meta", '{"id":1}']],
+    "a style of one key": [["sharegpt", '["a","b","b"]']],
+    "a list with a container": [["list", '["a","role","content"]']],
+    "two messages alone": [["list", "0"], ["user", "Hi"], ["user", "you"]],
+    "the mark of a lane": [["lane", ""]],
+}
+
+
+def chats() -> Vectors:
+    """Values, their segments, and their bytes as JSON; and segments that a reader refuses."""
+    tokenizer, found = Bundle.load("nano").tokenizer, Vectors()
+    for rule, value in CHATS.items():
+        session = Session("chat", value)
+        tokens = to_tokens(session, tokenizer)
+        starts = np.flatnonzero(tokens < len(SPECIALS)).tolist()
+        spans = zip(starts, [*starts[1:], len(tokens)], strict=False)
+        texts = [(SPECIALS[tokens[a]], tokenizer.decode(tokens[a + 1 : b])) for a, b in spans]
+        segments = [[name, text.decode("utf-8", "surrogatepass")] for name, text in texts]
+        row = {"rule": rule, "segments": segments, "nano": tokens.tolist(), "value": value}
+        row["stored"] = session.to_bytes().decode("utf-8", "surrogatepass")
+        found.append(row | {"written": session.to_input_bytes().decode()})
+    return [*found, *({"rule": rule, "segments": row, "refused": True} for rule, row in REFUSED.items())]
+
+
+SPELT = {
+    "a/b": ["\u00e9\u2028<&>\x7f\x01\t\"\\ \U0001f600", {}, [], {"c": None}],
+    "": [[[True]], False, 1.0, -0.0, 1e16, 123456.789, 1e-5, 10**20],
+}
+
+
+def spellings() -> Vectors:
+    """A value in each spelling."""
+    return [{"spelling": number, "value": SPELT, "text": spelling.spell(SPELT, number)} for number in range(16)]
+
+
+VECTORS: dict[str, Callable[[], Any]] = {
+    "varints": integers, "columns": columns, "blocks": blocks, "fallback": fallback, "range_coder": range_coder,
+    "model": lambda: {str(contract): model(contract) for contract in (1, 2)}, "containers": containers,
+    "chats": chats, "spellings": spellings,
+}  # fmt: skip
+
+
+def tensors(contract: int) -> bytes:
+    """Return the weights of a small model as a safetensors file."""
+    return save(dict(weights_of(contract).tensors))
+
+
+def text_of(found: Any) -> str:
+    """Return vectors as JSON in ASCII: a vector or a field per line."""
+    if isinstance(found, dict):
+        rows = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()]
+    else:
+        rows = list(map(json.dumps, found))
+    begin, end = "{}" if isinstance(found, dict) else "[]"
+    return f"{begin}\n" + ",\n".join(rows) + f"\n{end}\n"
+
+
+def main() -> None:
+    """See the head of this file."""
+    files = {f"{name}.json": text_of(make()).encode() for name, make in VECTORS.items()}
+    files |= {f"model-{contract}.safetensors": tensors(contract) for contract in (1, 2)}
+    for name, data in files.items():
+        path = HERE / name
+        if path.exists() and path.read_bytes() != data:
+            raise SystemExit(f"{name} exists with other bytes: a changed byte is a new format version")
+        path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

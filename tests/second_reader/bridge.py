@@ -1,0 +1,201 @@
+"""The ids of another tokenizer, from bundle tokens and a patch, as models/FORMAT.md, "Bridge", describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.second_reader.fields import Damaged
+from tests.second_reader.model import Spelling
+
+SLOTS = (
+    "<|begin_of_text|> <s> <bos> <|startoftext|> <\uff5cbegin▁of▁sentence\uff5c> [CLS]",
+    "<|im_start|> <|start_header_id|> <start_of_turn> <|turn> [INST] <|start|> <\uff5cUser\uff5c>",
+    "<|end_header_id|> [/INST] <|im_sep|> <|message|> <\uff5cAssistant\uff5c>",
+    "<|im_end|> <|eot_id|> <end_of_turn> <turn|> <|end|> [SEP]",
+    "<|end_of_text|> </s> <eos> <|endoftext|> <|return|> <\uff5cend▁of▁sentence\uff5c>",
+)
+UNKNOWN_SLOT, MANY = 5, 15
+LATE = ("reserved", "unused", "placeholder", "extra_id")
+
+Tokenize = Callable[[str], list[int]]
+MakeTokenizer = Callable[[str], Tokenize]  # from a tokenizer.json, as its library reads it
+
+
+class HighBits:
+    """Bits of bytes, each byte from its highest bit on."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bits, self._at = "".join(f"{byte:08b}" for byte in data), 0
+
+    def take(self, count: int) -> int:
+        """Return a number of so many bits, the highest first."""
+        self._at += count
+        if self._at > len(self._bits):
+            raise Damaged("a patch that is cut off")
+        return int("0" + self._bits[self._at - count : self._at], 2)
+
+    def gamma(self) -> int:
+        """Return a number of at least 1 in Elias' gamma code."""
+        zeros = 0
+        while not self.take(1):
+            zeros += 1
+            if zeros > 32:
+                raise Damaged("a gamma code of more than 32 zeros")
+        return 1 << zeros | self.take(zeros)
+
+    def more(self) -> bool:
+        """Return whether a 1 is left: an edit."""
+        return "1" in self._bits[self._at :]
+
+    def end(self) -> None:
+        """Refuse more than the zeros that fill a byte."""
+        if self.more() or len(self._bits) - self._at > 7:
+            raise Damaged("bits behind a patch")
+
+
+class Bridge:
+    """A target's tokenizer. ``make``: its library."""
+
+    def __init__(self, tokenizer: str, bundle: Spelling, make: MakeTokenizer) -> None:
+        about = json.loads(tokenizer)
+        self._bundle, model = bundle, about["model"]
+        listed = model["vocab"]
+        self._vocab = dict(listed) if isinstance(listed, dict) else {entry[0]: n for n, entry in enumerate(listed)}
+        self._prefix: str = model.get("continuing_subword_prefix") or ""
+        added = {entry["id"]: entry for entry in about["added_tokens"]}
+        self._names: dict[int, str] = {n: name for name, n in self._vocab.items()}
+        self._names |= {n: entry["content"] for n, entry in added.items()}
+        self._size = max(self._names) + 1
+        self._unknown = model.get("unk_id", self._vocab.get(model.get("unk_token")))
+        self._slots = self._place({n for n, entry in added.items() if entry["special"]})
+        self._wide = max(1, (max([*self._slots, MANY]) - MANY).bit_length() + 7 >> 3)
+        about |= {"truncation": None, "padding": None, "post_processor": None}
+        about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
+        about["model"] = model | ({"dropout": None} if "dropout" in model else {})
+        steps = about.get("pre_tokenizer") or {}
+        in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
+        self._first, self._after_mark, nothing = (make(json.dumps(_started(about, how))) for how in range(3))
+        self._after_unknown = self._after_mark if in_row else nothing
+
+    def _place(self, marks: set[int]) -> dict[int, int]:
+        slots = {} if self._unknown is None else {UNKNOWN_SLOT: self._unknown}
+        left = marks - {self._unknown}
+        for slot, names in enumerate(SLOTS):
+            found = [n for name in names.split() for n in sorted(left) if self._names[n] == name]
+            if found:
+                slots[slot] = found[0]
+                left.discard(found[0])
+        order = sorted(left, key=lambda n: (any(word in self._names[n] for word in LATE), n))
+        free = [slot for slot in range(MANY) if slot not in slots] + [MANY + n for n in range(len(order))]
+        return slots | dict(zip(free, order, strict=False))
+
+    def ids(self, tokens: Sequence[int], patch: bytes) -> list[int]:
+        """Return the target's ids."""
+        if patch and HighBits(patch).take(1):
+            bits = HighBits(patch)
+            bits.take(1)
+            found = [self._id(bits) for _ in range(bits.gamma())]
+            bits.end()
+            if tokens:
+                raise Damaged("a literal patch with tokens")
+            return found
+        found = self._canonical(list(tokens))
+        return self._patched(found, HighBits(patch)) if patch else found
+
+    def _canonical(self, tokens: list[int]) -> list[int]:
+        found, span, at, special = list[int](), list[int](), 0, self._bundle.special
+        while at <= len(tokens):
+            token = tokens[at] if at < len(tokens) else None
+            at += 1
+            if token is not None and token not in special:
+                span.append(token)
+                continue
+            how = self._first if not found else self._after_unknown if found[-1] == self._unknown else self._after_mark
+            if span:
+                found += how(self._bundle.spell(span).decode())
+                span.clear()
+            if token is not None:
+                name = special[token]
+                slot = int(name[1:]) if name[:1] == "x" else -1
+                if slot == MANY:
+                    slot += int.from_bytes(self._bundle.spell(tokens[at : at + self._wide]), "big")
+                    at += self._wide
+                if slot not in self._slots:
+                    raise Damaged(f"the special {name} among ids")
+                found.append(self._slots[slot])
+        return found
+
+    def _id(self, bits: HighBits) -> int:
+        most = max(self._size, 2)
+        width = (most - 1).bit_length()
+        short = (1 << width) - most
+        found = bits.take(width - 1)
+        found = found if found < short else (found << 1 | bits.take(1)) - short
+        if found >= self._size:
+            raise Damaged("an id beyond the target's")
+        return found
+
+    def _patched(self, canonical: list[int], bits: HighBits) -> list[int]:
+        bits.take(1)
+        low, found, at = bits.take(4), list[int](), 0
+        if not bits.more():
+            raise Damaged("a patch without an edit")
+        while bits.more():
+            gap = (bits.gamma() - 1) << low | bits.take(low)
+            found += canonical[at : at + gap]
+            at += gap
+            if bits.take(1):
+                drop, count = bits.gamma() - 1, bits.gamma() - 1
+                found += [self._id(bits) for _ in range(count)]
+            else:
+                drop = bits.gamma()
+                found += self._cut(canonical[at : at + drop], bits)
+            at += drop
+            if at > len(canonical):
+                raise Damaged("an edit beyond the canonical ids")
+        bits.end()
+        return found + canonical[at:]
+
+    def _cut(self, dropped: list[int], bits: HighBits) -> list[int]:
+        letters = "".join(map(self._letters, dropped))
+        if not letters:
+            raise Damaged("a split of nothing")
+        found, piece = [], ""
+        for place, letter in enumerate(letters, 1):
+            piece += letter
+            if place == len(letters) or bits.take(1):
+                if self._prefix:
+                    piece = piece[1:] if piece[0] == "\0" else self._prefix + piece
+                if piece not in self._vocab:
+                    raise Damaged("a piece that is no token")
+                found.append(self._vocab[piece])
+                piece = ""
+        return found
+
+    def _letters(self, number: int) -> str:
+        name = self._names.get(number, "")
+        if not self._prefix:
+            return name
+        return name.removeprefix(self._prefix) if name.startswith(self._prefix) else "\0" + name
+
+
+def _started(about: Any, how: int) -> Any:
+    """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        value, kind = {key: walk(one) for key, one in value.items()}, value.get("type")
+        if kind == "Metaspace" and (how == 2 or (how == 1 and value.get("prepend_scheme") == "first")):
+            value["prepend_scheme"] = "never"
+        elif kind == "Prepend" and how == 2:
+            value["prepend"] = ""
+        elif kind == "ByteLevel" and how == 2:
+            value["add_prefix_space"] = False
+        return value
+
+    return about | {key: walk(about.get(key)) for key in ("normalizer", "pre_tokenizer")}

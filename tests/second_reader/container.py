@@ -1,0 +1,263 @@
+"""A .pltz file, as plt_codec/FORMAT.md describes it: index, contexts, copies, contents."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from tests.second_reader import chat, log
+from tests.second_reader.fields import Damaged, Fields, Newer, block, fallback
+from tests.second_reader.model import Bundle, Layout, Model, tokens_of, u32
+
+MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 8, 128, 0b11000011
+COLUMNS = CODING, COUNT, SIZE, COPIED, STEP = 1, 4, 5, 12, 13
+CHAT, TEXT, IDS = range(3)  # kinds of tokens; of bytes they are 3 more
+MAX_COUNT, MOST_CONTEXTS, CONTEXT_TOKENS = (1 << 26) + (1 << 12), 3, 1024
+LEAST_COPY, MANY_COPIES = 32, 8
+
+Copy = tuple[int, int, int]  # literals before it, length, distance
+Ids = Callable[[list[int], bytes], list[int]]  # the bridge: bundle tokens and a patch to the session's own ids
+
+
+class Coding(NamedTuple):
+    """What many frames share. ``kind``: 0 to 5, or -1 where a newer version wrote it."""
+
+    kind: int
+    log: bool = False
+    patch: bool = False
+    layout: Layout = None
+    writing: int = 0
+
+
+class Frame(NamedTuple):
+    """A session as it is stored."""
+
+    coding: Coding
+    units: int  # tokens or bytes
+    data: bytes
+    copied: bool
+    step: int
+    check: int  # low byte of the content check
+
+
+class File:
+    """A .pltz file. ``sessions``: its frames; ``content(i)`` and ``value(i)`` decode one."""
+
+    def __init__(self, data: bytes, bundle: Bundle | None = None, ids: Ids | None = None) -> None:
+        self._bundle, self._ids = bundle, ids
+        self._model = Model(bundle.shape, bundle.tensors) if bundle else None
+        self._tokens: dict[int, list[int]] = {}
+        if data[:4] != MAGIC:
+            raise Damaged("no .pltz file")
+        fields = Fields(data, 4)
+        version, flags = fields.number(1), fields.number(1)
+        if version != VERSION or flags & ~KNOWN_FLAGS:
+            raise Newer(f"format version {version}, flags {flags}")
+        self.contract, self.bundle_id = fields.number(2), fields.take(16)
+        self.tokenizer = fields.take(16) if flags & 1 else b""
+        self.target = fields.take(16) if flags & 2 else b""
+        self.exact, self.sessions = bool(flags & EXACT), list[Frame]()
+        self._salt = data[: fields.at]
+        size, check = struct.unpack("<II", data[-8:])
+        index_at = len(data) - 8 - size
+        if index_at < fields.at or len(data) < 8 + fields.at:
+            raise Damaged("an index that begins before the sessions")
+        if crc32(self._salt + data[index_at:-4]) != check:
+            raise Damaged("header and index differ from their check")
+        if size:
+            self._read_index(data, fields.at, index_at)
+        elif index_at != fields.at:
+            raise Damaged("bytes between header and footer of an empty file")
+
+    def _read_index(self, data: bytes, at: int, end: int) -> None:
+        index = Fields(data[end:-8])
+        self.contents_check, count = index.number(4), index.varint()
+        if not 1 <= count <= 4096:
+            raise Damaged(f"{count} codings")
+        codings = [_coding(index.take(index.number(1))) for _ in range(count)]
+        if index.at == len(index.data):
+            raise Damaged("an index without blocks")
+        while index.at < len(index.data):
+            count, head, body = index.number(1), index.varint(), index.varint()
+            if at + head + body > end:
+                raise Damaged("a block beyond the index")
+            found = block(data[:end], at, self._salt, COLUMNS)
+            if (found.records, found.body, found.end) != (count, at + head, at + head + body):
+                raise Damaged("a block that is not as the index says")
+            for row, check in enumerate(found.parts.take(count)):
+                number, units, _, copied, step = (found.columns[column][row] for column in COLUMNS)
+                if number >= len(codings):
+                    raise Damaged("a coding that is not there")
+                if copied > 1:
+                    raise Newer("copies of a newer version")
+                begin, stop = found.spans[row]
+                frame = Frame(codings[number], units, data[begin:stop], bool(copied), step, check)
+                self._check_frame(frame)
+                self.sessions.append(frame)
+            found.parts.end()
+            at = found.end
+        if at != end:
+            raise Damaged("bytes between blocks and index")
+
+    def _check_frame(self, frame: Frame) -> None:
+        coding, by_model = frame.coding, 0 <= frame.coding.kind <= IDS
+        least = frame.units if by_model or coding.log else 0
+        if frame.units > MAX_COUNT or (coding.log and least > 65536 * (len(frame.data) + 1)):
+            raise Damaged("a count over its limit")
+        if frame.copied and not by_model:
+            raise Newer("copies in a frame of bytes")
+        behind, number = frame, len(self.sessions)
+        for depth in range(MOST_CONTEXTS + 1):
+            if not behind.step:
+                return
+            number -= behind.step
+            if number < 0 or depth == MOST_CONTEXTS:
+                raise Damaged("a context before the first session, or four in a row")
+            behind = self.sessions[number]
+            if behind.coding.log != coding.log or not (behind.coding.log or (by_model and behind.coding.kind <= IDS)):
+                raise Damaged("a context of another kind")
+
+    def content(self, number: int) -> tuple[int, Any]:
+        """Return the kind of a session, 0 to 5, and its tokens, its own ids or its bytes."""
+        frame = self.sessions[number]
+        kind = frame.coding.kind
+        if kind < 0:
+            raise Newer("a session of a newer version")
+        found = self._decoded(number)
+        if self.content_check(number, found) & 255 != frame.check:
+            raise Damaged(f"session {number} differs from its content check")
+        return kind, found
+
+    def content_check(self, number: int, found: Any) -> int:
+        """Return the content check of a session's tokens, ids or bytes."""
+        frame = self.sessions[number]
+        raw = found if isinstance(found, bytes) else u32(found)
+        return crc32(struct.pack("<BI", frame.coding.kind, frame.units) + raw)
+
+    def contents_hold(self, checks: Sequence[int]) -> bool:
+        """Return whether the content checks of all sessions are those of the file."""
+        return crc32(u32(checks)) == self.contents_check
+
+    def _decoded(self, number: int) -> Any:
+        frame = self.sessions[number]
+        if frame.coding.log:
+            above = self._decoded(number - frame.step) if frame.step else b""
+            return log.content(frame.data, frame.units, above)
+        if frame.coding.kind > IDS:
+            return fallback(frame.data, frame.units, self._bundle.dictionary if self._bundle else b"")
+        tokens, patch = self._model_tokens(number)
+        return self._ids(tokens, patch) if frame.coding.kind == IDS and self._ids else tokens
+
+    def _model_tokens(self, number: int) -> tuple[list[int], bytes]:
+        frame = self.sessions[number]
+        fields = Fields(frame.data)
+        patch = fields.take(fields.varint()) if frame.coding.patch else b""
+        if frame.coding.patch and not patch:
+            raise Damaged("a patch that is empty")
+        if number not in self._tokens:
+            copies = copies_of(fields, frame.units, CONTEXT_TOKENS if frame.step else 0) if frame.copied else []
+            literals = frame.units - sum(length for _, length, _ in copies)
+            data = fields.rest()
+            if literals > 256 * (len(data) + 1):
+                raise Damaged("more tokens than a frame may hold")
+            if self._model is None:
+                raise LookupError("a frame of a model without its bundle")
+            context = self._context(number)
+            tokens = tokens_of(self._model, data, literals, frame.coding.layout or file_layout(literals), context)
+            self._tokens[number] = joined(copies, tokens, context)
+        return self._tokens[number], patch
+
+    def _context(self, number: int) -> list[int]:
+        """Return the tokens that stand before a session of tokens: those of up to three others, then a mark."""
+        step, found, room, nearest = self.sessions[number].step, list[int](), CONTEXT_TOKENS - 1, True
+        if not step:
+            return []
+        while step:
+            number -= step
+            tokens, step = self._model_tokens(number)[0], self.sessions[number].step
+            if not nearest and len(tokens) > room:
+                break
+            found, nearest = tokens[:room] + found, False
+            room = CONTEXT_TOKENS - 1 - len(found)
+        return [*found, 0]
+
+    def value(self, number: int) -> Any:
+        """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
+        kind, found = self.content(number)
+        if kind in (IDS, IDS + 3):
+            return found if kind == IDS else list(struct.unpack(f"<{len(found) // 4}I", found))
+        if kind == CHAT + 3:
+            return chat.value_of_bytes(found)
+        if kind == TEXT + 3:
+            return found
+        assert self._bundle
+        return self._bundle.spell(found) if kind == TEXT else chat.value_of_tokens(found, self._bundle)
+
+    def input_bytes(self, number: int) -> bytes:
+        """Return a session as an exact file has it."""
+        writing = self.sessions[number].coding.writing
+        return chat.input_bytes(self.value(number), writing)
+
+
+def _coding(data: bytes) -> Coding:
+    fields = Fields(data)
+    head = fields.number(1)
+    kind, layout, patch, logged = head & 7, head >> 3 & 1, head >> 4 & 1, head >> 5 & 1
+    if head & 64 or kind > 5:
+        return Coding(-1)
+    lanes, steps = (fields.varint(), fields.varint()) if layout else (1, 1)
+    writing = fields.varint() if head & 128 else 0
+    if writing > chat.WRITINGS:
+        return Coding(-1)
+    fields.end()
+    wrong = [layout and kind > IDS, patch and kind != IDS, logged and (kind not in (3, 4) or layout)]
+    wrong += [head & 128 and (not writing or kind not in (0, 3)), not 1 <= lanes <= 64, not 1 <= lanes * steps <= 16384]
+    if any(wrong):
+        raise Damaged(f"a coding that cannot be: {data.hex()}")
+    return Coding(kind, bool(logged), bool(patch), (lanes, steps) if layout else None, writing)
+
+
+def file_layout(tokens: int) -> Layout:
+    """Return the layout of the file for so many coded tokens."""
+    return (1, 2048) if tokens <= 2048 else (2, 2048) if tokens <= 65536 else (16, 256)
+
+
+def copies_of(fields: Fields, count: int, past: int) -> list[Copy]:
+    """Return the copies at the front of a frame of so many tokens. ``past``: tokens before it, at most."""
+    n = fields.varint()
+    if not 1 <= n <= count // LEAST_COPY:
+        raise Damaged(f"{n} copies in {count} tokens")
+    columns = fields
+    if n >= MANY_COPIES:
+        size, coded = fields.varint(), fields.varint()
+        if not 3 * n <= size <= 15 * n:
+            raise Damaged("columns of copies of a wrong size")
+        columns = Fields(fallback(fields.take(coded), size))
+    gaps, lengths, distances = ([columns.varint() for _ in range(n)] for _ in range(3))
+    if columns is not fields:
+        columns.end()
+    lengths = [length + LEAST_COPY for length in lengths]
+    for place, distance in enumerate(distances):
+        if not distance and not place:
+            raise Damaged("a first copy without a distance")
+        distances[place] = distance or distances[place - 1]
+        if distances[place] > past + sum(gaps[: place + 1]) + sum(lengths[:place]):
+            raise Damaged("a copy from before the beginning")
+    if sum(gaps) + sum(lengths) > count:
+        raise Damaged("copies beyond the count")
+    return list(zip(gaps, lengths, distances, strict=True))
+
+
+def joined(copies: Sequence[Copy], literals: Sequence[int], past: Sequence[int]) -> list[int]:
+    """Return a sequence of its literals and copies. ``past``: what stands before it."""
+    found, at = list(past), 0
+    for gap, length, distance in copies:
+        found += literals[at : at + gap]
+        at += gap
+        if distance > len(found):
+            raise Damaged("a copy from before the beginning")
+        for _ in range(length):
+            found.append(found[-distance])
+    return [*found[len(past) :], *literals[at:]]

@@ -1,0 +1,64 @@
+"""Log frames, as coding/FORMAT.md describes them: method 0, and of methods 1 and 2 the parts of the table.
+
+The table itself (coding/log/FORMAT.md) is not read here: its past is what a writer makes of `known_lines.jsonl`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.second_reader.fields import Damaged, Fields, Newer, fallback
+from tests.second_reader.model import digest
+
+MOST_ABOVE, LEAST_ABOVE, PER_BYTE = 1 << 22, 1 << 16, 16
+
+
+class Table(Exception):
+    """A log whose content is in a table."""
+
+
+class LogParts(NamedTuple):
+    """The parts of a log frame."""
+
+    method: int
+    copied: bool
+    narrow: bool
+    check: bytes
+    columns: bytes
+    opaque: bytes
+    text_count: int
+    text: bytes  # as it is coded, with its copies
+
+
+def parts_of(data: bytes) -> LogParts:
+    """Return the parts of a frame that is not empty."""
+    fields = Fields(data)
+    head, check = fields.number(1), fields.take(8)
+    method = head & 3
+    if head >> 4 or method > 2:
+        raise Newer(f"a log frame of head {head}")
+    if head & 12 and method != 2:
+        raise Damaged("copies or lanes in a log without tokens")
+    sizes = [fields.varint() for _ in range(3)] if method else [0, 0, 0]
+    columns, opaque = fields.take(sizes[0]), fields.take(sizes[1])
+    return LogParts(method, bool(head & 4), bool(head & 8), check, columns, opaque, sizes[2], fields.rest())
+
+
+def content(data: bytes, count: int, above: bytes) -> bytes:
+    """Return the content of a log frame. ``above``: the bytes that stand before it, or those of a log like it.
+
+    Raises:
+        Table: methods 1 and 2.
+    """
+    if not count:
+        if data:
+            raise Damaged("a frame of no bytes that has bytes")
+        return b""
+    parts = parts_of(data)
+    if parts.method:
+        raise Table(f"method {parts.method}")
+    above = above[-min(MOST_ABOVE, max(LEAST_ABOVE, PER_BYTE * count)) :]
+    found = fallback(parts.text, count, prefix=above)
+    if digest("pltz log", found, size=8) != parts.check:
+        raise Damaged("a log that differs from its check")
+    return found

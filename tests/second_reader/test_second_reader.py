@@ -1,0 +1,256 @@
+"""The second reader reads golden files, and all that the product writes, to the same bits."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+from tokenizers import Tokenizer
+
+from pltz.coding.codec import Codec
+from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.session import json_value, spelling
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
+from pltz.plt_codec.errors import ContentError, LimitError, PltzError
+from pltz.plt_codec.weights import random_weights
+from tests.examples import examples
+from tests.models import target_tokenizers as targets
+from tests.models.session.test_transcript import chats, json_values
+from tests.second_reader import chat, log
+from tests.second_reader.bridge import Bridge, Tokenize
+from tests.second_reader.container import File
+from tests.second_reader.fields import Damaged, Newer
+from tests.second_reader.model import Bundle, Model, tokens_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE, GOLDEN = Path(__file__).parent, ROOT / "tests/golden"
+CONTAINERS = sorted((GOLDEN / "containers").glob("*.pltz"))
+FROZEN = sorted((GOLDEN / "mini").glob("*.pltz"))
+LISTED = {"numpy", "zstandard"}
+MOST_LINES = 2000
+
+
+@cache
+def bundle(name: str) -> Bundle:
+    """Return the second reader's bundle of a name."""
+    return Bundle(ROOT / "models/bundles" / name)
+
+
+def name_of(file: Path) -> str:
+    """Return the name of the bundle that a file names by its id."""
+    about = [json.loads(path.read_text("utf8")) for path in ROOT.glob("models/bundles/*/bundle.json")]
+    return str({one["id"]: one["name"] for one in about}[file.stem[:32]])
+
+
+def test_it_shares_no_code_with_the_product_and_stays_small() -> None:
+    lines = 0
+    for path in HERE.glob("*.py"):
+        lines += len(path.read_text("utf8").splitlines()) if not path.name.startswith("test_") else 0
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules if not path.name.startswith("test_") else []:
+                top = str(module).partition(".")[0]
+                known = top in LISTED | sys.stdlib_module_names or str(module).startswith("tests.second_reader")
+                assert known, f"{path.name} imports {module}"
+    assert lines <= MOST_LINES
+
+
+# ---- containers, without their bundle
+
+
+@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.stem)
+def test_containers_are_read_as_the_product_reads_them(path: Path) -> None:
+    """A file of the product's tests has no bundle: frames of a model are compared as they are stored."""
+    data = path.read_bytes()
+    if path.stem.startswith("bad-"):
+        with pytest.raises((Damaged, Newer)):
+            file = File(data)
+            for number in range(len(file.sessions)):
+                decode(file, number)
+        return
+    file, product = File(data), Reader(data)
+    assert len(file.sessions) == len(product)
+    for number, frame in enumerate(file.sessions):
+        if frame.coding.kind >= 0:
+            other = product.frame(number)
+            assert (frame.coding.kind, frame.units) == (other.kind, other.count)
+            decode(file, number)
+    checks = [file.content_check(n, file.content(n)[1]) for n, f in enumerate(file.sessions) if f.coding.kind > 2]
+    if len(checks) == len(file.sessions) and checks:
+        assert file.contents_hold(checks)
+
+
+def decode(file: File, number: int) -> None:
+    """Decode a session of bytes, or all that stands before the frame of a model."""
+    try:
+        file.content(number)
+    except LookupError:
+        assert file.sessions[number].coding.kind <= 2
+
+
+# ---- files of a bundle
+
+
+def check(path: Path, numbers: Iterable[int]) -> None:
+    data, name = path.read_bytes(), name_of(path)
+    file, codec = File(data, bundle(name)), Codec.load(name)
+    assert file.bundle_id == bundle(name).id
+    sessions = codec.decompress(data)
+    for number in numbers:
+        session = sessions[number]
+        found = np.array(file.value(number), np.int32) if session.kind == "ids" else file.value(number)
+        assert Session(session.kind, found) == session
+        if session.kind != "text":
+            assert file.input_bytes(number) == session.to_input_bytes()
+
+
+@pytest.mark.parametrize("path", [path for path in FROZEN if name_of(path) == "nano"], ids=lambda path: path.stem[-7:])
+def test_golden_files_of_nano(path: Path) -> None:
+    check(path, (0, 4, 5, 6, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: path.stem[:4] + path.stem[-8:])
+def test_all_sessions_of_golden_files(path: Path) -> None:
+    check(path, range(8))
+
+
+SHARED = "The tower keeps what every session has in common, and a session that thaws reads no more than it needs. "
+
+
+def test_neighbours_copies_and_writings_of_a_file() -> None:
+    """A file whose sessions share passages has contexts, copies and copies into contexts."""
+    talks = [[SHARED * 2, f"Question {n}?", SHARED + f"Answer {n}. " + SHARED] for n in range(3)]
+    sessions = [
+        Session("chat", {"messages": [{"role": "user", "content": text} for text in texts]}, 10 * n)
+        for n, texts in enumerate(talks)
+    ]
+    codec = Codec.load("nano")
+    data = codec.compress([*sessions, Session("text", SHARED.encode() * 2)], exact=True)
+    file = File(data, bundle("nano"))
+    assert any(frame.step for frame in file.sessions) and any(frame.copied for frame in file.sessions)
+    for number, session in enumerate(sessions):
+        assert file.value(number) == session.value
+        assert file.input_bytes(number) == session.to_input_bytes()
+    assert file.value(3) == SHARED.encode() * 2
+    contents = [file.content(number)[1] for number in range(4)]
+    assert file.contents_hold([file.content_check(number, found) for number, found in enumerate(contents)])
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["contract 1", "contract 2"])
+@pytest.mark.parametrize("extreme", [False, True], ids=["usual", "extreme"])
+@pytest.mark.parametrize("layout", [None, (1, 64), (4, 40)], ids=["default", "1 lane", "4 lanes"])
+def test_frames_of_random_models(gated: bool, extreme: bool, layout: tuple[int, int] | None) -> None:
+    weights = random_weights(7, block=128, memory=48, gated=gated, extreme=extreme)
+    coder, model = TokenCoder(TorchEngine(weights)), Model(weights.shape.to_dict(), dict(weights.tensors))
+    rng = np.random.default_rng(3)
+    for length, before in ((1, 0), (100, 60), (301, 0)):
+        tokens, context = rng.integers(0, 512, length), rng.integers(0, 512, before)
+        lanes, steps = layout or (None, None)
+        [frame] = coder.encode([tokens], contexts=[context], lanes=lanes, steps=steps)
+        assert tokens_of(model, frame.data, length, layout, context.tolist()) == tokens.tolist()
+
+
+# ---- logs
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "logs").glob("*.frame")), ids=lambda path: path.stem[33:])
+def test_log_frames(path: Path) -> None:
+    case = path.stem.rpartition("-")[2]
+    data = path.read_bytes()
+    if case == "whole":
+        assert log.content(data, 300, b"") == b"\xff" * 300
+        return
+    parts = log.parts_of(data)
+    assert parts.method == (1 if case == "zstd" else 2) and parts.narrow == (case == "narrow")
+    with pytest.raises(log.Table):
+        log.content(data, 1 << 20, b"")
+
+
+# ---- chats
+
+
+class Stand:
+    """A bundle's tokenizer for the second reader, of the product's tests."""
+
+    def __init__(self, tokenizer: BundleTokenizer) -> None:
+        self.special = {number: name for name, number in tokenizer.specials.items()}
+        self._pieces = tokenizer.pieces
+
+    def spell(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of tokens."""
+        return b"".join(self._pieces[i] for i in ids)
+
+
+@settings(max_examples=examples(300))
+@given(value=chats | json_values)
+def test_tokens_of_any_chat_become_its_value(value: Any, tiny_tokenizer: BundleTokenizer) -> None:
+    try:
+        tokens = to_tokens(Session("chat", value), tiny_tokenizer)
+    except PltzError:
+        assume(False)
+    found = chat.value_of_tokens(tokens.tolist(), Stand(tiny_tokenizer))
+    assert json_value.difference(value, found) is None
+
+
+@settings(max_examples=examples(300))
+@given(value=chats | json_values)
+def test_bytes_of_any_chat_are_those_of_the_product(value: Any) -> None:
+    session = Session("chat", value)
+    try:
+        line, stored = session.to_input_bytes(), session.to_bytes()
+    except (ContentError, LimitError):
+        assume(False)
+    assert chat.input_bytes(value) == line
+    assert json_value.difference(value, chat.value_of_bytes(stored)) is None
+
+
+@settings(max_examples=examples(100))
+@given(value=json_values, writing=st.integers(1, chat.WRITINGS))
+def test_writings_are_those_of_the_product(value: Any, writing: int) -> None:
+    assert chat.WRITINGS == spelling.WRITINGS - 1
+    try:
+        json_value.check(value)
+        want = spelling.written(value, writing)
+    except (UnicodeEncodeError, ContentError):
+        assume(False)
+    assert chat.input_bytes(value, writing) == want
+
+
+# ---- the bridge
+
+
+def library(tokenizer: str) -> Tokenize:
+    """Return what the library makes of a text, without what it adds around it."""
+    made = Tokenizer.from_str(tokenizer)
+    return lambda text: list(made.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("kind", sorted(targets.MAKERS))
+def test_ids_of_other_tokenizers(kind: str) -> None:
+    tokenizer = targets.target(kind)
+    second = Bridge(tokenizer.to_str(), Stand(targets.bundle()), library)
+    rng = np.random.default_rng(5)
+    canonical = targets.encode(kind, targets.PAGE)
+    size = tokenizer.get_vocab_size()
+    for ids in (
+        canonical,
+        [*canonical[:30], *rng.integers(0, size, 3).tolist(), *canonical[31:60], *canonical[62:]],
+        rng.integers(0, size, 60).tolist(),
+        [],
+    ):
+        tokens, patch = targets.bridge(kind).to_bundle(ids)
+        assert second.ids(tokens.tolist(), patch) == ids

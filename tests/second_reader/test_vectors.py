@@ -1,0 +1,173 @@
+"""The second reader reads the vectors of each layer, and the product still writes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.models.session import json_value
+from pltz.models.session.transcript import from_tokens
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.zstd import Fallback
+from tests.second_reader import chat
+from tests.second_reader.container import File
+from tests.second_reader.fields import Damaged, Fields, block, column, fallback
+from tests.second_reader.model import (
+    Bundle,
+    Memory,
+    Model,
+    RangeDecoder,
+    tensors_of,
+    tokens_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS = ROOT / "tests/golden/vectors"
+NAMES = ("varints", "columns", "blocks", "fallback", "range_coder", "model", "containers", "chats", "spellings")
+
+
+@cache
+def maker() -> ModuleType:
+    """Return make.py beside the vectors."""
+    spec = importlib.util.spec_from_file_location("golden_vectors", VECTORS / "make.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(name: str) -> Any:
+    """Return the vectors of a layer."""
+    return json.loads((VECTORS / f"{name}.json").read_text("utf8"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fallback"])
+def test_the_product_still_writes_them(name: str) -> None:
+    assert tuple(maker().VECTORS) == NAMES
+    assert maker().text_of(maker().VECTORS[name]()) == (VECTORS / f"{name}.json").read_text("utf8")
+
+
+def test_small_models_are_still_those_of_the_product() -> None:
+    for contract in (1, 2):
+        assert maker().tensors(contract) == (VECTORS / f"model-{contract}.safetensors").read_bytes()
+
+
+def test_integers_and_columns() -> None:
+    for vector in read("varints"):
+        fields = Fields(bytes.fromhex(vector["bytes"]))
+        assert fields.varint() == vector["number"]
+        fields.end()
+    for vector in read("columns"):
+        fields = Fields(bytes.fromhex(vector["bytes"]))
+        assert column(fields, vector["shape"], len(vector["numbers"])) == vector["numbers"]
+        fields.end()
+
+
+def test_blocks() -> None:
+    for vector in read("blocks"):
+        data, at = bytes.fromhex(vector["bytes"]), vector["offset"]
+        found = block(bytes(at) + data, at, bytes.fromhex(vector["salt"]), (1, 4, 5, 12, 13))
+        assert found.end == at + len(data) and found.parts.rest().hex() == vector["parts"]
+        assert [(bytes(at) + data)[a:b].hex() for a, b in found.spans] == vector["bitstrings"]
+        for number, values in vector["columns"].items():
+            assert found.columns[int(number)] == values
+        with pytest.raises(Damaged):
+            block(bytes(at) + data[:-1] + bytes([data[-1] ^ 1]), at, bytes.fromhex(vector["salt"]), (1, 4, 5, 12, 13))
+
+
+def test_fallback_bytes() -> None:
+    for vector in read("fallback"):
+        content, dictionary, prefix, data = map(bytes.fromhex, vector.values())
+        assert fallback(data, len(content), dictionary, prefix) == content
+        coder = Fallback.after(prefix) if prefix else Fallback(dictionary)
+        assert coder.decompress(data, len(content)) == content  # each release of zstd may write others
+
+
+@pytest.mark.parametrize("vector", read("range_coder"), ids=lambda vector: vector["case"])
+def test_range_coder(vector: dict[str, Any]) -> None:
+    decoder = RangeDecoder(bytes.fromhex(vector["bytes"]))
+    for low, frequency in vector["symbols"]:
+        cumulative = np.unique([0, low, low + frequency, 1 << 24])
+        assert cumulative[decoder.symbol(cumulative)] == low
+    if vector.get("refused"):
+        with pytest.raises(Damaged):
+            decoder.end()
+    else:
+        decoder.end()
+
+
+@pytest.mark.parametrize("contract", ["1", "2"])
+def test_positions_and_frames_of_a_small_model(contract: str) -> None:
+    vectors = read("model")[contract]
+    model = Model(vectors["shape"], tensors_of((VECTORS / f"model-{contract}.safetensors").read_bytes()))
+    memory = Memory(model, 8)
+    for vector in vectors["positions"]:
+        [x] = model.run([vector["input"]], [vector["position"]], memory)
+        assert x.tolist() == vector["x of 2.5"]
+        assert model.class_frequencies(x).tolist() == vector["classes of 3"]
+        assert model.member_frequencies(x, vector["class of 4"]).tolist() == vector["members of 4"]
+    for frame in vectors["frames"]:
+        layout, data = frame["layout"] and tuple(frame["layout"]), bytes.fromhex(frame["bytes"])
+        found = tokens_of(model, data, len(vectors["tokens"]), layout, frame["context"])
+        assert found == vectors["tokens"]
+
+
+def test_containers() -> None:
+    for vector in read("containers"):
+        file = File(bytes.fromhex(vector["bytes"]))
+        for number, (frame, wanted) in enumerate(zip(file.sessions, vector["sessions"], strict=True)):
+            assert (frame.units, frame.data.hex()) == (wanted["count"], wanted["frame"])
+            assert (frame.copied, frame.step) == (wanted["copied"], wanted["step"])
+            assert frame.coding.kind == bytes.fromhex(wanted["coding"])[0] & 7
+            content = bytes.fromhex(wanted["content"])
+            found: Any = np.frombuffer(content, "<u4").tolist() if frame.coding.kind <= 2 else content
+            assert file.content_check(number, found) == wanted["content check"]
+        assert file.contents_hold([wanted["content check"] for wanted in vector["sessions"]])
+
+
+@cache
+def nano() -> tuple[Bundle, Any]:
+    """Return the bundle `nano` of the second reader and of the product."""
+    from pltz.models.bundle.bundle import Bundle as ProductBundle
+
+    return Bundle(ROOT / "models/bundles/nano"), ProductBundle.load("nano")
+
+
+@pytest.mark.parametrize("vector", read("chats"), ids=lambda vector: vector["rule"])
+def test_chats(vector: dict[str, Any]) -> None:
+    second, product = nano()
+    segments = [(name, text.encode("utf-8", "surrogatepass")) for name, text in vector["segments"]]
+    if vector.get("refused"):
+        with pytest.raises(Damaged):
+            chat.value_of(segments)
+        ids = [token for name, text in segments for token in (product.tokenizer.specials[name], *encode(product, text))]
+        with pytest.raises(CorruptError):
+            from_tokens("chat", ids, product.tokenizer)
+        return
+    value = vector["value"]
+    for found in (
+        chat.value_of(segments),
+        chat.value_of_tokens(vector["nano"], second),
+        chat.value_of_bytes(vector["stored"].encode("utf-8", "surrogatepass")),
+        from_tokens("chat", vector["nano"], product.tokenizer).value,
+    ):
+        assert json_value.difference(value, found) is None
+    assert chat.input_bytes(value) == vector["written"].encode()
+
+
+def encode(product: Any, text: bytes) -> list[int]:
+    """Return the tokens of a text."""
+    ids: list[int] = product.tokenizer.encode(text).tolist()
+    return ids
+
+
+def test_spellings() -> None:
+    for vector in read("spellings"):
+        assert chat.spelled(vector["value"], vector["spelling"]) == vector["text"]
