@@ -16,12 +16,12 @@ from pltz.models.target import tokenizer_files
 
 VOCAB = 384
 POSITIONS = 256
-SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
+SaveModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
-    def save(folder: Path, config: transformers.PretrainedConfig) -> Path:
+    def save(folder: Path, config: transformers.PretrainedConfig, positions: int = POSITIONS) -> Path:
         """Save a model with random weights, large enough that its greedy choices are not ties, and a tokenizer."""
         torch.manual_seed(7)
         auto: Any = transformers.AutoModelForCausalLM  # its hints are not whole
@@ -31,8 +31,8 @@ def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
                 torch.nn.init.normal_(parameter, std=0.3)
         model.save_pretrained(folder)
         source = folder / "bundle_tokenizer.json"
-        source.write_bytes(tiny_tokenizer_json(VOCAB))
-        tokenizer_files.write_tokenizer(source, folder, POSITIONS)
+        source.write_bytes(tiny_tokenizer_json(config.vocab_size))
+        tokenizer_files.write_tokenizer(source, folder, positions)
         source.unlink()
         return folder
 

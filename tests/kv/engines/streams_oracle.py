@@ -1,4 +1,4 @@
-"""The entropy coder of the predictive form in numpy: slow, and the oracle of `ans.c` and `kernels.cu`."""
+"""The decoder of the predictive form in numpy: slow, and the oracle of `ans.c` and `kernels.cu`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from pltz.kv.engines.streams import (
     Streams,
     TableContexts,
     Tables,
-    contexts,
-    groups,
-    joined,
     per_lane,
-    sections,
-    stream_count,
     stream_layers,
     verify,
 )
@@ -34,12 +29,6 @@ I16 = NDArray[np.int16]
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
-
-
-def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
-    """Return the streams of integers. See `streams.encode`."""
-    words, states, counts = _encode(q, classes, tables, point, len(q), per_lane(tables.level.size))
-    return joined(words, states, counts, sums_of(q, classes))
 
 
 def decode(streams: Streams, tokens: int, tables: Tables, point: int) -> tuple[I16, U8]:
@@ -59,70 +48,6 @@ def sums_of(q: I16, classes: U8) -> U32:
         last = int(running[-1]) if len(running) else int(classes[n])
         found[n] = last & 0xFFFFFFFF, int(running.sum()) & 0xFFFFFFFF
     return found
-
-
-def _symbols(q: I64, kind: U8, low: U8, freq: I64) -> tuple[I64, I64]:
-    high = q >> low
-    inside = np.abs(high) <= HALF
-    symbol = np.where(inside, high + HALF, ESCAPE)
-    return np.where(inside & (freq[kind, symbol] > 0), symbol, ESCAPE), high
-
-
-def _encode(
-    q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: int
-) -> tuple[list[NDArray[np.uint16]], U32, I64]:
-    """Encode in Python, a group at a time: the slow oracle of ans.c. Returns each group's words, states, and counts."""
-    layers, width = tables.level.shape
-    kinds, lows = contexts(q, classes, tables, point)
-    freq = tables.freq.astype(np.int64)
-    first = np.cumsum(freq, 1) - freq
-    flat = (tokens, layers * width)
-    symbol, high = _symbols(q.reshape(flat).astype(np.int64), kinds.reshape(flat), lows.reshape(flat), freq)
-    words = []
-    states = np.zeros((stream_count(layers, width), groups(tokens, layers * width), LANES), np.uint32)
-    begins = {layer * width: n for n, layer in enumerate(stream_layers(layers, width)) if n}
-    counts = np.zeros((groups(tokens, layers * width), sections(layers, width)), np.int64)
-    for group in range(groups(tokens, layers * width)):
-        x = [LOWEST] * LANES
-        out: list[int] = []
-        marked = 0
-
-        # A coder's state grows at one end and gives its words off at the other, so encoding runs backwards.
-        def bits(i: int, value: int, n: int, x: list[int] = x, out: list[int] = out) -> None:
-            if x[i] >= 1 << (32 - n):
-                out.append(x[i] & 0xFFFF)
-                x[i] >>= 16
-            x[i] = x[i] << n | value
-
-        for row in range(lane - 1, -1, -1):
-            start = (group * lane + row) * LANES
-            n = max(0, min(LANES, tokens - start))
-            # Escapes, low bits, symbols: the decoder takes them in the opposite order.
-            for step in range(layers * width - 1, -1, -1):
-                for i in range(n - 1, -1, -1):
-                    if symbol[start + i, step] == ESCAPE:
-                        bits(i, int(high[start + i, step]) & 0xFFFF, 16)
-                for i in range(n - 1, -1, -1):
-                    if low := int(lows.reshape(flat)[start + i, step]):
-                        bits(i, int(q.reshape(flat)[start + i, step]) & ((1 << low) - 1), low)
-                for i in range(n - 1, -1, -1):
-                    kind, s = kinds.reshape(flat)[start + i, step], symbol[start + i, step]
-                    f = int(freq[kind, s])
-                    if x[i] >= f << 20:
-                        out.append(x[i] & 0xFFFF)
-                        x[i] >>= 16
-                    x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
-                # A section ends here for the decoder; a stream begins here with states of its own.
-                if step and step % (SECTION * width) == 0 and counts.shape[1] > 1:
-                    counts[group, step // (SECTION * width)], marked = len(out) - marked, len(out)
-                if step in begins:
-                    states[begins[step], group], x[:] = x, [LOWEST] * LANES
-            for i in range(n - 1, -1, -1):
-                bits(i, int(classes[start + i]), CLASS_BITS)
-        counts[group, 0] = len(out) - marked
-        words.append(np.array(out[::-1], np.uint16))
-        states[0, group] = x
-    return words, states, counts
 
 
 def _decode(

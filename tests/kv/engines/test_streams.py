@@ -45,7 +45,6 @@ def test_every_coder_reads_and_writes_the_same(tokens: int, layers: int, width: 
     again, kinds = decode(coded, tokens, tables, 0, wide=wide)
     assert (again == q).all() and (kinds == classes).all()
     if wide and tokens * layers * width < 1 << 19:  # numpy's coder is the same for both widths
-        assert same(streams_oracle.encode(q, classes, tables, 0), coded)
         again, kinds = streams_oracle.decode(coded, tokens, tables, 0)
         assert (again == q).all() and (kinds == classes).all()
 

@@ -431,23 +431,6 @@ def test_a_calibration_file_is_read_back_or_refused(calibration: Calibration, ta
     later = data.replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
     with pytest.raises(VersionError):
         Calibration.parse(later)
-    rng = np.random.default_rng(0)
-    refused = 0
-    for n in range(150):
-        hurt = bytearray(data)
-        match n % 3:
-            case 0:
-                hurt[rng.integers(len(hurt))] ^= 1 << int(rng.integers(8))
-            case 1:
-                hurt[rng.integers(min(len(hurt), 3000))] = int(rng.integers(256))
-            case _:
-                del hurt[int(rng.integers(len(hurt))) :]
-        if hurt != data:
-            try:  # another last digit of a receipt may say the same number
-                assert Calibration.parse(bytes(hurt)).digest == calibration.digest
-            except (CorruptError, VersionError):
-                refused += 1
-    assert refused > 140
 
 
 def test_classes_follow_the_mass(ids: Any) -> None:

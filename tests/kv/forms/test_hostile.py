@@ -4,59 +4,48 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.numpy import save
 
-from pltz.kv.calibrate.fitting import Plan, calibrate
-from pltz.kv.calibrate.measure import prefilled
+from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import KVCodec
-from pltz.kv.port.rotary import Rotary
-from pltz.kv.predictive.calibration import FORMAT, Calibration
+from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
+from tests.kv.engines.test_streams import drawn
+from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
+from tests.kv.port.test_bound import MEASURED
 from tests.kv.spans import flat
+from tests.test_damage import ODD, mutants
 
-SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
-CONTEXT, NEW = 64, 8
-IDS = (3 + np.random.default_rng(0).integers(0, 380, (13, CONTEXT + NEW))).astype(np.int32)
-SPAN = flat(IDS[0, :CONTEXT])
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
-    config: Any = transformers.LlamaConfig
-    small = config(
-        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=2,
-    )  # fmt: skip
-    return Target.load(save_model(tmp_path_factory.mktemp("target"), small))
+TOKENS = 64
+IDS = np.random.default_rng(0).integers(0, 400, TOKENS).astype(np.int32)
+SPAN, KV = flat(IDS), random_kv(TOKENS)
 
 
 @pytest.fixture(scope="module")
-def calibration(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    return calibrate(target, IDS[:5], IDS[5:], Plan(CONTEXT, NEW, 2, tmp_path_factory.mktemp("work")))
+def calibration() -> Calibration:
+    made = random_calibration(bytes(16), KVShape(LAYERS, HEADS, 32, 12), 6, drawn(1, LAYERS, 128)[2])
+    receipts = [replace(MEASURED, form=PREDICTIVE, point=point) for point in (-8, 0)]
+    return replace(made, receipts=tuple(receipts))
 
 
-def embedding(target: Target) -> torch.Tensor:
-    weight: torch.Tensor = target.model.get_input_embeddings().weight.detach()
-    return weight
+def predictive(calibration: Calibration) -> PredictiveCodec:
+    embedding = torch.from_numpy(np.random.default_rng(0).standard_normal((400, 12), np.float32))
+    return PredictiveCodec(calibration, rotary(16), embedding, -8)
 
 
 def outcome(codec: KVCodec, parts: Any, shape: torch.Size) -> str:
     """Return "kv" or "error", after checking that KV is finite and of the right shape."""
     try:
-        codec.check(parts, CONTEXT)
+        codec.check(parts, TOKENS)
         kv = codec.decode(parts, SPAN)
     except CorruptError:
         return "error"
@@ -65,14 +54,10 @@ def outcome(codec: KVCodec, parts: Any, shape: torch.Size) -> str:
 
 
 @pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
-def test_parts_of_any_content_are_an_error_or_finite(form: str, target: Target, calibration: Calibration) -> None:
-    rotary = Rotary.of(target)
-    forms: dict[str, KVCodec] = {
-        "q8": Q8Codec(rotary), "q4": Q4Codec(rotary),
-        "predictive": PredictiveCodec(calibration, rotary, embedding(target), -8),
-    }  # fmt: skip
-    codec, kv = forms[form], prefilled(target, IDS[0, :CONTEXT])
-    parts = codec.encode(kv, SPAN)
+def test_parts_of_any_content_are_an_error_or_finite(form: str, calibration: Calibration) -> None:
+    forms: dict[str, KVCodec] = {"q8": Q8Codec(rotary(16)), "q4": Q4Codec(rotary(16))}
+    codec = forms.get(form) or predictive(calibration)
+    parts = codec.encode(KV, SPAN)
     rng = np.random.default_rng(1)
     found = set()
     for _ in range(120):
@@ -82,13 +67,12 @@ def test_parts_of_any_content_are_an_error_or_finite(form: str, target: Target, 
         flat = data.reshape(-1)
         some = rng.integers(0, len(flat), int(rng.integers(1, len(flat) + 1)))
         flat[torch.from_numpy(some)] = torch.from_numpy(rng.integers(0, 256, len(some)).astype(np.uint8)).to(flat.dtype)
-        found.add(outcome(codec, {**parts, name: hurt}, kv.shape))
+        found.add(outcome(codec, {**parts, name: hurt}, KV.shape))
     assert "error" in found
 
 
-def test_calibrations_of_any_content_are_an_error_or_finite(target: Target, calibration: Calibration) -> None:
-    rotary, kv = Rotary.of(target), prefilled(target, IDS[0, :CONTEXT])
-    sound = PredictiveCodec(calibration, rotary, embedding(target), -8).encode(kv, SPAN)
+def test_calibrations_of_any_content_are_an_error_or_finite(calibration: Calibration) -> None:
+    sound = predictive(calibration).encode(KV, SPAN)
     rng = np.random.default_rng(2)
     refused = 0
     for n in range(150):
@@ -106,9 +90,9 @@ def test_calibrations_of_any_content_are_an_error_or_finite(target: Target, cali
         try:
             other = replace(calibration, tensors={**calibration.tensors, name: hurt})
             other = Calibration.parse(_file(other))
-            codec = PredictiveCodec(other, rotary, embedding(target), -8)
-            outcome(codec, sound, kv.shape)
-            outcome(codec, codec.encode(kv, SPAN), kv.shape)
+            codec = predictive(other)
+            outcome(codec, sound, KV.shape)
+            outcome(codec, codec.encode(KV, SPAN), KV.shape)
         except PltzError:
             refused += 1
     assert 30 < refused < 150
@@ -133,19 +117,6 @@ def test_a_header_that_promises_much_takes_no_memory(calibration: Calibration) -
                 most = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 assert most < 8 << 20
-
-
-ODD: list[Any] = [None, True, -1, 10**400, 1e400, 0.5, "x", "\ud800", [], [[]], [0], [29.0, 32], {}, {"a": 1}]
-
-
-def mutants(tree: Any) -> Iterator[Any]:
-    """Yield a tree of JSON once for each of its values and each odd one in its place."""
-    for key in tree if isinstance(tree, dict) else range(len(tree)):
-        value = tree[key]
-        for other in (*ODD, *(mutants(value) if isinstance(value, dict | list) else ())):
-            copy = tree.copy()
-            copy[key] = other
-            yield copy
 
 
 def test_a_header_of_any_values_is_refused(calibration: Calibration) -> None:

@@ -93,22 +93,13 @@ def anything(meta: object, shapes: object) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
+def test_later_ones_are_refused(name: str, tmp_path: Path) -> None:
     kind, tensors = kind_of(name)
-    good, path = (FILES / name).read_bytes(), tmp_path / "file.safetensors"
-    for at in range(0, len(good), 11):
-        path.write_bytes(good[:at] + bytes([good[at] ^ 0x40]) + good[at + 1 :])
-        with pytest.raises((CorruptError, VersionError)):
-            kind.read(path, tensors, anything)
-    for size in (0, len(good) // 2, len(good) - 1):
-        path.write_bytes(good[:size])
-        with pytest.raises(CorruptError, match="damaged or foreign"):
-            kind.read(path, tensors, anything)
     found = kind.read(FILES / name, tensors, anything)
     assert found is not None
-    maker().later(kind).write(path, *found)
+    maker().later(kind).write(tmp_path / "file.safetensors", *found)
     with pytest.raises(VersionError, match="use a newer pltz"):
-        kind.read(path, tensors, anything)
+        kind.read(tmp_path / "file.safetensors", tensors, anything)
 
 
 @pytest.mark.parametrize(

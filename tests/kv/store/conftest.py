@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
@@ -57,34 +58,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+def small(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes], save_model: Callable[..., Path]
+) -> Path:
     """Folders ``bundle``, and ``kin`` and ``stranger``: targets with the bundle's tokenizer and with another."""
     root = tmp_path_factory.mktemp("small")
     weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
     write_bundle(root / "bundle", "mini", weights, tiny_tokenizer_json(), b"a dictionary of words", {"licence": "none"})
-    make_target(root / "kin", tiny_tokenizer_json(), 1024)
-    make_target(root / "stranger", tiny_tokenizer_json(900), 900)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+    shape |= {"bos_token_id": None, "eos_token_id": None}
+    for name, vocab in (("kin", 1024), ("stranger", 900)):
+        save_model(root / name, transformers.LlamaConfig(vocab_size=vocab, **shape), 2048)
     return root
-
-
-def make_target(folder: Path, tokenizer_json: bytes, vocab: int) -> None:
-    """Write a llama of two small layers with random weights."""
-    import transformers
-
-    from pltz.models.target.tokenizer_files import write_tokenizer
-
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3, bos_token_id=None,
-        eos_token_id=None,
-    )
-    auto: Any = transformers.AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(folder)
-    source = folder / "source.json"
-    source.write_bytes(tokenizer_json)
-    write_tokenizer(source, folder, 2048)
-    source.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from pltz.kv.calibrate.fitting import Plan, calibrate
-from pltz.kv.calibrate.measure import prefilled, watched
+from pltz.kv.calibrate.measure import watched
 from pltz.kv.errors import WarmFileError
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
@@ -28,7 +27,7 @@ from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
+from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.kv.store.peek import nodes
@@ -333,87 +332,3 @@ def test_a_block_that_does_not_decode_is_made_from_its_tokens(
 def test_forms_of_tiers_that_are_none_are_refused(codecs: dict[str, KVCodec]) -> None:
     with pytest.raises(UsageError, match="device, host and disk"):
         HotStore.open(ROOM, forms={"tape": codecs["q8"]})
-
-
-@pytest.mark.parametrize("chunk", [1 << 20, 512])
-@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
-def test_a_damaged_file_of_any_form_is_a_miss(
-    kin: Target, codecs: dict[str, KVCodec], form: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With small chunks threads read it, and a codec may look at its parts before they are there."""
-    monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", chunk)
-    codec = codecs[form]
-    ids = np.arange(3, 43, dtype=np.int32)
-    block = replace(KVBlock.raw(prefilled(kin, ids), ids, ids, 0), mass=np.ones(40, np.float32))
-    disk = DiskTier(tmp_path, ROOM, codec)
-    path = disk.path(SPACE, SEGMENT, codec.name)
-    rng = np.random.default_rng(0)
-
-    def fresh() -> bytes:
-        assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
-        return path.read_bytes()
-
-    whole = fresh()
-    found = disk.read(SPACE, SEGMENT, [codec])
-    assert found is not None and found.block.kv.shape == block.kv.shape
-    assert codec.receipt is not None and f'\\"kl\\": {codec.receipt.kl}'.encode() in whole
-    for n in range(40):
-        hurt = bytearray(whole)
-        if n % 4 == 3:
-            del hurt[int(rng.integers(len(hurt))) :]
-        else:
-            hurt[int(rng.integers(len(hurt)))] ^= 1 << int(rng.integers(8))
-        path.write_bytes(hurt)
-        again = disk.read(SPACE, SEGMENT, [codec])
-        if again is not None:
-            assert chunk == 512
-            with pytest.raises(CorruptError):
-                _ = again.block.kv
-        assert not path.exists() and disk.damaged == n + 1
-    fresh()
-    os.rename(path, disk.path(SPACE, PARENT, codec.name))
-    assert disk.read(SPACE, PARENT, [codec]) is None, "of another segment"
-
-
-def test_a_forged_file_never_breaks_the_reader(
-    kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, forged: Callable[[bytes, Any], bytes]
-) -> None:
-    """A file whose checksum is right, with any other bytes: a miss, or KV of the right shape, or CorruptError."""
-    codec = codecs["predictive"]
-    ids = np.arange(3, 43, dtype=np.int32)
-    block = replace(KVBlock.raw(prefilled(kin, ids), ids, ids, 0), mass=np.ones(40, np.float32))
-    disk = DiskTier(tmp_path, ROOM, codec)
-    path = disk.path(SPACE, SEGMENT, codec.name)
-    assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
-    whole = path.read_bytes()
-    rng = np.random.default_rng(1)
-    outcomes = {"miss": 0, "corrupt": 0, "kv": 0}
-    for _ in range(150):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(forged(whole, rng))
-        found = disk.read(SPACE, SEGMENT, [codec])
-        if found is None:
-            outcomes["miss"] += 1
-            continue
-        try:
-            assert found.block.kv.shape[3] == len(found.block.ids)
-            outcomes["kv"] += 1
-        except CorruptError:
-            outcomes["corrupt"] += 1
-    assert outcomes["miss"] > 0 and outcomes["corrupt"] > 0, outcomes
-
-
-@pytest.fixture
-def forged() -> Callable[[bytes, Any], bytes]:
-    """Return a function that changes a byte of a small file, mostly behind its header, and puts the checksums right."""
-    import xxhash
-
-    def forge(data: bytes, rng: Any) -> bytes:
-        hurt = bytearray(data)
-        end = 8 + int.from_bytes(data[:8], "little")
-        low, high = (0, end) if rng.random() < 0.3 else (end + 32, len(hurt))
-        hurt[int(rng.integers(low, high))] = int(rng.integers(256))
-        hurt[end : end + 32] = xxhash.xxh3_128_digest(hurt[:end]) + xxhash.xxh3_128_digest(hurt[end + 32 :])
-        return bytes(hurt)
-
-    return forge

@@ -1,77 +1,27 @@
 """The promise of a thaw: the target's own KV of the session's ids, or a refusal, but never another model's KV."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
 from pltz.kv.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
-from pltz.models.target import tokenizer_files
-from pltz.models.target.checkpoint import TARGETS
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import TargetMismatch, UsageError
-
-EMBEDDED = TARGETS / "mini-llama"
-POSITIONS = 256
-Make = Callable[[int], Path]
+from tests.models.target.test_target import full_generate, some_ids
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Return a function that makes a folder with a small Llama of random weights, by seed."""
-
-    def make_target(seed: int) -> Path:
-        folder = tmp_path_factory.mktemp(f"seed{seed}")
-        torch.manual_seed(seed)
-        config = transformers.LlamaConfig(
-            vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=POSITIONS, initializer_range=0.3,
-        )
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
-        vocab = {f"<|{i}|>" if i < 32 else chr(0x100 + i): i for i in range(320)}
-        model = {"type": "BPE", "vocab": vocab, "merges": []}
-        source = folder / "source.json"
-        source.write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
-        tokenizer_files.write_tokenizer(source, folder, POSITIONS)
-        return folder
-
-    return make_target
+def one(llama: Path) -> Target:
+    return Target.load(llama)
 
 
 @pytest.fixture(scope="module")
-def one(make: Make) -> Target:
-    return Target.load(make(1))
-
-
-@pytest.fixture(scope="module")
-def other(make: Make) -> Target:
-    return Target.load(make(2))
-
-
-@pytest.fixture(scope="module", params=["random weights", "embedded"])
-def target(request: pytest.FixtureRequest, one: Target) -> Target:
-    if request.param == "random weights":
-        return one
-    if not EMBEDDED.is_dir():
-        pytest.skip("this checkout has no embedded target")
-    return Target.load(EMBEDDED, dtype="float32")
-
-
-def some_ids(target: Target, count: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(count).integers(32, target.vocab_size, count)]
-
-
-def full_generate(target: Target, ids: list[int], n: int) -> list[int]:
-    out = target.model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=n, pad_token_id=0,
-        eos_token_id=sorted(target.eos_ids),
-    )
-    return [int(i) for i in out[0, len(ids) :]]
+def other(tmp_path_factory: pytest.TempPathFactory, save_model: Any, llama_config: dict[str, Any]) -> Target:
+    config = transformers.LlamaConfig(**llama_config | {"rms_norm_eps": 0.1})
+    return Target.load(save_model(tmp_path_factory.mktemp("other"), config))
 
 
 def continued(target: Target, thawed: Thawed, n: int) -> list[int]:

@@ -12,33 +12,14 @@ from hypothesis import given, settings, strategies as st
 
 from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.target.target import Target
-from pltz.models.target.tokenizer_files import write_tokenizer
 from pltz.plt_codec.errors import ContentError
 from tests.examples import examples
-
-VOCAB = 1024
-
-
-def load(folder: Path, config: Any, tokenizer_json: bytes) -> Target:
-    torch.manual_seed(3)
-    auto: Any = transformers.AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(folder)
-    source = folder / "source.json"
-    source.write_bytes(tokenizer_json)
-    write_tokenizer(source, folder, 128)
-    return Target.load(folder)
-
-
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None,
-    "bos_token_id": None,
-}
+from tests.models.conftest import VOCAB
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Target:
-    return load(tmp_path_factory.mktemp("llama"), transformers.LlamaConfig(**SIZES), tiny_tokenizer_json())
+def target(llama: Path) -> Target:
+    return Target.load(llama)
 
 
 def check(target: Target, lengths: list[tuple[int, int]]) -> None:
@@ -62,16 +43,18 @@ def test_rows_of_any_lengths(target: Target, lengths: list[tuple[int, int]]) -> 
     check(target, lengths)
 
 
-@pytest.mark.parametrize("lengths", [[(0, 9)] * 3, [(5, 9)] * 3, [(7, 0), (3, 4)], [(0, 121), (120, 1)]])
+@pytest.mark.parametrize("lengths", [[(0, 9)] * 3, [(5, 9)] * 3, [(7, 0), (3, 4)], [(0, 249), (248, 1)]])
 def test_equal_rows_rows_with_nothing_new_and_rows_at_the_last_position(
     target: Target, lengths: list[tuple[int, int]]
 ) -> None:
     check(target, lengths)
 
 
-def test_a_target_with_windows_runs_them_one_by_one(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
-    target = load(tmp_path, transformers.MistralConfig(**SIZES, sliding_window=8), tiny_tokenizer_json())
-    check(target, [(0, 20), (12, 5)])
+def test_a_target_with_windows_runs_them_one_by_one(
+    tmp_path: Path, save_model: Callable[..., Path], llama_config: dict[str, Any]
+) -> None:
+    config = transformers.MistralConfig(**llama_config | {"sliding_window": 8, "model_type": "mistral"})
+    check(Target.load(save_model(tmp_path, config)), [(0, 20), (12, 5)])
 
 
 def test_ids_are_checked(target: Target) -> None:

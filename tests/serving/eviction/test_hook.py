@@ -273,7 +273,7 @@ def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
     "options",
     [
         {"flush_seconds": 0}, {"memory_bytes": 0}, {"when_full": "wait"}, {"nice": -5}, {"journal_bytes": 0},
-        {"layout": "wide"},
+        {"layout": "wide"}, {"flush_seconds": "1"}, {"batch_tokens": 1.5}, {"nice": None},
     ],
 )
 def test_settings_are_checked(options: dict[str, Any]) -> None:

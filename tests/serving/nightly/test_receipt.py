@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, strategies as st
 
-from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.errors import FormatError, VersionError
 from pltz.serving.nightly.receipt import ReceiptFile, ReceiptLedger, encode, merged
 
 IDS = st.binary(min_size=16, max_size=16) | st.sampled_from(
@@ -47,24 +47,12 @@ def test_keys_that_share_half_are_never_mistaken() -> None:
     assert ledger.last([bytes(8) + b"\x99" * 8]) == [None]
 
 
-@given(ROWS, st.data())
-def test_damage_is_refused(rows: dict[bytes, bytes], data: st.DataObject) -> None:
-    name, whole = encode(3, rows)
-    at = data.draw(st.integers(0, len(whole) - 1))
-    hurt = bytearray(whole)
-    hurt[at] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(FormatError):
-        ReceiptFile.decode(bytes(hurt), name)
-    with pytest.raises(CorruptError):
-        ReceiptFile.decode(whole[:at], name)
-    with pytest.raises(FormatError):
-        ReceiptFile.decode(whole, "00" * 16)
-
-
 def test_a_newer_version_is_named() -> None:
     name, whole = encode(3, {bytes(16): bytes(16)})
     with pytest.raises(VersionError, match="newer pltz"):
         ReceiptFile.decode(whole[:4] + b"\3" + whole[5:], name)
+    with pytest.raises(FormatError):
+        ReceiptFile.decode(whole, "00" * 16)
 
 
 def test_bytes_of_version_two() -> None:

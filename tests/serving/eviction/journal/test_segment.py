@@ -160,25 +160,6 @@ def test_an_entry_comes_back(
 
 
 FIELDS = ("name", "time", "tenant", "tokenizer", "target", "tags", "prefixes", "base", "parent")
-SAMPLE = JournalEntry(
-    "chat-7", np.arange(9), 5, "acme", tags={"a": "b"}, prefixes=(2, 9), base="b", parent="p"
-).encode()
-
-
-@quick
-@given(st.data())
-def test_a_damaged_body_is_refused_or_is_an_entry(data: st.DataObject) -> None:
-    body = bytearray(SAMPLE)
-    for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    body = body[: data.draw(st.integers(0, len(body)))]
-    try:
-        found = JournalEntry.decode(bytes(body))
-    except CorruptError:
-        return
-    assert len(found.ids) * 4 < len(body) and all(0 < end <= len(found.ids) for end in found.prefixes)
-
-
 @quick
 @given(st.binary(max_size=300))
 def test_hostile_bodies_are_refused(noise: bytes) -> None:
