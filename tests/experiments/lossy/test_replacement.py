@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from click.testing import Result
 from numpy.typing import NDArray
 
+from pltz.experiments.lossy.command import NAMES, as_text
 from pltz.experiments.lossy.replacement import WAYS, at_once, code_lengths, if_shorter, in_turn
 from pltz.models.target.target import Target
 
@@ -49,3 +54,14 @@ def test_if_shorter_never_gets_longer(target: Target, ids: NDArray[np.int32]) ->
     before, after = (float(code_lengths(target, one[None])[0].sum()) for one in (ids, found))
     assert (found != ids).any() and after < before
     assert after <= float(code_lengths(target, at_once(target, ids, 10)[None])[0].sum())
+
+
+def test_the_command_measures_every_way(run: Callable[..., Result]) -> None:
+    done = run("lossy", "--rows", "2", "--context", "64", "--new", "8", "--bits", "9", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    found = {one["way"]: one for one in result["settings"]}
+    assert tuple(found) == NAMES == tuple(WAYS)
+    assert all(one["replaced"] > 0 and one["kl"] > result["q4"]["kl"] for one in found.values())
+    assert found["if-shorter"]["bits"] < 0 and found["if-shorter"]["replaced"] <= found["at-once"]["replaced"]
+    assert "if-shorter" in as_text(result)

@@ -1,5 +1,7 @@
 """Test the promises of a target folder: it is named by its files, and loads without running anybody's code."""
 
+from __future__ import annotations
+
 import json
 import pickle
 import shutil
@@ -10,8 +12,11 @@ from typing import Any
 import huggingface_hub
 import pytest
 import safetensors.torch
+import torch
+import transformers
 from huggingface_hub.utils._paths import filter_repo_objects
 
+import pltz
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -210,3 +215,54 @@ class TestRefusals:
     def test_a_device_or_dtype_that_is_none(self, llama: Path, wrong: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match="expected a"):
             Target.load(llama, **wrong)
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    auto: Any = transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, **options)
+
+
+def test_it_thaws_as_the_folder_does(llama: Path) -> None:
+    data = pltz.compress([[33, 40, 51, 62]], tokenizer=llama / "tokenizer.json")
+    by_folder = pltz.thaw(data, llama)
+    tokenizer = Target.load(llama).tokenizer
+    for words in ({}, {"tokenizer": tokenizer}):
+        by_model = pltz.thaw(data, loaded(llama), **words)
+        assert by_model.token_ids.tolist() == by_folder.token_ids.tolist() == [33, 40, 51, 62]
+        assert torch.equal(by_model.logits, by_folder.logits)
+    assert Target.of(loaded(llama)).fingerprint == Target.load(llama).fingerprint == pltz.fingerprint_of(llama)
+    assert Target.of(loaded(llama, dtype=torch.bfloat16)).model.dtype == torch.bfloat16
+
+
+def test_other_weights_are_refused(llama: Path) -> None:
+    model = loaded(llama)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+    with pytest.raises(pltz.ModelError, match="is not the one in"):
+        Target.of(model)
+
+
+def test_a_weight_of_its_own_is_refused(llama: Path) -> None:
+    model = loaded(llama)
+    model.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(pltz.ModelError, match="have no weight extra"):
+        Target.of(model)
+
+
+def test_another_tokenizer_is_refused(llama: Path) -> None:
+    other = Target.load(llama).tokenizer
+    other.add_tokens(["<another>"])
+    with pytest.raises(pltz.ModelError, match="another vocabulary"):
+        Target.of(loaded(llama), other)
+
+
+def test_what_is_no_loaded_model_is_refused(llama: Path) -> None:
+    data = pltz.compress(["hello"])
+    with pytest.raises(pltz.UsageError, match="model of transformers"):
+        pltz.thaw(data, 3.5)
+    with pytest.raises(pltz.UsageError, match="leave it out"):
+        pltz.thaw(data, llama, tokenizer=Target.load(llama).tokenizer)
+    model = loaded(llama)
+    model.name_or_path = model.config._name_or_path = ""
+    with pytest.raises(pltz.UsageError, match="where it was loaded from"):
+        Target.of(model)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
 
 from pltz.archive.errors import Fenced, StoreError
+from pltz.archive.format.ids import Tokens
 from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, SegmentCodec
+from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.limits import MAX_BYTES
-from pltz.serving.nightly import freeze, job
+from pltz.serving.nightly import config, freeze, job
+from pltz.serving.nightly.freeze import Freezer
+from pltz.serving.nightly.sources import jsonl
 from pltz.serving.nightly.state import Busy
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.serving.nightly.conftest import Nightly, chat, lines
@@ -317,3 +322,68 @@ def test_retention_decides_anew_where_an_older_manifest_came_back(
     nightly.rest = "[[retention]]\nkeep_last = 1\n"
     assert freeze(3)["retention"] == {"versions": 4, "forgotten": 3}
     assert nightly.content() == {("default", "chat-0"): [json.dumps(chat(0, 5))]}
+
+
+def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
+    trained_nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [session.value for session in sample_sessions() if session.kind == "chat"]
+    long = [one["messages"] for one in values if isinstance(one, dict) and len(one.get("messages", ())) > 8][:4]
+
+    def chats(turns: int) -> bytes:
+        return lines({"id": f"chat-{n}", "messages": one[:turns]} for n, one in enumerate(long))
+
+    for turns in (6, 7):
+        trained_nightly.write(f"chats/{turns}.jsonl", chats(turns))
+    monkeypatch.setattr(jsonl, "SHARD_SESSIONS", 1)
+    settings = config.load(trained_nightly.file)
+    [source] = settings.source
+    first, second = source.shards(0)
+    decoded: list[int] = []
+    monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
+    decode = BundleCodec.decode
+
+    def counting(self: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
+        decoded.extend(coded.count for coded in batch)
+        return decode(self, batch)
+
+    monkeypatch.setattr(BundleCodec, "decode", counting)
+    freezer, another = Freezer(settings), Freezer(settings)
+    freezer.state.make()
+    assert freezer.freeze(first).frozen == 4
+    assert another.freeze(second).frozen == 4
+    trained_nightly.write("chats/8.jsonl", chats(8))
+    *_, third = source.shards(0)
+    decoded.clear()
+    assert another.freeze(third).frozen == 4
+    assert 0 < sum(decoded) < 1000  # what is new, decoded back; without a memory it is 3,078 tokens
+    assert [(v.name, v.version) for v in another.open().directory.ls()] == [(f"chat-{n}", 3) for n in range(4)]
+
+
+if TYPE_CHECKING:
+    from tests.archive.conftest import S3Server
+
+
+@pytest.fixture
+def many(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> Nightly:
+    """Six shards, with a bad line in each."""
+    monkeypatch.setattr(jsonl, "SHARD_BYTES", 1)
+    for n in range(6):
+        data = lines(chat(10 * n + k) for k in range(10)) + b"{no\n"
+        nightly.write(f"chats/{n}.jsonl", data)
+    return nightly
+
+
+@pytest.mark.slow
+def test_a_bucket(many: Nightly, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive lies in a bucket, and the state is a folder."""
+    for name, value in s3.options.items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = s3.place().url
+    cold = SessionArchive.create(url, many.bundles)
+    many.head = many.head.replace('"cold"', f'"{url}"')
+    many.rest = "[verify]\n[collect]\n"
+    assert many.counts() == (60, 0, 6, 5)
+    assert many.counts() == (0, 60, 6, 5)
+    assert cold.get("chat-7").value == chat(7) and len(list(cold.archive.ls())) == 60

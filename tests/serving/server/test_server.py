@@ -364,47 +364,25 @@ def test_text_stops_before_a_stop_string(shared: Client, target: Target) -> None
     assert "".join(pieces) == "naïve 日本語 😀 text, and more 😀" and not any("\ufffd" in one for one in pieces)
 
 
+UNFRIENDLY: list[dict[str, Any]] = [  # beside a prompt
+    {"n": 17}, {"n": True}, {"n": 2, "session": "one"}, {"logprobs": 21}, {"logprobs": True}, {"presence_penalty": 2.5},
+    {"logit_bias": {"5": 101}}, {"logit_bias": {"5": "a"}}, {"logit_bias": {"-5": 1}}, {"logit_bias": {"999999": 1}},
+    {"logit_bias": [1]}, {"echo": True}, {"top_k": 5}, {"repetition_penalty": 1.1}, {"sesion": "misspelt"},
+    {"max_tokens": 0}, {"max_tokens": 1 << 70}, {"max_tokens": 9000}, {"max_tokens": True}, {"stop": ["a"] * 5},
+    {"stop": [""]}, {"seed": -1}, {"session": "a\nb"}, {"session": "a" * 129}, {"session": "\ud800"},
+    {"prompt": "\ud800"}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [1 << 30]}, {"prompt": [-1]},
+    {"session_tokens": 4},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
-        (400, b"{"),
-        (400, b"[" * 100_000),
-        (400, b'{"prompt": "x", "temperature": NaN}'),
-        (400, {"prompt": ""}),
-        (400, {"prompt": ["a", "b"]}),
-        (400, {"prompt": [1 << 30]}),
-        (400, {"prompt": [-1]}),
-        (400, {"prompt": "x", "n": 17}),
-        (400, {"prompt": "x", "n": True}),
-        (400, {"prompt": "x", "n": 2, "session": "one"}),
-        (400, {"prompt": "x", "logprobs": 21}),
-        (400, {"prompt": "x", "logprobs": True}),
-        (400, {"prompt": "x", "presence_penalty": 2.5}),
-        (400, {"prompt": "x", "logit_bias": {"5": 101}}),
-        (400, {"prompt": "x", "logit_bias": {"5": "a"}}),
-        (400, {"prompt": "x", "logit_bias": {"-5": 1}}),
-        (400, {"prompt": "x", "logit_bias": {"999999": 1}}),
-        (400, {"prompt": "x", "logit_bias": [1]}),
-        (400, {"prompt": "x", "echo": True}),
-        (400, {"prompt": "x", "top_k": 5}),
-        (400, {"prompt": "x", "repetition_penalty": 1.1}),
-        (400, {"prompt": "x", "sesion": "misspelt"}),
-        (400, {"prompt": "x", "max_tokens": 0}),
-        (400, {"prompt": "x", "max_tokens": 1 << 70}),
-        (400, {"prompt": "x", "max_tokens": 9000}),
-        (400, {"prompt": "x", "max_tokens": True}),
-        (400, {"prompt": "x", "stop": ["a"] * 5}),
-        (400, {"prompt": "x", "stop": [""]}),
-        (400, {"prompt": "x", "seed": -1}),
-        (400, {"prompt": "x", "session": "a\nb"}),
-        (400, {"prompt": "x", "session": "a" * 129}),
-        (400, {"prompt": "x", "session": "\ud800"}),
-        (400, {"prompt": "\ud800"}),
-        (400, {"prompt": "x", "session_tokens": 4}),
-        (404, {"prompt": "x", "model": "other"}),
-        (413, b" " * ((1 << 20) + 1)),
+        (400, b"{"), (400, b"[" * 100_000), (400, b'{"prompt": "x", "temperature": NaN}'),
+        *((400, {"prompt": "x"} | fields) for fields in UNFRIENDLY),
+        (404, {"prompt": "x", "model": "other"}), (413, b" " * ((1 << 20) + 1)),
     ],
-)
+)  # fmt: skip
 def test_unfriendly_bodies_are_refused(shared: Client, status: int, body: Any) -> None:
     found = shared.ask("POST", COMPLETE, body)
     assert found[0] == status and found[1]["error"]["message"]

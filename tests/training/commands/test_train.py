@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -268,32 +269,33 @@ def test_data_that_cannot_do(run: Run, project: Path) -> None:
     assert done.exit_code == 2 and "absent.jsonl" in done.stderr
 
 
+def distilled(run: Run, project: Path, *words: object) -> tuple[dict[str, Any], str]:
+    """Distil a few steps into the folder ``d`` of a project, and return the card and what was told on the way."""
+    small = ("--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d", "--progress")
+    done = run("bundle", "distill", "--data", project / "sessions.jsonl", *small, *words)
+    assert done.exit_code == 0, done.output
+    return json.loads((project / "d/card.json").read_text()), done.stderr
+
+
 def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: Path) -> None:
     """Distil from a target with the bundle's vocabulary: probabilities, written turns and the bundle's weights.
 
     The embedded target is a tiny one here.
     """
-    call = ("bundle", "distill", "--target", tiny / "targets/mini-llama", "--data", project / "sessions.jsonl")
-    small = ("--steps", 5, "--rows", 1, "--row", 256, "--write", 2, "--write-tokens", 8, "--device", "cpu")
-    done = run(*call, *small, "--output", project / "d", "--json", "--progress")
-    assert done.exit_code == 0, done.output
-    assert "starting from mini" in done.stderr and "probabilities" in done.stderr
-    card = json.loads((project / "d/card.json").read_text())
+    words = ("--target", tiny / "targets/mini-llama", "--steps", 5, "--write", 2, "--write-tokens", 8)
+    card, told = distilled(run, project, *words)
+    assert "starting from mini" in told and "probabilities" in told
     assert card["settings"]["teacher"]["share"] == 0.5 and card["shape"]["vocab"] == 1024
     written = next((project / "d.work").glob("write-*/written.jsonl")).read_text().splitlines()
     assert len(written) == 2 and json.loads(written[0])["messages"][-1]["role"] == "assistant"
     packed = project / "x.pltz"
-    assert (run("compress", sample_path(), "-o", packed, "--bundle", project / "d", "--no-progress").exit_code == 0)
+    assert run("compress", sample_path(), "-o", packed, "--bundle", project / "d", "--no-progress").exit_code == 0
 
 
 def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: Path) -> None:
     """Distil from a target with another vocabulary. The student has it, and that target's ids need no patch."""
-    call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--size", "tiny")
-    small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d")
-    done = run(*call, *small, "--progress")
-    assert done.exit_code == 0, done.output
-    assert "with the target's tokenizer" in done.stderr
-    card = json.loads((project / "d/card.json").read_text())
+    card, told = distilled(run, project, "--target", foreign, "--size", "tiny", "--steps", 5)
+    assert "with the target's tokenizer" in told
     assert card["shape"]["vocab"] % 128 == 0 and card["settings"]["teacher"]["target"] == foreign.name
     packed, chats = project / "x.pltz", project / "few.jsonl"
     chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
@@ -305,23 +307,24 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
 
 def test_distill_with_the_bundles_tokenizer_learns_text(run: Run, tiny: Path, foreign: Path, project: Path) -> None:
     """Distil without a common vocabulary: the target writes turns, and its probabilities are not used."""
-    call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--tokenizer", "bundle")
-    small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d", "--write", 1)
-    done = run(*call, *small, "--write-tokens", 4, "--progress")
-    assert done.exit_code == 0, done.output
-    assert "probabilities" not in done.stderr and "1 turns the target writes" in done.stderr
-    assert json.loads((project / "d/card.json").read_text())["settings"]["teacher"]["share"] == 0.0
+    words = ("--target", foreign, "--tokenizer", "bundle", "--steps", 5, "--write", 1, "--write-tokens", 4)
+    card, told = distilled(run, project, *words)
+    assert "probabilities" not in told and "1 turns the target writes" in told
+    assert card["settings"]["teacher"]["share"] == 0.0
 
 
 def test_distill_from_a_bundle_of_the_other_contract(
     run: Run, tiny: Path, project: Path, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
     other = other_bundle(project / "other", tiny_tokenizer_json())
-    call = ("bundle", "distill", "--target", tiny / "targets/mini-llama", "--bundle", other)
-    where = ("--data", project / "sessions.jsonl", "--output", project / "d", "--device", "cpu")
-    done = run(*call, *where, "--steps", 2, "--rows", 1, "--row", 256)
-    assert done.exit_code == 0, done.output
+    distilled(run, project, "--target", tiny / "targets/mini-llama", "--bundle", other, "--steps", 2)
     assert json.loads((project / "d/bundle.json").read_text())["contract"] == 2
+
+
+def test_distill_without_a_target_goes_on_from_a_bundle(run: Run, tiny: Path, project: Path) -> None:
+    card, told = distilled(run, project, "--steps", 5, "--threads", 1)
+    assert "learns from your sessions; with the tokenizer of bundle mini, starting from mini" in told
+    assert card["settings"]["teacher"] is None and card["settings"]["student"]["start"] == "mini"
 
 
 @pytest.mark.slow
@@ -329,12 +332,9 @@ def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
     """Distil with the bundle and the target that ship."""
     lines = sample_path().read_text("utf8").splitlines(True)
     (project / "sessions.jsonl").write_text("".join(lines[:44]), "utf8")
-    call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
-    small = ("--steps", 2, "--rows", 1, "--row", 256, "--device", "cpu", "--threads", 1, "--output", project / "d")
-    done = run(*call, *small, "--json")
-    assert done.exit_code == 0, done.output
-    test = json.loads(done.stdout.splitlines()[-1])["test"]
-    assert test["pltz_bytes"] < 0.75 * test["peer_bytes"]["zstd+dict"]
+    card, _ = distilled(run, project, "--target", "mini-llama", "--steps", 2, "--threads", 1)
+    total = card["test"]["total"]
+    assert total["pltz_bytes"] < 0.75 * total["peer_bytes"]["zstd+dict"]
 
 
 def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, foreign: Path, project: Path) -> None:
@@ -353,16 +353,6 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, foreign: Path, 
     assert done.exit_code == 2 and "its probabilities do not fit" in done.stderr
     done = run("bundle", "distill", "--target", foreign, *common, "--write-tokens", 9)
     assert done.exit_code == 2 and "name both" in done.stderr
-
-
-def test_distill_without_a_target_goes_on_from_a_bundle(run: Run, tiny: Path, project: Path) -> None:
-    call = ("bundle", "distill", "--data", project / "sessions.jsonl", "--output", project / "d")
-    small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--threads", 1)
-    done = run(*call, *small, "--progress")
-    assert done.exit_code == 0, done.output
-    assert "learns from your sessions; with the tokenizer of bundle mini, starting from mini" in done.stderr
-    card = json.loads((project / "d/card.json").read_text())
-    assert card["settings"]["teacher"] is None and card["settings"]["student"]["start"] == "mini"
 
 
 def test_train_with_a_bundle_that_teaches(
