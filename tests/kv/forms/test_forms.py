@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,9 +91,26 @@ REFUSED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
-    return Target.load(save_model(tmp_path_factory.mktemp("target"), TURNED["llama, GQA"]))
+@dataclass
+class Toy:
+    """A small target with the rotation of its keys, rows of ids with habits, and a calibration on the first of them."""
+
+    target: Target
+    ids: Any
+    rotary: Rotary
+    calibration: Calibration
+
+    @cached_property
+    def kv(self) -> torch.Tensor:
+        """KV of a row that was held out."""
+        return prefilled(self.target, self.ids[9])
+
+    def codec(self, point: float, calibration: Calibration | None = None) -> PredictiveCodec:
+        embedding: Any = self.target.model.get_input_embeddings().weight.detach()
+        return PredictiveCodec(calibration or self.calibration, self.rotary, embedding, point)
+
+    def forms(self) -> list[KVCodec]:
+        return [RAW, Q8Codec(self.rotary), Q4Codec(self.rotary), self.codec(-24)]
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +122,10 @@ def ids() -> Any:
 
 
 @pytest.fixture(scope="module")
-def rotary(target: Target) -> Rotary:
-    return Rotary.of(target)
-
-
-@pytest.fixture(scope="module")
-def calibration(target: Target, ids: Any, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    return calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path_factory.mktemp("work")))
-
-
-def embedding(target: Target) -> Any:
-    return target.model.get_input_embeddings().weight.detach()
-
-
-def forms(target: Target, rotary: Rotary, calibration: Calibration) -> list[KVCodec]:
-    fine = PredictiveCodec(calibration, rotary, embedding(target), -24)
-    return [RAW, Q8Codec(rotary), Q4Codec(rotary), fine]
+def toy(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel, ids: Any) -> Toy:
+    target = Target.load(save_model(tmp_path_factory.mktemp("target"), TURNED["llama, GQA"]))
+    made = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path_factory.mktemp("work")))
+    return Toy(target, ids, Rotary.of(target), made)
 
 
 def back(codec: KVCodec, kv: torch.Tensor, span: Span) -> torch.Tensor:
@@ -165,30 +171,28 @@ def test_a_rotation_that_is_not_the_targets_is_found_out(
         Rotary.of(target)
 
 
-def test_every_form_gives_back_what_it_promises(
-    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
-) -> None:
-    kv = prefilled(target, ids[9])
-    whole, cut = flat(ids[9], 0), flat(ids[9, 40:], 40)
+def test_every_form_gives_back_what_it_promises(toy: Toy) -> None:
+    kv = toy.kv
+    whole, cut = flat(toy.ids[9], 0), flat(toy.ids[9, 40:], 40)
     most = [0.0, 0.01, 0.12, 0.12]
-    for codec, bound in zip(forms(target, rotary, calibration), most, strict=True):
+    for codec, bound in zip(toy.forms(), most, strict=True):
         assert error(kv, back(codec, kv, whole)) <= bound, codec.name
         part = kv[:, :, :, 40:]
         assert error(part, back(codec, part, cut)) <= bound, codec.name
         for tokens in (0, 1, 3, 5):
             some = kv[:, :, :, :tokens]
-            back(codec, some, flat(ids[9, :tokens], 0))
+            back(codec, some, flat(toy.ids[9, :tokens], 0))
         bf16 = kv.bfloat16()
         assert back(codec, bf16, whole).dtype == torch.bfloat16
 
 
-def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
-    kv = prefilled(target, ids[9])
-    again = back(Q4Codec(rotary), kv, Span(ids[9], 0, np.arange(len(ids[9]), dtype=np.float32)))
+def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(toy: Toy) -> None:
+    kv = toy.kv
+    again = back(Q4Codec(toy.rotary), kv, Span(toy.ids[9], 0, np.arange(len(toy.ids[9]), dtype=np.float32)))
     assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
     assert error(kv[:, :, :, -96:], again[:, :, :, -96:]) < 0.01 < error(kv[:, :, :, 4:-96], again[:, :, :, 4:-96])
-    mass = np.linspace(2, 1, len(ids[9]), dtype=np.float32)
-    again = back(Q4Codec(rotary), kv, Span(ids[9], 0, mass))
+    mass = np.linspace(2, 1, len(toy.ids[9]), dtype=np.float32)
+    again = back(Q4Codec(toy.rotary), kv, Span(toy.ids[9], 0, mass))
     assert error(kv[:, :, :, 4:100], again[:, :, :, 4:100]) < 0.01 < error(kv[:, :, :, 100:], again[:, :, :, 100:])
 
 
@@ -198,52 +202,48 @@ def test_the_hadamard_transform_is_its_own_inverse() -> None:
     assert torch.allclose(hadamard(x).norm(dim=1), x.norm(dim=1), atol=1e-4)
 
 
-def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
+def test_a_key_bias_costs_q4_nothing(toy: Toy) -> None:
     torch.manual_seed(0)
     keys = torch.randn(2, 1, 2, 200, 8)
     bias = 40 * torch.randn(2, 1, 2, 1, 8)
     span = flat(np.zeros(200, np.int32), 7)
 
     def loss_of(still: torch.Tensor) -> float:
-        kv = torch.cat([rotary.turn(still, 7), torch.zeros_like(still)], 1)
-        again = at_zero(back(Q4Codec(rotary), kv, span), span, rotary)
+        kv = torch.cat([toy.rotary.turn(still, 7), torch.zeros_like(still)], 1)
+        again = at_zero(back(Q4Codec(toy.rotary), kv, span), span, toy.rotary)
         return float((again[:, :1, :, :104] - still[:, :, :, :104]).norm())
 
     assert loss_of(keys + bias) < 1.15 * loss_of(keys)
 
 
-def test_forms_that_code_by_attention_refuse_kv_without_it(
-    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
-) -> None:
+def test_forms_that_code_by_attention_refuse_kv_without_it(toy: Toy) -> None:
     """Their receipts were measured with it. Coded without, KV takes more bits and loses more than they say."""
-    kv = prefilled(target, ids[9])
-    _, q8, *others = forms(target, rotary, calibration)
-    q8.encode(kv, Span(ids[9], 0))
-    count = len(ids[9])
+    kv = toy.kv
+    _, q8, *others = toy.forms()
+    q8.encode(kv, Span(toy.ids[9], 0))
+    count = len(toy.ids[9])
     masses: list[Any] = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
     for codec in others:
         for mass in masses:
             with pytest.raises(UsageError, match="attention"):
-                codec.encode(kv, Span(ids[9], 0, mass))
+                codec.encode(kv, Span(toy.ids[9], 0, mass))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
-def test_numbers_that_no_form_can_hold_are_refused(
-    bad: float, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
-) -> None:
-    kv = prefilled(target, ids[9]).clone()
+def test_numbers_that_no_form_can_hold_are_refused(bad: float, toy: Toy) -> None:
+    kv = toy.kv.clone()
     kv[1, 1, 0, 50, 3] = bad
-    for codec in forms(target, rotary, calibration)[1:]:
+    for codec in toy.forms()[1:]:
         with pytest.raises(UsageError):
-            codec.encode(kv, flat(ids[9], 0))
+            codec.encode(kv, flat(toy.ids[9], 0))
 
 
-def test_parts_of_another_shape_are_refused(target: Target, rotary: Rotary, calibration: Calibration, ids: Any) -> None:
-    kv = prefilled(target, ids[9])
-    for codec in forms(target, rotary, calibration)[1:]:
-        parts = dict(codec.encode(kv, flat(ids[9], 0)))
+def test_parts_of_another_shape_are_refused(toy: Toy) -> None:
+    kv = toy.kv
+    for codec in toy.forms()[1:]:
+        parts = dict(codec.encode(kv, flat(toy.ids[9], 0)))
         with pytest.raises(CorruptError):
-            codec.check(parts, len(ids[9]) + 10_000)
+            codec.check(parts, len(toy.ids[9]) + 10_000)
         for name, part in parts.items():
             if name == "kv.words":
                 continue  # any number of words; decoding finds it out
@@ -251,35 +251,33 @@ def test_parts_of_another_shape_are_refused(target: Target, rotary: Rotary, cali
             longer = torch.cat([part.flatten(), part.new_ones(3)])
             for wrong in (other, part[None], longer):
                 with pytest.raises(CorruptError):
-                    codec.check(parts | {name: wrong}, len(ids[9]))
+                    codec.check(parts | {name: wrong}, len(toy.ids[9]))
             with pytest.raises(CorruptError):
-                codec.check({k: v for k, v in parts.items() if k != name}, len(ids[9]))
+                codec.check({k: v for k, v in parts.items() if k != name}, len(toy.ids[9]))
 
 
-def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: Calibration, ids: Any) -> None:
-    receipts = {(r.form, r.point): r for r in calibration.receipts}
+def test_a_calibration_is_worth_it(toy: Toy) -> None:
+    receipts = {(r.form, r.point): r for r in toy.calibration.receipts}
     points = [receipts[PREDICTIVE, p] for p in fitting.SCORED_POINTS]
-    assert all(r.rows == 8 and r.kl < r.most for r in calibration.receipts)
+    assert all(r.rows == 8 and r.kl < r.most for r in toy.calibration.receipts)
     assert [r.bits for r in points] == sorted((r.bits for r in points), reverse=True)
     assert receipts["q8-1", 0].kl < points[-1].kl and receipts["q4-1", 0].kl < points[-1].kl
-    assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
+    assert toy.calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
     for low, high in pairwise(points):  # a bound is met within 5 %, not only kept
         most, bits = (low.most + high.most) / 2, (low.bits + high.bits) / 2
-        by_kl = calibration.receipt(PREDICTIVE, calibration.point(max_kl=most, max_kl_recall=float("inf")))
-        by_bits = calibration.receipt(PREDICTIVE, calibration.point(bits=bits))
+        by_kl = toy.calibration.receipt(PREDICTIVE, toy.calibration.point(max_kl=most, max_kl_recall=float("inf")))
+        by_bits = toy.calibration.receipt(PREDICTIVE, toy.calibration.point(bits=bits))
         assert by_kl is not None and 0.95 * most < by_kl.most <= most
         assert by_bits is not None and 0.95 * bits < by_bits.bits <= bits
     for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}, {"max_kl_recall": 1.0}):
         with pytest.raises(UsageError):
-            calibration.point(**bound)
+            toy.calibration.point(**bound)
 
 
-def test_points_between_measured_ones_lose_what_their_receipts_say(
-    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
-) -> None:
+def test_points_between_measured_ones_lose_what_their_receipts_say(toy: Toy) -> None:
     points = [-29.5, -21.9375, -14.0, -10.0, -6.0, -2.5, 2.0]
-    codecs = [PredictiveCodec(calibration, rotary, embedding(target), p) for p in points]
-    outcomes = compare(target, ids[9:], CONTEXT, [("", codec) for codec in codecs], control=False)
+    codecs = [toy.codec(p) for p in points]
+    outcomes = compare(toy.target, toy.ids[9:], CONTEXT, [("", codec) for codec in codecs], control=False)
     ratios = []
     for outcome, codec in zip(outcomes, codecs, strict=True):
         found, said = outcome.row(), codec.receipt
@@ -289,40 +287,36 @@ def test_points_between_measured_ones_lose_what_their_receipts_say(
     assert abs(np.mean(ratios)) < 0.2, "184 tokens of random weights are noisy: SmolLM2 is in docs/kv.md"
 
 
-def test_the_forms_of_a_target_come_with_their_receipts(
-    target: Target, calibration: Calibration, tmp_path: Path
-) -> None:
-    path = calibration.save(tmp_path)
-    found = pltz.kv_forms(target, path, max_kl=float("inf"))
+def test_the_forms_of_a_target_come_with_their_receipts(toy: Toy, tmp_path: Path) -> None:
+    path = toy.calibration.save(tmp_path)
+    found = pltz.kv_forms(toy.target, path, max_kl=float("inf"))
     assert list(found) == ["q8", "q4", "predictive"], "the target is in float32"
     assert list(pltz.kv_forms(Target.load("mini-llama", dtype="bfloat16"))) == ["q8", "q4"]
     assert all(codec.exact or codec.receipt for codec in found.values())
-    assert found["predictive"].receipt.bits == min(r.bits for r in calibration.receipts)  # type: ignore[union-attr]
-    assert [codec.receipt for codec in pltz.kv_forms(target).values()] == [None, None]
+    assert found["predictive"].receipt.bits == min(r.bits for r in toy.calibration.receipts)  # type: ignore[union-attr]
+    assert [codec.receipt for codec in pltz.kv_forms(toy.target).values()] == [None, None]
     with pytest.raises(UsageError):
-        pltz.kv_forms(target, path)
-    half = Target.load(target.folder, dtype="bfloat16")
+        pltz.kv_forms(toy.target, path)
+    half = Target.load(toy.target.folder, dtype="bfloat16")
     with pytest.raises(UsageError, match=r"in float32, and this target runs in bfloat16.*--dtype bfloat16"):
         pltz.kv_forms(half, path, max_kl=float("inf"))
-    other = replace(calibration, type="bfloat16")
-    assert other.digest != calibration.digest and Calibration.load(other.save(tmp_path)).type == "bfloat16"
+    other = replace(toy.calibration, type="bfloat16")
+    assert other.digest != toy.calibration.digest and Calibration.load(other.save(tmp_path)).type == "bfloat16"
     with pytest.raises(CorruptError, match="the type of a target's numbers"):
-        Calibration.load(replace(calibration, type="int4").save(tmp_path))
+        Calibration.load(replace(toy.calibration, type="int4").save(tmp_path))
 
 
-def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:
-    codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
-    assert loss(codec) == calibration.receipt(PREDICTIVE, -8).most  # type: ignore[union-attr]
-    beyond = PredictiveCodec(calibration, rotary, embedding(target), 4.0625)
+def test_the_loss_of_a_form_is_its_receipts(toy: Toy) -> None:
+    codec = toy.codec(-8)
+    assert loss(codec) == toy.calibration.receipt(PREDICTIVE, -8).most  # type: ignore[union-attr]
+    beyond = toy.codec(4.0625)
     assert loss(beyond) == float("inf"), "coarser than what was measured"
-    assert loss(Q8Codec(rotary)) == float("inf") and loss(RAW) == 0
-    other = replace(calibration, receipts=calibration.receipts[1:])
-    assert PredictiveCodec(other, rotary, embedding(target), -8).name != codec.name
+    assert loss(Q8Codec(toy.rotary)) == float("inf") and loss(RAW) == 0
+    other = replace(toy.calibration, receipts=toy.calibration.receipts[1:])
+    assert toy.codec(-8, other).name != codec.name
 
 
-def test_a_killed_calibration_resumes_and_ends_alike(
-    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
-) -> None:
+def test_a_killed_calibration_resumes_and_ends_alike(toy: Toy, tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
@@ -334,23 +328,21 @@ def test_a_killed_calibration_resumes_and_ends_alike(
             raise Killed
 
     with pytest.raises(Killed):
-        calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, advance=advance))
+        calibrate(toy.target, toy.ids[:9], toy.ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, advance=advance))
     began: list[str] = []
     plan = Plan(CONTEXT, NEW, 4, tmp_path, begin=lambda stage, count: began.append(stage))
-    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    assert calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan).digest == toy.calibration.digest
     again = [began.index(stage) for stage in ("prefill", "fit layers", "measure receipts")]
     assert again == sorted(again)
     began.clear()
-    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    assert calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan).digest == toy.calibration.digest
     assert began == ["measure receipts"], "tables and rows that are there are not made again"
-    for train, held in ((ids[1:9], ids[9:]), (ids[:8], ids[8:16])):
+    for train, held in ((toy.ids[1:9], toy.ids[9:]), (toy.ids[:8], toy.ids[8:16])):
         with pytest.raises(UsageError, match="another calibration"):
-            calibrate(target, train, held, plan)
+            calibrate(toy.target, train, held, plan)
 
 
-def test_rows_are_measured_once(
-    target: Target, ids: Any, calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_measured_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def killed(target: Target, rows: Any, *rest: Any, **options: Any) -> Any:
@@ -362,67 +354,61 @@ def test_rows_are_measured_once(
     plan = Plan(CONTEXT, NEW, 4, tmp_path)
     monkeypatch.setattr(measure, "compare", killed)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(target, ids[:9], ids[9:], plan)
-    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+        calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan)
+    assert calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan).digest == toy.calibration.digest
     assert asked == [1] * 9, "three rows, the one that was killed, and it and the four after it"
 
 
-def test_the_point_of_a_bound_is_measured(
-    target: Target, rotary: Rotary, ids: Any, calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_point_of_a_bound_is_measured(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "CHOICES", 12)  # KL of 184 tokens is four times as noisy as that of 24 real rows
-    receipts = [r for r in calibration.receipts if r.form == PREDICTIVE]
+    receipts = [r for r in toy.calibration.receipts if r.form == PREDICTIVE]
     inf = float("inf")
     bounds = [Bound.of(0.7 * receipts[3].most, inf), Bound.of(inf, 0.7 * (receipts[4].most_recall or inf))]
-    chosen = [calibration.point(max_kl=bound.kl, max_kl_recall=bound.recall) for bound in bounds]
+    chosen = [toy.calibration.point(max_kl=bound.kl, max_kl_recall=bound.recall) for bound in bounds]
     assert not set(chosen) & set(fitting.SCORED_POINTS)
     began: list[str] = []
     plan = Plan(
         CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, Bound.of(1e-30)), begin=lambda stage, count: began.append(stage)
     )
-    found = calibrate(target, ids[:9], ids[9:], plan)
+    found = calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan)
     assert len(set(began)) == len(began) > 5, "progress counts each round anew"
     for bound in bounds:
         point = found.point(max_kl=bound.kl, max_kl_recall=bound.recall)
-        codec = PredictiveCodec(found, rotary, embedding(target), point)
-        [outcome] = compare(target, ids[9:], CONTEXT, [("", codec)], control=False)
+        codec = toy.codec(point, found)
+        [outcome] = compare(toy.target, toy.ids[9:], CONTEXT, [("", codec)], control=False)
         assert codec.receipt is not None and codec.receipt in found.receipts
         assert loss(codec) <= bound.kl and recall_loss(codec) <= bound.recall
         assert outcome.row()["kl"] == pytest.approx(codec.receipt.kl, rel=0.05)
 
 
-def test_too_few_rows_give_no_receipt(target: Target, ids: Any, tmp_path: Path) -> None:
+def test_too_few_rows_give_no_receipt(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected 8 rows held out for receipts, found 7"):
-        calibrate(target, ids[:9], ids[9:16], Plan(CONTEXT, NEW, 4, tmp_path))
-    [outcome] = compare(target, ids[9:16], CONTEXT, [("raw", RAW)], control=False)
+        calibrate(toy.target, toy.ids[:9], toy.ids[9:16], Plan(CONTEXT, NEW, 4, tmp_path))
+    [outcome] = compare(toy.target, toy.ids[9:16], CONTEXT, [("raw", RAW)], control=False)
     with pytest.raises(UsageError, match="found 7"):
         outcome.receipt("raw", 0, CONTEXT)
 
 
-def test_a_disk_that_is_too_small_is_told_at_once(
-    target: Target, ids: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_too_small_is_told_at_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(UsageError, match=r"needs 0\.0 GB for the KV of 9 rows, and 0\.0 GB are free"):
-        calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path))
+        calibrate(toy.target, toy.ids[:9], toy.ids[9:], Plan(CONTEXT, NEW, 4, tmp_path))
     assert not list(tmp_path.glob("row-*"))
 
 
-def test_a_calibration_of_low_rank_is_smaller(
-    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
-) -> None:
-    low = calibration  # a small target gets a low rank by itself
-    calibration = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=1000))
+def test_a_calibration_of_low_rank_is_smaller(toy: Toy, tmp_path: Path) -> None:
+    low = toy.calibration  # a small target gets a low rank by itself
+    full = calibrate(toy.target, toy.ids[:9], toy.ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=1000))
     low.save(tmp_path / "low")
-    assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in calibration.tensors.values())
+    assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in full.tensors.values())
     assert Calibration.load(tmp_path / "low").digest == low.digest
 
 
-def test_a_calibration_file_is_read_back_or_refused(calibration: Calibration, target: Target, tmp_path: Path) -> None:
-    path = calibration.save(tmp_path)
-    assert path.name == f"{target.fingerprint.hex()}.predictive-3.{calibration.digest.hex()}.safetensors"
-    assert Calibration.load(path, target.fingerprint).digest == calibration.digest
+def test_a_calibration_file_is_read_back_or_refused(toy: Toy, tmp_path: Path) -> None:
+    path = toy.calibration.save(tmp_path)
+    assert path.name == f"{toy.target.fingerprint.hex()}.predictive-3.{toy.calibration.digest.hex()}.safetensors"
+    assert Calibration.load(path, toy.target.fingerprint).digest == toy.calibration.digest
     with pytest.raises(TargetMismatch):
         Calibration.load(path, bytes(16))
     with pytest.raises(UsageError):
@@ -443,18 +429,18 @@ def test_classes_follow_the_mass(ids: Any) -> None:
     assert classes_of(Span(ids[9, :64], 9, sharp), 64)[10] > classes_of(Span(ids[9, :64], 9, sharp), 64)[11]
 
 
-def test_the_gate_is_the_kl_and_the_control_is_silent(target: Target, rotary: Rotary, ids: Any) -> None:
+def test_the_gate_is_the_kl_and_the_control_is_silent(toy: Toy) -> None:
     class Broken(Q8Codec):
         def decode(self, parts: Any, span: Span) -> torch.Tensor:
             kv = super().decode(parts, span)
             return torch.stack([kv[:, 0], kv[:, 1].flip(2)], 1)
 
     control, sound, broken = compare(
-        target, ids[9:], CONTEXT, [("q8", Q8Codec(rotary)), ("broken", Broken(rotary))], greedy=4
+        toy.target, toy.ids[9:], CONTEXT, [("q8", Q8Codec(toy.rotary)), ("broken", Broken(toy.rotary))], greedy=4
     )
     assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"]
     assert sound.row()["agreement"]["median"] == 4 and control.row()["top1"] == 1
-    exact = scored(target, prefilled(target, ids[9, :CONTEXT]), ids[9, CONTEXT:])
+    exact = scored(toy.target, prefilled(toy.target, toy.ids[9, :CONTEXT]), toy.ids[9, CONTEXT:])
     assert exact.shape == (NEW - 1, 384)
 
 
