@@ -75,6 +75,7 @@ BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large eno
 SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
 THREADS = 4  # that prove beside the caller, each with a coder: half of them long sessions
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
+LEAST_BYTES = 1 << 10  # of content that a session counts for, however few it has: a batch holds more than that of each
 LOOKED = 128  # sessions whose neighbours are looked for at once
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
@@ -827,7 +828,7 @@ def _groups(sessions: Iterable[Session]) -> Iterator[_Group]:
     size = 0
     for session in sessions:
         group.append(session)
-        size += _size(session)
+        size += max(LEAST_BYTES, _size(session))
         if len(group) == GROUP or size >= GROUP_BYTES:
             yield _Group(group, size)
             group, size = [], 0

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.container.header import Header
 
 BATCH_TOKENS = 1 << 20  # tokens decoded side by side
+LEAST_TOKENS = 1 << 6  # that a frame counts for, however few it has: at most 16,384 frames side by side
 KEPT = 1 << 25  # bytes of the tokens of contexts that are kept from batch to batch
 
 DEFAULT = DecodeLimits()  # where a caller names none
@@ -337,7 +338,7 @@ def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
     """Yield runs of frames of about BATCH_TOKENS tokens, so a file that lies about its counts is found out early."""
     start = tokens = 0
     for end, frame in enumerate(frames, 1):
-        tokens += frame.count if frame.has_tokens else 0
+        tokens += max(LEAST_TOKENS, frame.count if frame.has_tokens else 0)
         if tokens >= BATCH_TOKENS:
             yield slice(start, end)
             start, tokens = end, 0

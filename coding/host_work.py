@@ -16,6 +16,7 @@ from pltz.coding.log.log_look import is_log
 from pltz.coding.log.passages import passages_of
 from pltz.coding.neighbours import Grams
 from pltz.coding.prepare import given_back, tokens_for_model, tokens_to_store
+from pltz.coding.sketch import GRAM
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
@@ -100,7 +101,7 @@ class HostWork(LogTables):
         """Return a session of these bytes and tokens, (T,), prepared."""
         if tokens is None:
             return Prepared(content, patch=patch)
-        grams = None if options.independent else Grams.of(tokens)
+        grams = None if options.independent or len(tokens) <= GRAM else Grams.of(tokens)
         return Prepared(
             content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content)
         )

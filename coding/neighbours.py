@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HASHES = 256  # of a sketch: it is never stored, and finds short sessions too
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
+LEAST_KEPT = 1 << 6  # tokens that a session counts for, however few it has: 131,072 sessions are kept at most
 RUN = 1 << 20  # tokens of a run of sessions
 SETTLED = 2  # runs after which trials count: a device makes those of a run while the next one is looked through
 RULE = NeighbourRule(MOST_CONTEXTS, HASHES)
@@ -163,10 +164,10 @@ class Neighbours:
             return
         session.sketch = (grams or Grams.of(session.tokens)).sketch
         session.tokens = session.tokens[:CONTEXT_TOKENS].copy()
-        if self._tokens + len(session.tokens) > KEPT:
+        if self._tokens + _weight(session) > KEPT:
             self._forget()
         self._sessions.append(session)
-        self._tokens += len(session.tokens)
+        self._tokens += _weight(session)
 
     def nearest(
         self, tokens: Tokens, grams: Grams | None = None, looked: list[tuple[float, Earlier]] | None = None
@@ -189,7 +190,11 @@ class Neighbours:
 
     def _forget(self) -> None:
         """Forget the older half of the tokens."""
-        sizes = np.cumsum([len(session.tokens) for session in self._sessions[::-1]])
+        sizes = np.cumsum([_weight(session) for session in self._sessions[::-1]])
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
-        self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
+        self._sessions, self._tokens = kept, sum(map(_weight, kept))
         self._index, self._later, self._looked = NearestItems(), NearestItems(), {}
+
+
+def _weight(session: Earlier) -> int:
+    return max(LEAST_KEPT, len(session.tokens))

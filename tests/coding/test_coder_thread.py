@@ -73,7 +73,8 @@ class WrongCoder(DeviceCoder):
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.coding.prove.TOGETHER", 4000)
     monkeypatch.setattr("pltz.coding.neighbours.RUN", 500)
-    for name, value in {"START_BYTES": 1, "GROUP": 5, "SMALL_BATCH": 2000, "BATCH_BYTES": 2000}.items():
+    sizes = {"START_BYTES": 1, "GROUP": 5, "LEAST_BYTES": 0, "SMALL_BATCH": 2000, "BATCH_BYTES": 2000}
+    for name, value in sizes.items():
         monkeypatch.setattr(f"pltz.coding.codec.{name}", value)
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from pltz.coding import codec as module, decoder as session_decoder
 from pltz.coding.codec import Codec
+from pltz.coding.neighbours import Neighbours
 from pltz.coding.options import CodingOptions
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
+from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (
     CorruptError,
     ModelError,
@@ -72,6 +74,7 @@ def counted(items: Sequence[Any], seen: list[int]) -> Iterator[Any]:
 
 def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     sessions = [ids(100)] * 30
@@ -83,6 +86,7 @@ def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytes
 
 def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_BYTES", 4000)
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     seen: list[int] = []
@@ -91,6 +95,19 @@ def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "GROUP_BYTES", 4 * 150)
     seen.clear()
     assert next(codec._each(counted([ids(3000)] * 4, seen), None, CodingOptions(), None)) and len(seen) == 1
+
+
+def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """180,000 lines of {"messages":[]} were one batch of a gigabyte, and empty members of a zip likewise."""
+    monkeypatch.setattr(module, "BATCH_BYTES", 1 << 17)
+    seen: list[int] = []
+    nothing = [Session("text", b""), Session("chat", []), ids(0)] * 200
+    frames = codec._each(counted(nothing, seen), None, CodingOptions(), Neighbours())
+    assert next(frames) and len(seen) == 128
+    frames = Reader(codec.compress(nothing)).frames(range(600))
+    monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1 << 12)
+    assert {len(frames[part]) for part in session_decoder._parts(frames)} == {64, 600 % 64}
+    assert codec.decompress(codec.compress(nothing)) == nothing
 
 
 def test_a_bad_session_is_named(codec: Codec) -> None:

@@ -179,6 +179,9 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         nearest = known.nearest(row)
         assert nearest is not None and nearest.number == number
     assert known.nearest(rows[0]) is None
+    for number in range(300):
+        known.add(Earlier(number, np.arange(5)))
+    assert len(known._sessions) <= 5000 // neighbours.LEAST_KEPT
 
 
 def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) -> None:
