@@ -18,7 +18,7 @@ from pltz.archive.errors import (
     is_full as is_full,
     reason as reason,
 )
-from pltz.archive.format.context import RUN as RUN, WITHIN as WITHIN
+from pltz.archive.format.context import RUN as RUN
 from pltz.archive.format.ids import (
     MAX_TOKENS as MAX_TOKENS,
     SALTED as SALTED,

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.join import TurnJoiner
-    from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.verify import Report
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
@@ -622,12 +621,6 @@ class Archive:
             dry_run=dry_run,
         )
 
-    def _recoder(self) -> Recoder:
-        """Return what codes stored segments anew. It loads the bundle where there are any."""
-        from pltz.archive.maintenance.recode import Recoder
-
-        return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.codecs)
-
     def verify(
         self,
         *,
@@ -804,7 +797,7 @@ class Archive:
             raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         from pltz.archive.maintenance.erase import Eraser
 
-        eraser = Eraser(self.parts.catalog, self._recoder())
+        eraser = Eraser(self.parts.catalog, self.parts.writer)
         self.parts.writer.forget_tokens()
         with self.parts.store.using_reserve(0 if dry_run else 1):
             if base is not None:

@@ -11,6 +11,7 @@ has an error as its answer. Segments that need it as context get the same error.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
@@ -313,12 +314,10 @@ class Chains:
         try:
             return self._tower(leaf)
         except (LostError, MissingPack, CorruptError):
-            if not self._used_runs:
-                raise
-            try:
-                return Chains(self.catalog, self.codecs, self._known, self._heard, runs=False)._tower(leaf)
-            except PltzError:
-                pass
+            # what stands above a record of its own may be gone where there is a run, and the other way about
+            for runs in [True] * bool(self._alone) + [False] * self._used_runs:
+                with suppress(PltzError):
+                    return Chains(self.catalog, self.codecs, self._known, self._heard, runs=runs)._tower(leaf)
             raise
 
     def version(self, version: Version) -> list[tuple[bytes, Tokens]]:
@@ -390,14 +389,8 @@ class Chains:
                 path.pop()
                 break
             at = places[0].record.parent
-        circle = at not in self._depth
-        # a version's own record may stand above a run that has both: the index names the run
-        if circle and (noted := self._alone & passed):
-            self._noted = {s: version for s, version in self._noted.items() if s not in noted}
-            self._alone -= noted
-            return self._look_up(leaf)
         # limits, before anything is decoded
-        if path and (circle or self._depth[at] + len(path) >= MAX_SEGMENTS):
+        if path and (at not in self._depth or self._depth[at] + len(path) >= MAX_SEGMENTS):
             self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             return []
         tokens = self._tokens.get(at, 0) + sum(map(self._length, path))
@@ -426,9 +419,9 @@ class Chains:
             found = [own]
         else:
             found = self.catalog.lookup.find(SEGMENTS, segment)
-        if found and found[0].context.mode >= RUN:
+        if found and found[0].context.mode & RUN:
             self._used_runs |= self._runs
-        return found if self._runs else [item for item in found if item.context.mode < RUN]
+        return found if self._runs else [item for item in found if not item.context.mode & RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:
         """Note all segments of a run that was proved, and return the tokens of its last one, (t,)."""
@@ -452,8 +445,6 @@ class Chains:
 
         A segment that is not proven is left to `_decode_level`, and so are all below it.
         """
-        if path and self._places[path[-1]][0].context.mode == WITHIN:  # it comes with its run
-            path = path[:-1]
         items = [self._places[segment][0] for segment in path]
         codec = self.codecs.for_context(items[0].context) if len(items) > 1 else None
         if not isinstance(codec, Chained) or not codec.chains:
@@ -461,8 +452,6 @@ class Chains:
         # each segment stands directly behind the one before, with the same codec and nothing beside it
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or self.codecs.for_context(item.context) is not codec:
-                return
-            if item.context.mode == WITHIN:  # what is below it was not coded after all of the run
                 return
         # one call decodes all of them
         above, keys = self.above(items[0]), self.catalog.keys
@@ -487,9 +476,6 @@ class Chains:
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""
         level = [s for s in level if s not in self._answers]
-        for segment in [s for s in level if self._places[s][0].context.mode == WITHIN]:
-            self._answers[segment] = self._outside(self._places[segment][0])
-        level = [s for s in level if self._places[s][0].context.mode != WITHIN]
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
@@ -502,13 +488,6 @@ class Chains:
                 self._answers[segment] = self._next_place(segment, answer)
             else:
                 self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
-
-    def _outside(self, item: Found) -> PltzError:
-        """Return the error for a record whose segment is not in the run that it names."""
-        answer = self._answers[item.record.parent]
-        if isinstance(answer, PltzError):
-            return answer
-        return CorruptError(f"segment {(item.record.id or NONE).hex()} is not in the run that it names: damaged")
 
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
         """Return the tokens from another record of the segment, or the error that covers all of them."""

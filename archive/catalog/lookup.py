@@ -22,7 +22,7 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, version_id
 from pltz.archive.format.index_file import (
     MARKS,
@@ -134,11 +134,6 @@ def _cut_short(item: Found) -> bool:
     return bool(item.context.mode & RUN) and item.record.name is not None and not item.record.bitstring
 
 
-def _rank(item: Found) -> int:
-    """Return the sort key that puts records within runs first, then runs."""
-    return 0 if item.context.mode == WITHIN else 1 if item.context.mode & RUN else 2
-
-
 def _address(number: int, location: Location) -> int:
     """Return the address of a record in the pack of this number."""
     return number << PACK_BITS + ROW_BITS | location.offset << ROW_BITS | location.row
@@ -164,18 +159,15 @@ class RecordLookup:
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
 
-        Those of a segment within a run come first, then runs: its other records may be about to be collected. Damaged
-        records are noted as problems and left out. Raises StoreError.
+        Runs come first: other records of their last segment may be about to be collected. Damaged records are noted as
+        problems and left out. Raises StoreError.
         """
         found = []
         for place in self.places(section, identity):
             for item in self._in_block(place, section, identity):
                 if section == MARKS or not self._keys.gone(item.context, identity):
                     found.append(item)
-        for item in found:
-            if item.context.mode >= RUN:
-                return sorted(found, key=_rank)
-        return found
+        return sorted(found, key=lambda item: not item.context.mode & RUN) if len(found) > 1 else found
 
     def own_record(self, version: Version) -> Found | None:
         """Return the record of a version where that has its last segment too; None where it has not, or is damaged.

@@ -24,7 +24,7 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.humanize import counted
@@ -136,7 +136,7 @@ class TowerReader:
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if not found:
             raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
-        return min(found, key=lambda item: item.context.mode & (RUN | WITHIN))
+        return min(found, key=lambda item: item.context.mode & RUN)
 
     def records(self, segment: bytes) -> list[Found]:
         """Return the records of a segment, the best first. Raises ArchiveError, StoreError."""

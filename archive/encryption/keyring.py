@@ -18,7 +18,7 @@ from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder, root_id
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys
-from pltz.archive.format.context import RUN, SEALED, WITHIN, Context
+from pltz.archive.format.context import RUN, SEALED, Context
 from pltz.archive.format.ids import BASE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
@@ -157,7 +157,7 @@ class Keyring:
         if self._made:
             self._settle()
         bitstring, veil = record.bitstring, b""
-        if record.id is not None and context.mode != WITHIN:  # whose bitstring is empty
+        if record.id is not None:
             head, bitstring = _in_clear(context, record)
             about = _about_segment(context, record, head)
             bitstring = head + seal(self._key(context, record.id), bitstring, about)
@@ -175,8 +175,6 @@ class Keyring:
         """Return the bitstring of a stored record. Raises Erased, CorruptError."""
         if context.cipher != SEALED or record.id is None:
             raise CorruptError("a record without encryption in a sealed archive: refused")
-        if context.mode == WITHIN:
-            return record.bitstring
         head, box = _in_clear(context, record)
         about = _about_segment(context, record, head)
         return head + unseal(self._key(context, record.id), box, about, "a bitstring")

@@ -16,7 +16,7 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
-RUN, WITHIN = 8, 16  # bits of the mode beside those of `coding.codecs.modes`
+RUN = 8  # bit of the mode beside those of `coding.codecs.modes`
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
@@ -67,9 +67,9 @@ def is_mode(mode: int) -> bool:
     """Return whether a mode has a meaning in this version.
 
     >>> [mode for mode in range(64) if is_mode(mode)]
-    [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 16]
+    [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]
     """
-    return mode == WITHIN or mode & ~RUN <= TOWER | TURN
+    return mode & ~RUN <= TOWER | TURN
 
 
 def read_context(table: bytes, at: int) -> tuple[Context, int]:

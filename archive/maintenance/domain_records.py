@@ -20,7 +20,7 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import RUN, WITHIN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import Record
@@ -96,11 +96,10 @@ class DomainRecords:
                     self._parents.setdefault(segment, []).extend(rows)
         return self._parents
 
-    def under(self, leaves: Iterable[bytes], *, whole_runs: bool = True) -> set[bytes]:
+    def under(self, leaves: Iterable[bytes]) -> set[bytes]:
         """Return the segments of the domain in the towers of these leaves, without those that no record opens.
 
-        Shared prompts are left out. ``whole_runs``: with the last segment of each run that they are read through, which
-        a tower may not have.
+        Shared prompts are left out.
         """
         found, seen, todo = set[bytes](), {NONE}, list(leaves)
         while todo:
@@ -109,33 +108,10 @@ class DomainRecords:
                 continue
             seen.add(at)
             # follow all records: a crafted one must not cut the tower short
-            for context, parent in self._open(at):
+            for _, parent in self._open(at):
                 found.add(at)
-                todo += self._above_run(parent) if context.mode == WITHIN and not whole_runs else [parent]
+                todo.append(parent)
         return found
-
-    def read_through(self, segments: AbstractSet[bytes]) -> set[bytes]:
-        """Return the segments of which a record that opens is within a run and is read through one of these."""
-        return {
-            name
-            for name, rows in self._rows.items()
-            if any(context.mode == WITHIN for context, _ in rows)
-            and any(c.mode == WITHIN and not segments.isdisjoint(self.runs_of(up)) for c, up in self._open(name))
-        }
-
-    def runs_of(self, parent: bytes) -> set[bytes]:
-        """Return what a record within a run names, and what that names, up to the run."""
-        found, todo = set[bytes](), [parent]
-        while todo:
-            if (at := todo.pop()) not in found:
-                found.add(at)
-                todo += [up for context, up in self._open(at) if context.mode == WITHIN]
-        return found
-
-    def _above_run(self, parent: bytes) -> set[bytes]:
-        """Return the segments above the run that a record within it leads to."""
-        named = self.runs_of(parent)
-        return {up for at in named for context, up in self._open(at) if context.mode != WITHIN and context.mode & RUN}
 
     def _open(self, segment: bytes) -> list[tuple[Context, bytes]]:
         """Return (context, parent) of the records of a segment that open."""

@@ -9,8 +9,6 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
                 share stay
               3 publish a generation with the units punctured out of the older trees (`holes.py`); records that lose
                 their keys by that are put again before (`reroot.py`)
-              Between 2 and 3, segments of other sessions that are read through a run with the session's last turns,
-              whose key goes, are put again in records of their own
     base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
               2 look again: stop where a session stands on the older trees
               3 publish a generation in which the older trees are empty
@@ -55,8 +53,8 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.reroot import Rerooter
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE
 
@@ -92,7 +90,6 @@ class Erasure:
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
         moved: number of records that were put again under other keys, so that the key file stays small.
-        recoded: number of segments of other sessions that were within a run of an erased one, and put again without it.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
         unread: number of damaged packs, of which the proof could not read every byte.
@@ -106,7 +103,6 @@ class Erasure:
     versions: int = 0
     segments: int = 0
     shared: int = 0
-    recoded: int = 0
     moved: int = 0
     records: int = 0
     files: int = 0
@@ -142,18 +138,18 @@ class _Finished:
 class Eraser:
     """Erases one thing at a time; several may run at once.
 
-    ``recoder``: puts segments of other sessions that are within a run of one that goes. It is not needed to look.
+    ``writer``: puts records under other keys. It is not needed to look.
 
     Raises UsageError for an archive opened without keys.
     """
 
-    def __init__(self, catalog: Catalog, recoder: Recoder | None = None):
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter | None = None):
         if not isinstance(catalog.keys, Keyring):
             raise UsageError(
                 "erasing destroys keys, and this archive was opened without any: a sealed one needs its key; "
                 "in one without encryption, forget and then collect twice frees the bytes"
             )
-        self.catalog, self.keys, self.recoder = catalog, catalog.keys, recoder
+        self.catalog, self.keys, self._writer = catalog, catalog.keys, writer
 
     def tenant(self, tenant: str, *, bases: bool = False, dry_run: bool = False) -> Erasure:
         """Erase all sessions, segments and names of a tenant.
@@ -288,25 +284,18 @@ class Eraser:
         # what the session had
         begun, doomed = known, dead.union(*towers)
         if not dry_run:
-            others = self._used_by_others(records, name)
-            self._recoder.want_codecs(records.read_through(doomed) & others)
             begun, towers = self._doom(known, records, name, towers, doomed)
-        # segments of other sessions stay; what is read through the others is coded anew. The listing is of after the
-        # keys that doom the session: who put a pack since is fenced, so none was acknowledged that it lacks
+        # segments of other sessions stay. The listing is of after the keys that doom the session: who put a pack since
+        # is fenced, so none was acknowledged that it lacks
         kept = doomed & self._still(lambda: self._used_by_others(records, name))
         uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
         going = doomed - kept
-        out = inside = records.read_through(going) - going
-        if inside and not dry_run:
-            out = self._recoder.take_out(inside)
-        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=len(out))
+        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept))
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
-        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | out)}
+        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
-        if not self._recoder.stands_out(out):
-            raise Fenced("a collector is about to delete what was put again for other sessions: erase again")
         roots, moved = self._without(begun, records, units)
         done = begun.following(roots=roots, doomed=frozenset[int]())
         destroyed = self._destroy(done, set(known.roots), units, records)
@@ -322,7 +311,7 @@ class Eraser:
             return punctured(begun, units), 0
         roots, moves = without(begun, records.units, units)
         try:
-            return roots, Rerooter(self.catalog, self.keys, self._recoder.writer).run(begun, moves, records)
+            return roots, Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
         except FullError:
             return punctured(begun, units), 0
 
@@ -346,11 +335,10 @@ class Eraser:
             towers = self._look(lambda: self._towers(records, name))
         return begun, towers
 
-    @property
-    def _recoder(self) -> Recoder:
-        if self.recoder is None:
-            raise UsageError("erasing a session needs the archive's codecs: erase through pltz.Archive")
-        return self.recoder
+    def _wanted_writer(self) -> ArchiveWriter:
+        if self._writer is None:
+            raise UsageError("erasing a session needs the archive's writer: erase through pltz.Archive")
+        return self._writer
 
     def _begin(self, base: DomainKeys) -> DomainKeys:
         """Publish a new root for a base domain: writers no longer rely on records under the older ones."""
@@ -492,10 +480,10 @@ class Eraser:
         return records.segments - records.under(records.leaves())
 
     def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
-        """Return the segments of other sessions. A run of which they have a part is not theirs for that."""
+        """Return the segments of other sessions."""
         records.read()
         leaves = records.leaves(but=self.keys.session_key(records.domain, name))
-        return records.under(leaves, whole_runs=False)
+        return records.under(leaves)
 
     def _uses(self, tenant: str, going: Mapping[bytes, bytes]) -> list[BaseUse]:
         """Return the bases on which versions that are ``going`` stand, with their other users.

@@ -34,7 +34,7 @@ from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
-from pltz.archive.format.context import RUN, WITHIN, Context
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.ids import LEAF, TENANT, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
@@ -59,12 +59,12 @@ Row = tuple[Context, Record]
 
 @dataclass(frozen=True)
 class _Run:
-    """A run to put: its rows, its versions and the segments of each, which share their tokens.
+    """A run to put: its row, its versions and the segments of each, which share their tokens.
 
     ``known``: segments that need not be decoded to read its versions back.
     """
 
-    rows: list[Row]
+    row: Row
     towers: list[tuple[Version, Segments]]
     tokens: int
     known: Mapping[bytes, KnownSegment]
@@ -132,24 +132,24 @@ class TurnJoiner:
 
     # ---- which turns
 
-    def _due(self, receipt: CommitReceipt) -> _Tail | None:
-        """Return the records that a put is to join. Nothing is read: of the older ones only those that it has seen."""
+    def _due(self, receipt: CommitReceipt, staying: Sequence[Version] = ()) -> _Tail | None:
+        """Return the records that a put is to join. Nothing is read: of the older ones only those that it has seen.
+
+        ``staying``: as in `_records`.
+        """
         coded = receipt.codec.tokenizer != BytesCodec.tokenizer
         tower = self._writer.recent.get(receipt.leaf)
         if receipt.version < LEAST or receipt.unchanged or receipt.new != 1 or not coded or not tower:
             return None
         codec = receipt.codec.tokenizer, receipt.codec.bundle_id, receipt.codec.contract
         parent, tokens = tower[-2][0] if len(tower) > 1 else NONE, len(tower[-1][1])
-        tail = _tail(self._records(receipt.tenant, receipt.name, codec), parent, tokens, SHARE)
+        tail = _tail(self._records(receipt.tenant, receipt.name, codec, staying), parent, tokens, SHARE)
         return tail if len(tail.records) + 1 >= LEAST and tail.tokens >= self._few else None
 
     def _grown(self, receipt: CommitReceipt) -> _Run | None:
         """Return the run that joins the last turns of a session that was just put; None where it must stay as it is."""
-        tower = self._writer.recent.get(receipt.leaf)
-        if not (tail := self._due(receipt)) or not tower:
-            return None
-        staying = self._staying(receipt.tenant, receipt.name)
-        if not staying or staying[-1].id != receipt.id:
+        tower, staying = self._writer.recent.get(receipt.leaf), self._staying(receipt.tenant, receipt.name)
+        if not staying or staying[-1].id != receipt.id or not tower or not (tail := self._due(receipt, staying)):
             return None
         return self._run(staying, tower, tail, receipt.codec)
 
@@ -157,9 +157,9 @@ class TurnJoiner:
         """Return the run that joins the last turns of a stored session; None where it is to stay as it is."""
         staying = self._staying(tenant, name)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
-        if leaf is None or leaf.context.mode == WITHIN or leaf.context.tokenizer == BytesCodec.tokenizer:
+        if leaf is None or leaf.context.tokenizer == BytesCodec.tokenizer:
             return None
-        records = self._records(tenant, name, _codec(leaf.context))
+        records = self._records(tenant, name, _codec(leaf.context), staying)
         if not (tail := _tail(records, leaf.record.parent, leaf.record.tokens)).records:
             return None
         self._load()
@@ -169,8 +169,7 @@ class TurnJoiner:
             tower = Chains(self._catalog, self._codecs).version(staying[-1])
             before = sum(_size(self._catalog.lookup.at(item.location).record) for item in (leaf, *tail.records))
         run = self._run(staying, tower, tail, codec)
-        after = sum(_size(self._catalog.keys.seal(context, record)) for context, record in run.rows) if run else 0
-        return run if after <= before else None
+        return run if run and _size(self._catalog.keys.seal(*run.row)) <= before else None
 
     def _staying(self, tenant: str, name: str) -> list[Version]:
         """Return the versions of a session that are not forgotten; none where a copy would not tell what one is."""
@@ -178,17 +177,21 @@ class TurnJoiner:
         staying = [version for version in history if not version.forgotten]
         return [] if any(v.late or v.hidden for v in staying) or (staying and staying[-1].lacks) else staying
 
-    def _records(self, tenant: str, name: str, codec: tuple[bytes, bytes, int]) -> dict[bytes, Found]:
+    def _records(
+        self, tenant: str, name: str, codec: tuple[bytes, bytes, int], staying: Sequence[Version]
+    ) -> dict[bytes, Found]:
         """Return the records that have segments together with versions of a session, by segment, a run before others.
 
-        A put of the session made each of them. ``codec``: the one of all.
+        A put of the session made each of them. ``codec``: the one of all. ``staying``: versions, of which those that
+        differ from the last one in more than their end keep their records.
         """
+        apart = {v.location for v in staying if _facts(v) != _facts(staying[-1])}
         domain = self._catalog.keys.domain(TENANT, tenant)
         key = self._catalog.keys.session_key(domain, name)
         found: dict[bytes, Found] = {}
         for item in self._catalog.lookup.seen_records(key):
             record, context = item.record, item.context
-            if record.id is None or context.mode == WITHIN or context.domain != domain or _codec(context) != codec:
+            if record.id is None or context.domain != domain or _codec(context) != codec or item.location in apart:
                 continue
             if record.id not in found or found[record.id].record.tokens < record.tokens:
                 found[record.id] = item
@@ -218,80 +221,52 @@ class TurnJoiner:
             end = places.get(version.leaf, -1) + 1 - version.lacks
             if end > begin and tower[end - 1][0][:LEAF] == version.leaf_prefix:
                 towers[version.id] = tower[:end]
-        own = [version for version in staying if version.id in towers]
+        own = [v for v in staying if v.id in towers and _facts(v) == _facts(staying[-1])]
         content = Run([len(part) for _, part in inside], [], data)
-        rows = self._rows(own, towers, names, tail.parent, content, mode, like.context)
-        if unpack_run(rows[0][1])[::2] != content[::2]:
+        row = self._row(own, towers, tail, content, mode, like.context)
+        if unpack_run(row[1])[::2] != content[::2]:
             raise ArchiveError("a run just made does not read back: nothing was written")
         # its tokens are proved by now, so only its versions are looked up once it is put
         known = {name: KnownSegment(up, part) for up, (name, part) in zip(path, tower, strict=False)}
-        return _Run(rows, [(version, towers[version.id]) for version in own], tail.tokens, known)
+        return _Run(row, [(version, towers[version.id]) for version in own], tail.tokens, known)
 
-    def _rows(
+    def _row(
         self,
-        staying: Sequence[Version],
+        own: Sequence[Version],
         towers: Mapping[bytes, Segments],
-        inside: Sequence[bytes],
-        parent: bytes,
+        tail: _Tail,
         content: Run,
         mode: int,
         like: Context,
-    ) -> list[Row]:
-        """Return the records that put a run.
+    ) -> Row:
+        """Return the record of a run, in the place of its last segment.
 
         Args:
-            staying: versions that end in the run, oldest first; the last one ends with it.
+            own: versions that end in the run, oldest first; the last one ends with it, and the others differ in nothing
+                but their end.
             towers: segments of the versions, by the version's id.
-            inside: segments of the run.
-            parent: the segment above it.
             content: the run without versions.
             like: a context of the same codec.
         """
-        # versions that differ in nothing but their end become older versions of the run
-        newest = staying[-1]
-        ends = {v.id: towers[v.id][-1][0] for v in staying}
-        alike = [v for v in reversed(staying) if _facts(v) == _facts(newest)][: MAX_RUN + 1]
+        newest, leaf = own[-1], towers[own[-1].id][-1][0]
+        top = len(towers[newest.id])
         older = [
-            OlderVersion(len(inside) - 1 - inside.index(ends[v.id]), v.version, v.time, v.leaf_prefix)
-            for v in alike[1:]
-        ]
-        bitstring = pack_run(content._replace(versions=older), newest.version, newest.time)
-        own = replace(
+            OlderVersion(top - len(towers[v.id]), v.version, v.time, v.leaf_prefix) for v in reversed(own[:-1])
+        ][:MAX_RUN]
+        context = replace(
             self._catalog.keys.context(TENANT, newest.tenant),
             tokenizer=like.tokenizer,
             bundle=like.bundle,
             contract=like.contract,
+            mode=mode | RUN,
+            target=newest.target,
+            kind=newest.kind,
         )
-        # the record of the run, in the place of its last segment
-        record = Record(
-            0,
-            parent,
-            inside[-1],
-            sum(content.lengths),
-            bitstring,
-            newest.name,
-            newest.version,
-            newest.time,
-            pack_tags(newest.tags),
+        bitstring = pack_run(content._replace(versions=older), newest.version, newest.time)
+        tags = pack_tags(newest.tags)
+        return context, Record(
+            0, tail.parent, leaf, tail.tokens, bitstring, newest.name, newest.version, newest.time, tags
         )
-        rows = [(replace(own, mode=mode | RUN, target=newest.target, kind=newest.kind), record)]
-        # segments of the run in which another version ends keep a record of their own, without a bitstring
-        moved = {v.id for v in alike}
-        outside = [v for v in staying if v.id not in moved]
-        needed = {ends[v.id] for v in outside}
-        for name in (name for name in inside[:-1] if name in needed):
-            context, within = replace(own, mode=WITHIN), Record(0, inside[-1], name)
-            for version in outside:
-                own_leaf = version.leaf == name and not version.lacks
-                if own_leaf and self._catalog.lookup.head(version.location).record.id == name:
-                    context = replace(context, target=version.target, kind=version.kind)
-                    tags = pack_tags(version.tags)
-                    within = within._replace(
-                        name=version.name, version=version.version, time=version.time, tags=tags
-                    )
-                    break
-            rows.append((context, within))
-        return rows
 
     # ---- put
 
@@ -310,16 +285,15 @@ class TurnJoiner:
             listing.new_plans()
             epoch = listing.epoch
             runs = [run for run in runs if listing.stable(partial(self._stands, run))]
-            rows = [row for run in runs for row in run.rows]
-            if not rows:
+            if not runs:
                 return []
             try:
-                self._writer.copy(((c, self._catalog.keys.seal(c, record)) for c, record in rows), epoch=epoch)
+                self._writer.copy(((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs), epoch=epoch)
                 break
             except Fenced:
                 if turn + 1 == ATTEMPTS:
                     raise
-        self._catalog.keys.check({context.domain for run in runs for context, _ in run.rows})
+        self._catalog.keys.check({run.row[0].domain for run in runs})
         for run in runs:
             listing.stable(partial(self._read_back, run))
         return runs

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
 from pltz.coding.codecs.modes import ALONE
@@ -32,7 +32,7 @@ CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 37  # low bits of ``at`` that hold the offset of the block and the row; the pack's number is above them
 ROW_BITS = 7
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
-IN_RUN, A_RUN, PLAIN = 0, 1, 2  # kinds of segments
+A_RUN, PLAIN = 0, 1  # kinds of segments
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 COLUMNS = {
@@ -68,12 +68,9 @@ ONCE = (
     "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
     f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
 )
-# Of a segment in a run the record within the run counts, or the run. Its other records may differ in their parent,
-# so all that count are of one kind and have one parent. A record that names a run that is not there does not count.
+# Of the last segment of a run the run counts. Its other records differ in their parent, so all that count are of one
+# kind and have one parent.
 CHOSEN = f"""
-INSERT INTO passed_over SELECT at, size FROM segments
-    WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
-DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 CREATE TABLE choice AS
     SELECT id AS name, kind AS chosen, parent AS above, min(kind << 60 | at) FROM segments
     WHERE id IN (SELECT id FROM segments WHERE kind <> {PLAIN}) GROUP BY id;
@@ -233,7 +230,7 @@ class LiveSet:
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
         ``mode``: that of its context. ``older``: ids of the older versions of a run.
         """
-        kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
+        kind = A_RUN if mode & RUN else PLAIN
         self.begin(location.pack)
         place = location.offset << ROW_BITS | location.row
         at, mark = self._there[location.pack] << PLACE_BITS | place, record.mark

@@ -34,7 +34,6 @@ from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, StoreError
 from pltz.archive.format import index_file, object_names
-from pltz.archive.format.context import WITHIN
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
@@ -452,14 +451,6 @@ class Verifier:
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         chains = Chains(self.catalog, self.codecs)
-        within = [i.record.id or NONE for i in items if i.context.mode == WITHIN]
-        parts = dict(zip(within, chains.answers(within), strict=True))
-        if len(within) == len(items):
-            return [parts[i.record.id or NONE] for i in items]
-        if within:
-            others = [i for i in items if i.context.mode != WITHIN]
-            rest = iter(self._answers(others))
-            return [parts[i.record.id or NONE] if i.context.mode == WITHIN else next(rest) for i in items]
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [

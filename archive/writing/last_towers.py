@@ -68,7 +68,7 @@ class LastTowers:
         leaf = version.leaf
         while leaf != NONE:
             found = self._catalog.lookup.find(SEGMENTS, leaf)
-            if not found or found[0].context.mode >= RUN or len(chain) >= MAX_SEGMENTS:
+            if not found or found[0].context.mode & RUN or len(chain) >= MAX_SEGMENTS:
                 return None
             chain.append(found[0])
             leaf = found[0].record.parent

@@ -17,7 +17,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import WITHIN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.pack import (
@@ -234,8 +234,7 @@ def shared_places(
 
 def _depended_on(contexts: Sequence[Context], records: Sequence[Record]) -> list[bool]:
     """Return for each record whether many sessions depend on its segment."""
-    # records within a run name it as parent, and sessions do not depend on it for that
-    children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
+    children = Counter(record.parent for record in records)
     return [
         r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
         for r, c in zip(records, contexts, strict=True)

@@ -18,7 +18,7 @@ from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
@@ -48,12 +48,15 @@ class VerifiedSegments:
 
         Raises CorruptError where another segment has its id, StoreError.
         """
-        if known := self._remembered(segment):
-            return known
+        return self._remembered(segment) or self.own_place(segment)
+
+    def own_place(self, segment: PendingSegment) -> Location | None:
+        """Return where a record of a segment is that decodes to its tokens, not that of a run which goes on behind it.
+
+        None without one. Raises the errors of `place`.
+        """
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
             if self._decodes(item, segment):
-                if item.context.mode == WITHIN:  # it is the run that the segment needs
-                    return self._remembered(segment)
                 self._note(segment.id, item.location, segment.digest)
                 return item.location
         return None
@@ -68,7 +71,7 @@ class VerifiedSegments:
         if not isinstance(codec, Vouching) or not self.catalog.listing.condemned:
             return None
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
-            if item.context.mode & (RUN | WITHIN):
+            if item.context.mode & RUN:
                 continue
             if self.codecs.for_context(item.context) is not codec or self._going(item, segment.id):
                 continue
@@ -112,7 +115,7 @@ class VerifiedSegments:
 
         Raises CorruptError where different tokens have its id, StoreError.
         """
-        if item.context.mode & (RUN | WITHIN):
+        if item.context.mode & RUN:
             return self._in_run(item, segment)
         codec, keys = self.codecs.for_context(item.context), self.catalog.keys
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
@@ -137,7 +140,7 @@ class VerifiedSegments:
         return False
 
     def _in_run(self, item: Found, segment: PendingSegment) -> bool:
-        """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.
+        """Return whether a run is reliable and its tower ends in a segment's tower.
 
         Raises CorruptError where different tokens have an id, StoreError.
         """

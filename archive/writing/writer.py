@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -30,7 +29,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.errors import ArchiveError, Fenced, Outdated
 from pltz.archive.format import ids
-from pltz.archive.format.context import RUN, WITHIN, Context
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
@@ -116,13 +115,13 @@ class ArchiveWriter:
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
+        self._take_out_of_runs(drafts, fresh, relied)
         self._encode(list(fresh.values()))
         self._number([d for d in drafts if not d.session.begins])
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
             return [d.receipt() for d in drafts]
-        within = self._within_runs(drafts, segments, fresh, relied)
-        self._publisher.put(self._sealed([*within, *rows]), fresh)
+        self._publisher.put(self._sealed(rows), fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
         self.catalog.keys.check(contexts.domains)
@@ -264,24 +263,26 @@ class ArchiveWriter:
                 fresh[name].take(*found)
         return fresh, relied
 
-    def _within_runs(
-        self,
-        drafts: Sequence[PendingVersion],
-        segments: Sequence[PendingSegment],
-        fresh: dict[bytes, PendingSegment],
-        relied: dict[bytes, Location],
-    ) -> list[Row]:
-        """Return rows for segments inside runs that have no record beside the run and become a parent or a leaf."""
-        ends = {s.up.id for s in fresh.values() if s.up} | {d.leaf for d in drafts if not d.kept}
-        rows: list[Row] = []
-        for name in ends & relied.keys():
-            if any(at.pack == relied[name].pack for at in self.catalog.lookup.places(SEGMENTS, name)):
+    def _take_out_of_runs(
+        self, drafts: Sequence[PendingVersion], fresh: dict[bytes, PendingSegment], relied: dict[bytes, Location]
+    ) -> None:
+        """Let segments within runs be written again that become a parent or a leaf, and those above them in the run.
+
+        Of the segments of a run only the last one has a record, which others can name.
+        """
+        ends = [s.up for s in fresh.values() if s.up] + [d.tower[-1] for d in drafts if d.tower]
+        while ends:
+            end = ends.pop()
+            if (at := relied.get(end.id)) is None:  # it is written
                 continue
-            item = self.catalog.lookup.at(relied[name])
-            own = next(s.own for s in segments if s.id == name)
-            record = Record(0, item.record.id or NONE, name)
-            rows.append((replace(own, mode=WITHIN), record))
-        return rows
+            if any(place.pack == at.pack for place in self.catalog.lookup.places(SEGMENTS, end.id)):
+                continue
+            if own := self.proved.own_place(end):
+                relied[end.id] = own
+                continue
+            del relied[end.id]
+            fresh[end.id] = end
+            ends += [end.up] if end.up else []
 
     def _sealed(self, rows: list[Row]) -> list[Row]:
         if not self.catalog.keys.cipher:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive import MAX_SEGMENTS, RUN, WITHIN, KnownSegment, LostError, Tower, arguments, tenant_of
+from pltz.archive import MAX_SEGMENTS, RUN, KnownSegment, LostError, Tower, arguments, tenant_of
 from pltz.coding import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
@@ -360,7 +360,7 @@ class Thawer:
             if above is None:
                 item = self._towers.record(at)
                 above = item.record.parent
-                request.exact = request.exact and not item.context.mode & (RUN | WITHIN)
+                request.exact = request.exact and not item.context.mode & RUN
             at = above
         request.path = path[::-1]
 

@@ -33,7 +33,6 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
 from pltz.archive.maintenance.join import TurnJoiner
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.verify import Report, Verifier
 from pltz.archive.opener import OpenArchive, open_keys
 from pltz.archive.storage.store import Store
@@ -189,9 +188,6 @@ class TowerArchive:
     def rebuild(self) -> None:
         self.parts.indexes.rebuild()
 
-    def _recoder(self) -> Recoder:
-        return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.load_codecs())
-
     def joiner(self) -> TurnJoiner:
         parts, load = self.parts, lambda: self.load_codecs()
         return TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, load=load, few=0)
@@ -218,24 +214,10 @@ class TowerArchive:
         return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(expect=token, **options)
 
     def erase(self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False) -> Erasure:
-        return self._with_load().erase(name, tenant=tenant, everything=name is None, bases=bases, dry_run=dry_run)
+        return Archive(self.parts).erase(name, tenant=tenant, everything=name is None, bases=bases, dry_run=dry_run)
 
     def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
-        return self._with_load().erase(base=name, dry_run=dry_run)
-
-    def _with_load(self) -> Archive:
-        return _WithLoad(self)
-
-
-class _WithLoad(Archive):
-    """An archive that recodes as a `TowerArchive` says."""
-
-    def __init__(self, tower: TowerArchive) -> None:
-        super().__init__(tower.parts)
-        self._recode = tower._recoder
-
-    def _recoder(self) -> Recoder:
-        return self._recode()
+        return Archive(self.parts).erase(base=name, dry_run=dry_run)
 
 
 @dataclass(frozen=True)

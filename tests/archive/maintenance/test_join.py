@@ -17,16 +17,15 @@ import pytest
 import pltz
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Listing
-from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
+from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance import join
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.join import TurnJoiner
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.writer import ArchiveWriter
@@ -95,9 +94,7 @@ def test_a_session_of_many_turns_has_few_records(empty: TowerArchive) -> None:
 
 def test_a_version_is_read_by_its_own_record_that_stands_above_a_run_with_both(empty: TowerArchive) -> None:
     """A collector that was killed leaves both records, and either may be taken for the version's."""
-    puts = [
-        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags={"turn": str(n)})]) for n in range(1, 5)
-    ]
+    puts = [empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1)]) for n in range(1, 5)]
     *older, alone = empty.history("a", "acme")
     parts = empty.parts
     assert TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(puts[-1]) == 1
@@ -172,7 +169,7 @@ def test_versions_of_other_tags_stay_as_they_were(empty: TowerArchive) -> None:
     found = again(empty)
     assert contents(found) == wanted("a", TURNS[:12]) and found.verify(decode=True).sound
     assert [v.tags for v in found.history("a", "acme")] == [{"n": "1"}] * 5 + [{}] * 7
-    assert any(item.context.mode == WITHIN for v in found.history("a", "acme") for item in found.places(v.leaf))
+    assert sizes(found) == [20, 40, 10, 70]
 
 
 def test_another_process_joins_what_others_put(empty: TowerArchive) -> None:
@@ -215,7 +212,7 @@ def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> 
         for item in archive.catalog.listing.scan(pack):
             assert not isinstance(item, Damage)
             context, name = item.context, item.record.id
-            if name and context.domain_kind == TENANT and context.mode != WITHIN and name not in live:
+            if name and context.domain_kind == TENANT and name not in live:
                 erased += 1
                 with pytest.raises(Erased):
                     archive.keys.bits(context, item.record)
@@ -394,7 +391,7 @@ def readable(archive: TowerArchive) -> set[int]:
         for item in archive.catalog.listing.scan(pack):
             assert not isinstance(item, Damage)
             context, name = item.context, item.record.id
-            if name and context.mode != WITHIN and not archive.keys.gone(context, name):
+            if name and not archive.keys.gone(context, name):
                 archive.keys.bits(context, item.record)
                 found.update(*(tokens.tolist() for _, tokens in chains.tower(name)))
     return found
@@ -402,7 +399,7 @@ def readable(archive: TowerArchive) -> set[int]:
 
 @pytest.mark.parametrize("how", ["joined", "joined with tags", "joined late"])
 def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: SimDisk, how: str) -> None:
-    """The key of the run stayed with the fork, and so did all turns of the erased session."""
+    """The turns that the fork has are written again for it, each in a record of its own."""
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     fork = [NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)]
     if how == "joined late":
@@ -421,55 +418,14 @@ def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: 
         heard = archive.parts.writer.proved.heard
         Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
         [receipt] = archive.put(fork)
-        assert receipt.new == 1
-    assert any(item.context.mode == WITHIN for item in peek(archive, "b", "acme"))
+        assert receipt.new == 6
+    assert not any(item.context.mode & RUN for item in peek(archive, "b", "acme")) or how == "joined with tags"
     secret = {int(turn[0]) for turn in TURNS[5:12]}
     assert secret <= readable(archive)
     wanted_of_b = np.concatenate([PROMPT, *TURNS[:5], TURNS[30]]).tolist()
-    planned = archive.erase("acme", "a", dry_run=True)
-    erasure = archive.erase("acme", "a")
-    assert planned.recoded >= 1 and erasure.recoded >= 1
+    archive.erase("acme", "a")
     for _ in range(3):
         last = again(archive)
         assert contents(last) == {("b", 1): wanted_of_b} and last.verify(decode=True).sound
         assert not secret & readable(last)
         last.collect(dead_share=0.01)
-
-
-def test_an_erase_waits_for_a_collector_that_is_to_delete_what_it_put(codec: SegmentCodec, disk: SimDisk) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
-    grow(archive, "a", TURNS[:12])
-    collected(archive)
-    heard = archive.parts.writer.proved.heard
-    Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
-    archive.put([NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)])
-    take_out = Recoder.take_out
-
-    def collecting(recoder: Recoder, segments: set[bytes]) -> set[bytes]:
-        found = take_out(recoder, segments)
-        again(archive).collect(dead_share=0.01)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Fenced, match="erase again"):
-        patch.setattr(Recoder, "take_out", collecting)
-        archive.erase("acme", "a")
-    again(archive).collect(dead_share=0.01)
-    assert {name for name, _ in contents(again(archive))} == {"a", "b"}
-    again(archive).erase("acme", "a")
-    last = again(archive)
-    assert {name for name, _ in contents(last)} == {"b"} and last.verify(decode=True).sound
-    assert not {int(turn[0]) for turn in TURNS[5:12]} & readable(last)
-
-
-def test_an_erase_that_cannot_code_the_others_changes_nothing(codec: SegmentCodec, disk: SimDisk) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
-    grow(archive, "a", TURNS[:12])
-    collected(archive)
-    heard = archive.parts.writer.proved.heard
-    Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
-    archive.put([NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)])
-    before = contents(again(archive))
-    blind = TowerArchive.open(DirectoryStore(disk), [], key=RAW)
-    with pytest.raises(ArchiveError, match="--bundle"):
-        blind.erase("acme", "a")
-    assert not again(archive).verify().unfinished and contents(again(archive)) == before

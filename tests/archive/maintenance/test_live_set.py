@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import RUN, WITHIN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
@@ -175,27 +175,6 @@ def test_what_was_forgotten_and_lacks_a_parent_is_not_live(before: int, verb: in
         else:
             census.settle((), before)
             assert census.live_versions == census.live_segments == live
-
-
-def test_a_pack_that_is_read_again_changes_no_choice() -> None:
-    """A segment lay in two runs. Where the first pack was read again, the other's record counted, and was stranded."""
-    stays, goes = b"s" * 16, b"g" * 16
-    runs, segment = IDS[:2], IDS[2]
-
-    def read(census: LiveSet, pack: bytes) -> None:
-        for at, run in enumerate(runs if pack == stays else runs[::-1]):
-            census.add(Location(pack, 100 + at), Record(0, NONE, run), None, run, RUN)
-        inside = Record(0, runs[pack == goes], segment, name="a")
-        census.add(Location(pack, 300), inside, version_of(inside), segment, WITHIN)
-
-    with LiveSet() as census:
-        read(census, stays)
-        read(census, goes)
-        for _ in range(2):
-            census.settle({goes})
-            assert list(census.stranded()) == []
-            census.drop([stays])
-            read(census, stays)
 
 
 def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:

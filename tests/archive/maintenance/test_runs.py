@@ -15,7 +15,7 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.store import DirectoryStore
@@ -54,7 +54,7 @@ def contents(archive: TowerArchive) -> dict[tuple[str, str, int], list[tuple[byt
 def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
     """Return the mode of the preferred record of each version's leaf."""
     found = [archive.places(v.leaf)[0].context.mode for v in archive.history(name, "acme")]
-    return [mode & (RUN | WITHIN) for mode in found]
+    return [mode & RUN for mode in found]
 
 
 def lacking(archive: TowerArchive, name: str = "a") -> list[int]:
@@ -113,7 +113,7 @@ def test_a_collector_that_joins_frees_bytes(
     assert size(empty) < size(twin)
     assert contents(again(empty)) == before and empty.verify(decode=True).sound
     found = [i for v in empty.history("a", "acme") for i in empty.places(v.leaf)]
-    assert len(found) == 6 and all(i.context.mode & (RUN | WITHIN) for i in found)  # the old records are gone
+    assert len(found) == 6 and all(i.context.mode & RUN for i in found)  # the old records are gone
 
 
 def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
@@ -152,7 +152,7 @@ def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
     archive = again(empty)
     archive.before(archive.version("a", "acme"))
     [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:2], TURNS[5]], "acme", shared=1)])
-    assert receipt.new == 1
+    assert receipt.new == 3
     collected(archive)
     wanted = np.concatenate([PROMPT, *TURNS[:2], TURNS[5]]).tolist()
     assert again(archive).get("a", "acme").tokens.tolist() == wanted and archive.verify(decode=True).sound
@@ -170,7 +170,7 @@ def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) 
     collected(empty)
     archive = again(empty)
     assert contents(archive) == before and archive.verify(decode=True).sound
-    assert kinds(archive) == [RUN, RUN, WITHIN, RUN, RUN, RUN] and lacking(archive) == [5, 4, 0, 2, 1, 0]
+    assert kinds(archive) == [0, 0, 0, RUN, RUN, RUN] and lacking(archive) == [0, 0, 0, 2, 1, 0]
     assert [v.tags for v in archive.history("a", "acme")] == [{}, {}, {"n": "1"}, {}, {}, {}]
 
 
@@ -287,7 +287,7 @@ def test_an_erased_session_does_not_open_in_any_of_its_records(disk: SimDisk, co
         for item in archive.catalog.listing.scan(pack):
             assert not isinstance(item, object_names.KeyFileName)
             record, context = item.record, item.context  # type: ignore[union-attr]
-            if record.id and context.domain_kind == 0 and context.mode != WITHIN and record.id not in _live(archive):
+            if record.id and context.domain_kind == 0 and record.id not in _live(archive):
                 with pytest.raises(Erased):
                     keys.bits(context, record)
     with pytest.raises(NotFound):
