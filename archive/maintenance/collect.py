@@ -154,7 +154,7 @@ class Collector:
         census = self._settled()
         weights = census.weights()
         plan = self._choose(weights, dead_share, small)
-        if plan and self.joiner and not dry_run and self._join(self.joiner, plan):
+        if plan and self.joiner and not dry_run and self._join(self.joiner, census, plan):
             weights = self._settled().weights()  # what was joined is dead, and there is one more pack
             plan = self._choose(weights, dead_share, small)
         plan |= self._from_the_future()
@@ -253,10 +253,10 @@ class Collector:
             copied, deleted = copied + number, deleted + len(going)
         return copied, deleted, freed
 
-    def _join(self, joiner: TurnJoiner, plan: AbstractSet[bytes]) -> int:
+    def _join(self, joiner: TurnJoiner, census: LiveSet, plan: AbstractSet[bytes]) -> int:
         """Join turns of sessions that have several live records in packs to be condemned; return the sessions."""
-        census, keys = self._settled(self.catalog.listing.condemned | plan), self.catalog.keys
-        heads = (self._at(location) for location in census.grown())
+        keys = self.catalog.keys
+        heads = (self._at(location) for location in census.grown(self.catalog.listing.condemned | plan))
         return joiner.sessions(keys.session(context, record)[:2] for record, context in heads)
 
     def _make_room(self, census: LiveSet, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:

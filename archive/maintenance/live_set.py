@@ -2,7 +2,7 @@
 
     census.add(pack, offset, record...)     every record of every pack, as the collector reads them
     census.settle(condemned)                settle the live set; ArchiveError where a live session lacks a segment
-    census.grown()                          of sessions with several of those, to be joined
+    census.grown(going)                     of sessions with several live records in some packs one each, to be joined
     census.stranded()                       live records that lie in condemned packs alone, parents first
 
 Records stay when the live set is settled, so that it can be settled again after a few packs came and went.
@@ -137,9 +137,10 @@ SELECT first, {SESSION} FROM live_version
 WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) GROUP BY first ORDER BY first
 """
 # Of the records that have a live segment and a version, those below another of them and above none.
-GROWN = """
-WITH own AS (SELECT id, parent, first FROM live_segment
-    WHERE NOT stays AND first IN (SELECT first FROM version))
+GOING = "DROP TABLE IF EXISTS going; CREATE TABLE going (number INTEGER PRIMARY KEY)"
+GROWN = f"""
+WITH own AS MATERIALIZED (SELECT id, parent, first FROM live_segment
+    WHERE first >> {PLACE_BITS} IN (SELECT number FROM going) AND first IN (SELECT first FROM version))
 SELECT first FROM own
 WHERE parent IN (SELECT id FROM own) AND id NOT IN (SELECT parent FROM own) ORDER BY first
 """
@@ -307,9 +308,12 @@ class LiveSet:
                 for at, parts in self._db.execute(query):
                     yield Stranded(_location(packs, at), parts)
 
-    def grown(self) -> Iterator[Location]:
-        """Yield a record of each session of which several live records lie in condemned packs alone."""
+    def grown(self, going: Collection[bytes]) -> Iterator[Location]:
+        """Yield a record of each session that has several live records in some packs."""
         with _named():
+            self._db.executescript(GOING)
+            numbers = ((n,) for name, n in self._there.items() if name in going)
+            self._db.executemany("INSERT INTO going VALUES (?)", numbers)
             packs = list(self._packs)
             for (at,) in self._db.execute(GROWN):
                 yield _location(packs, at)
