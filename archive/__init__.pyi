@@ -2,7 +2,7 @@
 
 from pltz.archive.archive import Archive as Archive
 from pltz.archive.catalog.chain import MAX_SEGMENTS as MAX_SEGMENTS, KnownSegment as KnownSegment
-from pltz.archive.catalog.lookup import Version as Version
+from pltz.archive.catalog.lookup import Version as Version, VersionName as VersionName
 from pltz.archive.catalog.reader import Tower as Tower
 from pltz.archive.catalog.recent_towers import RecentTowers as RecentTowers
 from pltz.archive.catalog.session_reader import SessionReader as SessionReader

@@ -56,7 +56,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.catalog.lookup import Blocks, Version
+    from pltz.archive.catalog.lookup import Blocks, Version, VersionName
     from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
@@ -80,8 +80,10 @@ class SessionVersion:
     Immutable: any thread may use it.
 
     Attributes:
-        version: number of the version, from 1.
-        time: seconds since 1970.
+        version: its number: its rank among the session's versions that are there, the oldest is 1. Forgotten ones count
+            until they are freed.
+        moment: when it was put, in units of 2^-20 seconds since 1970. A session's versions are ordered by it.
+        time: its own, in seconds since 1970: as it was given, or when it was put.
         kind: chat, text or ids.
         target: fingerprint, 16 bytes, of the weights it was frozen for; None for any.
         id: 16 bytes that name this version for ever.
@@ -90,6 +92,7 @@ class SessionVersion:
     tenant: str
     name: str
     version: int
+    moment: int
     time: int
     kind: str
     tags: dict[str, str]
@@ -105,6 +108,7 @@ class SessionVersion:
             tenant=version.tenant,
             name=version.name,
             version=version.version,
+            moment=version.moment,
             time=version.time,
             kind=kind_of(version.kind),
             tags=dict(version.tags),
@@ -430,14 +434,14 @@ class Archive:
         name: str,
         *,
         tenant: str = "default",
-        version: int | None = None,
+        version: VersionName | None = None,
         salt: str | bytes | None = None,
     ) -> ArchivedSession:
         """Return a session as it was put.
 
         Args:
-            version: its number, from 1. None: the last one that is not forgotten, including those that other processes
-                have put by now.
+            version: its number, from 1, or its id, of which 4 bytes are enough. None: the last one that is not
+                forgotten, including those that other processes have put by now.
             salt: the salt with which it was put.
 
         Raises:
@@ -456,7 +460,7 @@ class Archive:
         ([33, 99, 101], 1, {'model': 'm'})
         """
         arguments.text(name=name, tenant=tenant)
-        arguments.number_or_none(version=version)
+        arguments.version_or_none(version)
         sessions = self.sessions
         with self.parts.catalog.lookup.keeping_blocks():
             found = self.parts.directory.version(name, tenant_of(tenant, salt), version)
@@ -467,7 +471,7 @@ class Archive:
         names: Iterable[str],
         *,
         tenant: str = "default",
-        version: int | None = None,
+        version: VersionName | None = None,
         salt: str | bytes | None = None,
     ) -> Iterator[ArchivedSession]:
         """Yield sessions as they were put, in the order of their names, decoded side by side.
@@ -483,7 +487,7 @@ class Archive:
         [b'hello bob', b'hello ada']
         """
         arguments.text(tenant=tenant)
-        arguments.number_or_none(version=version)
+        arguments.version_or_none(version)
         chosen = list(names)
         for name in chosen:
             arguments.text(names=name)
@@ -674,7 +678,7 @@ class Archive:
         names: str | Iterable[str],
         *,
         tenant: str = "default",
-        version: int | None = None,
+        version: VersionName | None = None,
         tags: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> tuple[SessionVersion, ...]:
@@ -684,7 +688,7 @@ class Archive:
 
         Args:
             names: one name, or several.
-            version: only this version of each.
+            version: only this version of each: its number or id, as in `get`.
             tags: only versions with all of these.
             dry_run: only return the versions that would be forgotten.
 
@@ -744,7 +748,7 @@ class Archive:
         names: str | Iterable[str],
         *,
         tenant: str = "default",
-        version: int | None = None,
+        version: VersionName | None = None,
         dry_run: bool = False,
     ) -> tuple[SessionVersion, ...]:
         """Bring back all forgotten versions of sessions, or one, and return the versions brought back.
@@ -857,17 +861,17 @@ class Archive:
         cutter = SessionCutter(parts.catalog, parts.reader, parts.last, self.sessions, self.codecs)
         return Commits(parts.catalog, parts.last, cutter, self.codecs)
 
-    def _versions(self, name: str, tenant: str, number: int | None = None) -> Sequence[Version]:
-        """Return all versions of a session that can be read, of which one has the number, where it is given.
+    def _versions(self, name: str, tenant: str, wanted: VersionName | None = None) -> Sequence[Version]:
+        """Return all versions of a session that can be read, of which one has the number or id, where it is given.
 
         Raises NotFound where there is none, LostError, ArchiveError where damage may hide some.
         """
         arguments.text(name=name, tenant=tenant)
         found = self.directory.sight(name, tenant)
-        if number is None:
+        if wanted is None:
             found.want_named()
-        elif all(v.version != number for v in found.versions):
-            found.want_whole()
+        elif not isinstance(wanted, bytes) or not any(v.is_named(wanted) for v in found.versions):
+            found.want_counted()
         if not found.versions:
             raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
         return found.versions
@@ -889,26 +893,25 @@ class Archive:
         self,
         names: Iterable[str],
         tenant: str,
-        number: int | None,
+        wanted: VersionName | None,
         tags: Mapping[str, str] | None,
         *,
         forgotten: bool,
     ) -> Sequence[Version]:
         """Return the versions that `forget` or `undelete` marks. Raises NotFound, ArchiveError."""
-        arguments.number_or_none(version=number)
+        arguments.version_or_none(wanted)
         arguments.tags(tags)
         chosen: list[Version] = []
         for name in names:
-            versions = self._versions(name, tenant, number)
+            versions = self._versions(name, tenant, wanted)
             if forgotten and not any(v.forgotten for v in versions):
                 self.directory.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
             fitting = [v for v in versions if v.forgotten or not forgotten]
-            wanted = (tags or {}).items()
             chosen += [
                 v
-                for v in _numbered(fitting, number)
-                if v.forgotten == forgotten and wanted <= v.tags.items()
+                for v in _named(fitting, wanted)
+                if v.forgotten == forgotten and (tags or {}).items() <= v.tags.items()
             ]
         return chosen
 
@@ -928,10 +931,11 @@ def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVer
     return tuple(SessionVersion.of(replace(version, forgotten=forgotten)) for version in versions)
 
 
-def _numbered(versions: Sequence[Version], number: int | None) -> Sequence[Version]:
-    """Return all versions, or the one of a number. Raises NotFound where none has it."""
-    found = [v for v in versions if number is None or v.version == number]
+def _named(versions: Sequence[Version], wanted: VersionName | None) -> Sequence[Version]:
+    """Return all versions, or the one of a number or id. Raises NotFound where none has it."""
+    found = [v for v in versions if wanted is None or v.is_named(wanted)]
     if not found:
         there = ", ".join(str(v.version) for v in versions)
-        raise NotFound(f"expected a version among {there} of session {versions[0].name!r}, found {number}")
+        given = wanted.hex() if isinstance(wanted, bytes) else wanted
+        raise NotFound(f"expected a version among {there} of session {versions[0].name!r}, found {given}")
     return found

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import SIZE
 
 SHOWN = 40  # characters of a wrong value
+LEAST_ID = 4  # bytes of an id that name a version of a session
 
 
 def text(**given: object) -> None:
@@ -38,6 +40,14 @@ def number_or_none(**given: object) -> None:
     for name, value in given.items():
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise _wrong("a whole number", name, value)
+
+
+def version_or_none(version: object) -> None:
+    """Check that a version is None, a whole number, or an id: 4 to 16 bytes. Raises UsageError."""
+    if not isinstance(version, bytes):
+        number_or_none(version=version)
+    elif not LEAST_ID <= len(version) <= SIZE:
+        raise UsageError(f"expected {LEAST_ID} to {SIZE} bytes of the id of a version, got {len(version)}")
 
 
 def seconds(**given: Any) -> float:

@@ -1,11 +1,10 @@
 """Copy sessions from one archive to another: towers, names, tags, times, targets and histories.
 
-Versions are copied oldest first, so a session keeps the order of its versions; their numbers are assigned
-anew. A segment keeps its place in the tower and its domain, so shared segments stay shared. With the same
-tokenizer it also keeps its id. The other archive codes with its own codecs, so a copy also moves an archive
-to another bundle of the same tokenizer.
+A version keeps its moment and its time, so it has its place among those that the other archive has. A segment keeps its
+place in the tower and its domain, so shared segments stay shared. With the same tokenizer it also keeps its id. The
+other archive codes with its own codecs, so a copy also moves an archive to another bundle of the same tokenizer.
 
-A version is copied when the other archive has none with the same leaf, time, tags, kind and target. A sealed
+A version is copied when the other archive has none with the same leaf, moment, time, tags, kind and target. A sealed
 archive has segment ids of its own; there the leaf's id is computed from the decoded tokens. So a killed copy
 is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and
 compared token by token before it is reported.
@@ -195,14 +194,14 @@ def _there(source: OpenArchive, versions: Sequence[Version], to: OpenArchive) ->
 def _leaves_alike(version: Version, to: OpenArchive) -> set[bytes]:
     """Return the first bytes of the leaves of equal versions in the other archive.
 
-    Equal versions have one name, time, tags, kind and target.
+    Equal versions have one name, moment, time, tags, kind and target.
     """
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     return {v.leaf_prefix for v in known if _facts(v) == _facts(version)}
 
 
-def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
-    return version.time, version.tags, version.kind, version.target, version.tokenizer
+def _facts(version: Version) -> tuple[int, int, dict[str, str], int, bytes, bytes]:
+    return version.moment, version.time, version.tags, version.kind, version.target, version.tokenizer
 
 
 def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
@@ -260,6 +259,7 @@ def _new_session(source: OpenArchive, tower: Tower, codecs: CodecRegistry) -> Ne
         writing=writing_in(version.kind),
         target=None if version.target == NONE else version.target,
         time=version.time,
+        moment=version.moment,
         codec=_codec(version, codecs),
     )
 

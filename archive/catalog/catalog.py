@@ -66,7 +66,7 @@ class Catalog:
         self.listing = Listing(self.store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
-        self.histories = Histories(self.listing, self.lookup, self.damage, self.ledger, self.keys)
+        self.histories = Histories(self.listing, self.lookup, self.damage, self.keys)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
 
     def renew(self, unused: Iterable[str] = ()) -> None:

@@ -64,12 +64,11 @@ class DamageReport:
         missing = self.missing()  # adds packs that an incomplete listing omitted
         return self.damaged() | missing | {loss.pack for loss in self._open_losses()}
 
-    def uncatalogued(self, domain: bytes | None = None, since: int = 0) -> set[bytes]:
+    def uncatalogued(self, domain: bytes | None = None) -> set[bytes]:
         """Return the packs of `hiding` that may have any session: nothing lists what they hide.
 
         An index or the manifest lists it, a complete loss entry, or the heads of blocks where only bitstrings are
-        damaged. ``domain``: leave out the packs that are there and whose table names no such domain. ``since``: as in
-        `hides`.
+        damaged. ``domain``: leave out the packs that are there and whose table names no such domain.
         """
         listing = self._listing
         blind = self.damaged() & self._problems.blind | self.missing()
@@ -77,8 +76,7 @@ class DamageReport:
             blind = blind.difference(listing.rows, *(index.packs for index in listing.indexes.values()))
             blind -= listing.tail.packs.keys() - self._problems.blind
         for loss in self.losses():
-            unlisted = not loss.entry.complete and loss.entry.time >= since
-            (blind.add if unlisted else blind.discard)(loss.pack)
+            (blind.discard if loss.entry.complete else blind.add)(loss.pack)
         return {pack for pack in blind if domain is None or self._may_have(pack, domain)}
 
     def _may_have(self, pack: bytes, domain: bytes) -> bool:
@@ -121,30 +119,27 @@ class DamageReport:
             self._listing.note_stale()
             return None
 
-    def hides(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
+    def hides(self, section: int, identity: bytes) -> PackState | None:
         """Return the state of the pack that keeps a record of this identity from being read.
 
         - MISSING: an index names the record in a missing pack.
-        - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it. A version that
-          was put after a loss has a number above its time (`history`), so ``since`` is the highest number.
+        - LOST: an unacknowledged loss names it, a segment. Of sessions `History` looks at losses.
         - DAMAGED: an index names it at a damaged place, or one that has no record of its key. Of a session the
           bitstrings of its records do not count.
         - None: no such pack is known.
 
         Raises ArchiveError, StoreError.
         """
-        return self._listing.stable(lambda: self._hides(section, identity, since))
+        return self._listing.stable(lambda: self._hides(section, identity))
 
-    def _hides(self, section: int, identity: bytes, since: int) -> PackState | None:
+    def _hides(self, section: int, identity: bytes) -> PackState | None:
         missing = self.missing()
         named = self._lookup.named(section, identity)
         if any(location.pack in missing for location in named):
             return PackState.MISSING
         key = key_of(identity)
-        for loss in self.losses():
-            keys = {SESSIONS: loss.entry.sessions, SEGMENTS: loss.entry.segments}.get(section, ())  # no marks
-            if key in keys and loss.entry.time >= since:
-                return PackState.LOST
+        if section == SEGMENTS and any(key in loss.entry.segments for loss in self.losses()):
+            return PackState.LOST
         for location in named:
             try:
                 if location.pack not in self._listing.packs:

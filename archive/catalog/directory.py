@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import History
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import ArchiveError, NotFound, RolledBack
 from pltz.archive.format import index_file
@@ -29,8 +29,10 @@ class SessionDirectory:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
-        """Return the last version of a session that is not forgotten, or the one of a number.
+    def version(self, name: str, tenant: str = "default", wanted: VersionName | None = None) -> Version:
+        """Return the last version of a session that is not forgotten, or the one of a number or an id.
+
+        A number counts all versions, so it is refused where damage may hide some.
 
         Raises:
             NotFound: there is no such session or version.
@@ -39,17 +41,16 @@ class SessionDirectory:
             ArchiveError: it may be in a damaged pack.
         """
         known = self.sight(name, tenant)
-        wanted = [v for v in known.versions if (not v.forgotten if number is None else v.version == number)]
-        if number is None:
+        found = [v for v in known.versions if (not v.forgotten if wanted is None else v.is_named(wanted))]
+        if wanted is None:
             known.want_newest()
-        if not wanted:
-            known.want_whole()
-            if number is not None or known.versions:  # one that is left may be older than all that are forgotten
-                self._catalog.histories.of(tenant, name, older=True).want_whole()
+        if not (found and isinstance(wanted, bytes | None)):  # what is hidden may be it, or changes the numbers
+            known.want_counted()
+        if not found:
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
-            raise NotFound(_not_found(name, tenant, number, known.versions))
-        return wanted[-1]
+            raise NotFound(_not_found(name, tenant, wanted, known.versions))
+        return found[-1]
 
     def _acknowledged_loss(self, name: str, tenant: str) -> str | None:
         """Return the message about a session that an acknowledged loss names; None where none does."""
@@ -151,11 +152,12 @@ class SessionDirectory:
             )
 
 
-def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:
-    if number is not None and known:
+def _not_found(name: str, tenant: str, wanted: VersionName | None, known: list[Version]) -> str:
+    if wanted is not None and known:
         return (
             f"session {name!r} of tenant {tenant!r} has versions "
-            f"{', '.join(str(v.version) for v in known)}, not {number}"
+            f"{', '.join(str(v.version) for v in known)}, not "
+            f"{wanted.hex() if isinstance(wanted, bytes) else wanted}"
         )
     if known:
         return f"session {name!r} of tenant {tenant!r} is forgotten: undelete it, or name a version"

@@ -118,8 +118,8 @@ def _manifest(catalog: Catalog) -> Manifest | None:
 
 
 def _time(catalog: Catalog, pack: bytes) -> int:
-    """Return the time in a pack's header, in seconds since 1970; -1 where it cannot be read."""
+    """Return the moment in a pack's header, in ticks since 1970; -1 where it cannot be read."""
     try:
-        return catalog.listing.opened(pack).head.time
+        return catalog.listing.opened(pack).head.moment
     except (FormatError, FileNotFoundError):
         return -1

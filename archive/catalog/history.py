@@ -3,15 +3,13 @@
     found = catalog.histories.of(domain, "chat-7")
     found.versions              oldest first
     found.want_newest()         LostError or MissingPack where something names a hidden version
-    found.next_number           for the next version: above all of them, hidden ones included
+    found.last                  the moment that the next version is put after
 
-Whoever reads the newest version, assigns a number or forgets versions looks here first. In an archive without known
-damage the look costs a few comparisons.
+Whoever reads the newest version, names one by its number, puts the next one or forgets versions looks here first. In an
+archive without known damage the look costs a few comparisons.
 
-**Numbers.** The next version is one above the highest number there is. Where versions may be hidden, by a pack that is
-damaged or missing, its number is above the time in seconds since 1970: no session has so many versions. Where a pack
-was lost it is above the time at which that was recorded, so such a version is known to be newer than what was lost. A
-pack that comes back never puts an older version in front of a newer one.
+**Losses.** A version that was put after a loss was recorded is newer than all that was lost. So the newest version is
+known then, and older ones may be lost.
 """
 
 from __future__ import annotations
@@ -21,16 +19,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pltz.archive.catalog.damage import DamageReport
-from pltz.archive.catalog.ledger import PackLedger, PackState
+from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, RolledBack
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import MARKS, SESSIONS, key_of
-from pltz.archive.humanize import counted
+from pltz.archive.format.record import TICK_BITS
+from pltz.archive.humanize import counted, moment
 
-MAX_FLOOR = (1 << 32) - (1 << 20)  # numbers are below 2^32; room for a million versions above, whatever the clock says
+SHOWN = 4  # bytes of an id that messages show, which are enough to name a version of a session
+MOST_SHOWN = 8  # versions that a message names
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class History:
         newer: state of a pack that keeps a record of the session from being read; None without one. Its versions may be
             newer than all of ``versions``, or it has the mark of one that is forgotten.
         blind: packs of which nothing tells whether they have versions of the session.
-        floor: number that is above all hidden versions; 0 where none can be hidden.
+        older: the state of a loss that names the session and was recorded before the newest of ``versions`` was put.
+        older_blind: packs as ``blind`` has them, lost before that.
+        lost: when the last loss was recorded that may have versions of the session, in seconds since 1970; -1 without.
         behind: why the archive may be older than it was, see `Listing.behind`; empty where nothing tells so.
     """
 
@@ -50,13 +52,15 @@ class History:
     versions: list[Version]
     newer: PackState | None = None
     blind: frozenset[bytes] = frozenset()
-    floor: int = 0
+    older: PackState | None = None
+    older_blind: frozenset[bytes] = frozenset()
+    lost: int = -1
     behind: str = ""
 
     @property
-    def next_number(self) -> int:
-        """Return the number of the next version."""
-        return max(self.floor, 1 + max((v.version for v in self.versions), default=0))
+    def last(self) -> int:
+        """Return the moment, in ticks, that the next version is put after: it is newer than all seen, and all lost."""
+        return max([(self.lost + 1 << TICK_BITS) - 1, *(v.moment for v in self.versions)])
 
     @property
     def has_newest(self) -> bool:
@@ -66,10 +70,10 @@ class History:
     @property
     def whole(self) -> bool:
         """Return whether no version can be hidden."""
-        return self.has_newest and not self._older
+        return self.has_newest and not self._cut_short
 
     @property
-    def _older(self) -> bool:
+    def _cut_short(self) -> bool:
         return any(v.hides_older for v in self.versions)
 
     def want_newest(self) -> None:
@@ -81,24 +85,31 @@ class History:
         if self.newer is not None:
             raise self._hidden(MissingPack if self.newer is PackState.MISSING else LostError)
         if self.blind or not self.versions:
-            self._want_sight()
+            self._want_sight(self.blind)
 
     def want_named(self) -> None:
         """Check as `want_newest` does, and that nothing names hidden older versions. Raises its errors."""
         self.want_newest()
-        if self._older:
+        if self._cut_short:
             raise self._hidden(LostError)
 
     def want_whole(self) -> None:
         """Check that no version can be hidden. Raises the errors of `want_newest`."""
         self.want_named()
-        self._want_sight()
+        self._want_sight(self.blind)
 
-    def _want_sight(self) -> None:
-        if self.blind:
+    def want_counted(self) -> None:
+        """Check that no version can be hidden or lost, so that numbers count all. Raises as `want_newest`."""
+        self.want_whole()
+        if self.older:
+            raise self._hidden(LostError)
+        self._want_sight(self.older_blind)
+
+    def _want_sight(self, blind: frozenset[bytes]) -> None:
+        if blind:
             found, may = ("", "have other versions") if self.versions else ("no ", "have had it")
             raise ArchiveError(
-                f"found {found}{self._what}, and {counted(len(self.blind), 'pack')} damaged or gone may {may}: "
+                f"found {found}{self._what}, and {counted(len(blind), 'pack')} damaged or gone may {may}: "
                 f"see pltz archive repair, then ask again{self._left}"
             )
         if self.behind:
@@ -113,31 +124,31 @@ class History:
 
     @cached_property
     def _left(self) -> str:
-        numbers = ", ".join(str(v.version) for v in self.versions if not v.forgotten)
-        return f"; name a version of those left: {numbers}" if numbers else ""
+        left = [f"{v.id[:SHOWN].hex()} of {moment(v.time)}" for v in self.versions if not v.forgotten]
+        some = ", ".join(left[-MOST_SHOWN:])
+        return f"; name a version of those left by its id: {some}" if left else ""
 
 
 class Histories:
     """Finds histories through the look-ups and the damage report of a catalogue."""
 
     def __init__(
-        self, listing: Listing, lookup: RecordLookup, damage: DamageReport, ledger: PackLedger, keys: Encryption
+        self, listing: Listing, lookup: RecordLookup, damage: DamageReport, keys: Encryption
     ) -> None:
-        self._listing, self._lookup, self._damage, self._ledger, self._keys = listing, lookup, damage, ledger, keys
+        self._listing, self._lookup, self._damage, self._keys = listing, lookup, damage, keys
 
-    def of(self, tenant: str, name: str, domain: bytes | None = None, *, older: bool = False) -> History:
+    def of(self, tenant: str, name: str, domain: bytes | None = None) -> History:
         """Return the history of a session.
 
-        ``domain``: id of the tenant's domain, where the caller has it. ``older``: also count what can hide only
-        versions older than those found, for who looks for one of these by its number.
+        ``domain``: id of the tenant's domain, where the caller has it.
 
         Raises CorruptError where there are versions and none of them is sound, MissingKeys where there are none and the
         keys of the tenant are missing, ArchiveError, StoreError, KeyMismatch.
         """
         domain = domain or self._keys.domain(TENANT, tenant)
-        return self._listing.stable(lambda: self._of(tenant, name, domain, older))
+        return self._listing.stable(lambda: self._of(tenant, name, domain))
 
-    def _of(self, tenant: str, name: str, domain: bytes, older: bool) -> History:
+    def _of(self, tenant: str, name: str, domain: bytes) -> History:
         versions = self._lookup.versions(domain, name)  # meets the damage that hides others
         if not versions:
             self._keys.want(domain, f"tenant {tenant!r}")
@@ -145,18 +156,22 @@ class Histories:
         if self._clear:
             return History(tenant, name, versions, behind=behind)
         key = self._keys.session_key(domain, name)
-        highest = 0 if older else max((v.version for v in versions), default=0)
-        newer = self._damage.hides(SESSIONS, key, highest) or self._hidden_mark(versions)
-        blind = self._damage.uncatalogued(domain, highest)
-        times = [
-            loss.entry.time
-            for loss in self._ledger.losses()  # acknowledged ones too: a lost pack may come back
-            if loss.pack not in self._listing.packs
-            and (not loss.entry.complete or key_of(key) in loss.entry.sessions)
-        ]
-        times += [self._listing.store.now()] if newer or blind else []
-        floor = min(1 + max(times), MAX_FLOOR) if times else 0
-        return History(tenant, name, versions, newer, frozenset(blind), floor, behind)
+        newer, blind = self._damage.hides(SESSIONS, key), self._damage.uncatalogued(domain)
+        newest = versions[-1].moment >> TICK_BITS if versions else -1
+        older, older_blind, lost = None, set[bytes](), -1
+        for loss in self._damage.losses():
+            named = key_of(key) in loss.entry.sessions
+            if named or loss.pack in blind:
+                lost = max(lost, loss.entry.time)
+            if named and loss.entry.time >= newest:
+                newer = newer or PackState.LOST
+            elif named:
+                older = PackState.LOST
+            elif loss.pack in blind and loss.entry.time < newest:
+                older_blind.add(loss.pack)
+        newer = newer or self._hidden_mark(versions)
+        sets = frozenset(blind - older_blind), older, frozenset(older_blind)
+        return History(tenant, name, versions, newer, *sets, lost, behind)
 
     def _hidden_mark(self, versions: Sequence[Version]) -> PackState | None:
         """Return the state of a pack that hides a mark, so that another version may be the newest; None without.
@@ -171,8 +186,7 @@ class Histories:
     @property
     def _clear(self) -> bool:
         """Return whether nothing is known to be damaged, missing or lost."""
-        # losses last: looking for missing packs reads the ledger
-        return not (self._listing.missing() or self._damage.damaged() or self._ledger.losses())
+        return not (self._listing.missing() or self._damage.damaged() or self._damage.losses())
 
     @property
     def may_hide(self) -> bool:

@@ -137,7 +137,6 @@ class Listing:
             `showing_orphans`.
         late: packs that may be such: taken up all the same, because the manifest that would tell was lost, or is of
             an archive without parity whose packs had no markers.
-        hidden: packs that an older manifest hid, which was brought back: who followed that saw none of their versions.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -165,7 +164,7 @@ class Listing:
         self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
         self.following = False
         self.orphans: dict[bytes, int] = {}
-        self.late, self.hidden = frozenset[bytes](), frozenset[bytes]()
+        self.late = frozenset[bytes]()
         self._showing = False
         self._followed: Manifest | None = None  # whose state this is
         self._listed_by: Manifest | None = None  # that told which of the listed packs were named
@@ -234,7 +233,7 @@ class Listing:
             if pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
         self._set_packs(covered | self.tail.packs)
-        self.late, self.hidden = manifest.late, manifest.hidden
+        self.late = manifest.late
         self._absent, self._missing = {}, frozenset()
         self.following = self._followed_once = True
         self._followed = manifest
@@ -358,14 +357,11 @@ class Listing:
         late = base.late if base else frozenset[bytes]()
         late = late if self.following else (late | self.late | unread) & self.packs.keys()  # late ones need no row
         late = late if len(late) <= MOST_LATE else frozenset()
-        hidden = base.hidden if base else frozenset[bytes]()
-        hidden = hidden if self.following else (hidden | self.hidden) & self.packs.keys()
-        hidden = hidden if len(hidden) <= MOST_LATE else frozenset()
         marked = self.takes_marks and (base.marked if base and self.following else True)
         rolled_back = self.is_rolled_back and not repaired
         heads = self._heads(names, known, base)
         flags = gaps, marked, rolled_back
-        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *parts, late, *flags, heads, hidden)
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *parts, late, *flags, heads)
 
     def _heads(
         self, names: Collection[str], known: Mapping[str, FileIndex], base: Manifest | None
@@ -443,10 +439,9 @@ class Listing:
         unnamed = packs.keys() - (packs if named is None else named) - self.orphans.keys()
         self._unnamed = frozenset(unnamed - self._pending)
         self._returned = self._unnamed - strangers
-        self.late, self.hidden = (base.late, base.hidden) if base else (frozenset(), frozenset())
+        self.late = base.late if base else frozenset()
         if not told and (named is not None or self._has_marks(packs, strangers)):
             self.late |= strangers - self._trusted
-        self.hidden |= self._returned - self.ledger.deleted - self.ledger.lost
         if self.behind:
             self._problems.note("manifest", "", self.behind)
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
@@ -465,7 +460,7 @@ class Listing:
 
         Readers see no orphan: an erase that went by its record would destroy the keys of theirs.
         """
-        return pack in self.orphans or pack in self.late or pack in self.hidden, pack in self.condemned
+        return pack in self.orphans or pack in self.late, pack in self.condemned
 
     def left_out(self) -> frozenset[bytes]:
         """Return packs that the manifest does not name, and that an earlier one may have: it may be that of a backup.

@@ -49,6 +49,7 @@ BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
 Blocks = dict[Location, Block]  # parsed, by the location of each
+VersionName = int | bytes  # a version of a session: its number, or its id, of which the first bytes are enough
 
 
 @dataclass(frozen=True)
@@ -56,20 +57,20 @@ class Version:
     """One version of a session as the catalogue has it.
 
     Attributes:
-        time: seconds since 1970.
+        moment: when it was put, in ticks since 1970. A session's versions are ordered by it.
+        time: its own, in seconds since 1970.
+        version: its number: the rank among the session's versions that were found, the oldest is 1.
         leaf: id of the last segment of the tower that it is in. It is its own last one where ``lacks`` is 0.
         kind: 0 chat, 1 text, 2 ids.
         lacks: number of the last segments of that tower that it does not have: it ends within a run.
         leaf_prefix: first 4 bytes of the id of its own last segment.
         hides_older: whether its record is a run whose older versions cannot be read.
-        late: whether its put may have been cut off: of versions of one number it is not the last.
-        hidden: whether an older manifest hid it, which was brought back.
     """
 
     id: bytes
     tenant: str
     name: str
-    version: int
+    moment: int
     time: int
     tags: dict[str, str]
     leaf: bytes
@@ -81,32 +82,23 @@ class Version:
     leaf_prefix: bytes
     lacks: int = 0
     hides_older: bool = False
-    late: bool = False
-    hidden: bool = False
+    version: int = 1
 
-    @property
-    def order(self) -> tuple[int, bool, int, bytes]:
-        """Return the sort key that puts versions of a session oldest first, where none is hidden."""
-        return self.version, not self.late, self.time, self.leaf_prefix
+    def is_named(self, wanted: VersionName) -> bool:
+        """Return whether a number or the first bytes of an id name it."""
+        return self.id.startswith(wanted) if isinstance(wanted, bytes) else self.version == wanted
 
 
 def in_order(versions: Iterable[Version]) -> list[Version]:
-    """Return versions by tenant and name, the oldest of each session first.
-
-    Where a hidden one and another have one number, the others from that on are newer than all hidden ones: who put them
-    saw none of these.
-    """
-    known = list(versions)
-    numbers = {(v.tenant, v.name, v.version) for v in known if v.hidden}
-    again: dict[tuple[str, str], int] = {}  # the least number that a hidden version and another have, by session
-    for v in known if numbers else ():
-        if not (v.hidden or v.late) and (v.tenant, v.name, v.version) in numbers:
-            again[v.tenant, v.name] = min(v.version, again.get((v.tenant, v.name), v.version))
-
-    def place(v: Version) -> tuple[str, str, bool, tuple[int, bool, int, bytes]]:
-        return v.tenant, v.name, not v.hidden and v.version >= again.get((v.tenant, v.name), v.version + 1), v.order
-
-    return sorted(known, key=place)
+    """Return versions by tenant and name, the oldest of each session first, with their numbers."""
+    found: list[Version] = []
+    session, number = ("", ""), 1
+    for v in sorted(versions, key=lambda v: (v.tenant, v.name, v.moment, v.id)):
+        if (v.tenant, v.name) != session:
+            session, number = (v.tenant, v.name), 1
+        found.append(v if v.version == number else replace(v, version=number))
+        number += 1
+    return found
 
 
 def version_of(item: Found, key: bytes | None = None) -> bytes:
@@ -115,7 +107,7 @@ def version_of(item: Found, key: bytes | None = None) -> bytes:
     ``key``: of the session, 16 bytes, where the caller has it.
     """
     r = item.record
-    return version_id(key or key_of_session(r, item.context), r.version, r.leaf, r.time)
+    return version_id(key or key_of_session(r, item.context), r.moment, r.leaf, r.time)
 
 
 def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVersion]:
@@ -126,7 +118,7 @@ def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVe
     if not item.context.mode & RUN or item.record.name is None:
         return {}
     key = key or key_of_session(item.record, item.context)
-    return {version_id(key, v.number, v.leaf, v.time): v for v in unpack_run(item.record).versions}
+    return {version_id(key, v.moment, v.leaf, v.time): v for v in unpack_run(item.record).versions}
 
 
 def _cut_short(item: Found) -> bool:
@@ -441,21 +433,21 @@ class RecordLookup:
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
-        Marks and late packs are not looked at.
+        Neither marks nor numbers are looked at.
         Raises CorruptError where its tags are damaged, or its older versions although their bytes are sound, Erased.
         """
         r, c = item.record, item.context
         tenant, name, packed = self._keys.session(c, r)
         tags = unpack_tags(packed)
         leaf = r.leaf
-        own = OlderVersion(0, r.version, r.time, leaf[:LEAF])
+        own = OlderVersion(0, r.moment, r.time, leaf[:LEAF])
         older = older_versions(item, key) if c.mode & RUN and not _cut_short(item) else {}
         for identity, v in ({version_of(item, key): own} | older).items():
             yield Version(
                 identity,
                 tenant,
                 name,
-                v.number,
+                v.moment,
                 v.time,
                 tags,
                 leaf,
@@ -515,10 +507,6 @@ class RecordLookup:
             found[short[run]] = replace(found[short[run]], hides_older=True)
         for name in self._forgotten(list(found)):
             found[name] = replace(found[name], forgotten=True)
-        late, hidden = self._listing.late, self._listing.hidden
-        for name, version in found.items() if late | hidden else ():
-            pack = version.location.pack
-            found[name] = replace(version, late=pack in late, hidden=pack in hidden)
         return in_order(found.values())
 
     def _forgotten(self, versions: Sequence[bytes]) -> list[bytes]:

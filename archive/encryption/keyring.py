@@ -420,5 +420,5 @@ def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[by
 
 def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<BQQ", c.kind, record.version, record.time)
+    place = struct.pack("<BQQ", c.kind, record.moment, record.time)
     return [b"session", c.domain + c.root + c.tokenizer + c.target + place, unit, record.leaf]

@@ -23,7 +23,9 @@ from pltz.archive.format.record import (
     LEAST_VEIL,
     MAX_NAME,
     MAX_TAGS,
+    MAX_TIME,
     MAX_VEIL,
+    TICK_BITS,
     TOKENS_PER_BYTE,
     Mark,
     Record,
@@ -54,8 +56,9 @@ SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
 # kinds of references to a segment
 ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 # columns that only packs have; the others are in plt_codec/container
-KIND, PARENT_KIND, PARENT, NAME, VERSION, TIME, TAGS, VERB = 0, 2, 3, 6, 7, 8, 9, 10
-PACK_COLUMNS = (1 << VERB + 1) - 1  # a bit for each that a block of a pack may have
+KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, TAGS, VERB, TICKS, LATER = 0, 2, 3, 6, 7, 8, 9, 10, 11, 12
+PACK_COLUMNS = (1 << LATER + 1) - 1  # a bit for each that a block of a pack may have
+TICKS_MASK = (1 << TICK_BITS) - 1
 REST = bytes(ID_SIZE - SEGMENT_SIZE)
 
 
@@ -65,14 +68,14 @@ class PackFields:
 
     Attributes:
         salt: 16 random bytes.
-        time: time from which those of versions are counted, seconds since 1970.
+        moment: moment from which those of versions are counted, ticks since 1970.
         contexts: number of contexts in its table.
         parents: ids of the segments in its table.
         sealed: numbers of the contexts with encryption.
     """
 
     salt: bytes
-    time: int = 0
+    moment: int = 0
     contexts: int = 1
     parents: Sequence[bytes] = ()
     sealed: frozenset[int] = frozenset()
@@ -117,7 +120,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
     # the fields of all rows, one sequence per field
-    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils = zip(*rows, strict=True)
+    contexts, parents, ids, tokens, bits, names, moments, times, tags, marks, veils = zip(*rows, strict=True)
     titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
     sizes = list(map(len, bits))
     kinds = [
@@ -132,6 +135,10 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
             first[name] = row
     above = _references(parents, first, table)
     # numbers become columns
+    since = [m - fields.moment if k & SESSION else 0 for m, k in zip(moments, kinds, strict=True)]
+    apart = [
+        (m >> TICK_BITS) - t if k & SESSION else 0 for m, t, k in zip(moments, times, kinds, strict=True)
+    ]
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
         CONTEXT: contexts,
@@ -139,9 +146,11 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         PARENT: [number for _, number in above],
         COUNT: tokens,
         NAME: list(map(len, titles)),
-        VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
-        TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
+        SECONDS: [passed >> TICK_BITS for passed in since],
+        APART: [abs(seconds) & MAX_VALUE for seconds in apart],
         TAGS: list(map(len, tags)),
+        TICKS: [passed & TICKS_MASK for passed in since],
+        LATER: [abs(seconds) >> 32 << 1 | (seconds < 0) for seconds in apart],
     }
     if any(marks):
         columns[COUNT] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
@@ -166,7 +175,7 @@ def _check(
             assert r.mark
             # a mark stands alone
             if r.mark.counter > MAX_VALUE:
-                raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
+                raise ContentError(f"marks are counted up to {MAX_VALUE}")
             if any((size, title, r.tags, r.parent != NONE, r.id, r.tokens)):
                 raise UsageError("a mark holds nothing else")
             continue
@@ -188,10 +197,10 @@ def _check(
         what, most = ("sealed name of a session", MAX_VEIL) if r.veil else ("name of a session", MAX_NAME)
         _limit(title, most, what)
         _limit(r.tags, MAX_TAGS, "JSON of the tags")
-        if not 0 <= r.time - fields.time <= MAX_VALUE:
-            raise UsageError("the time of a version lies before its pack's, or a century after")
-        if not 0 < r.version <= MAX_VALUE:
-            raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
+        if not 0 <= r.moment - fields.moment >> TICK_BITS <= MAX_VALUE:
+            raise UsageError("a version was put before its pack's moment, or a century after")
+        if not 0 <= r.time < MAX_TIME:
+            raise UsageError(f"expected a time in seconds since 1970, below 2^40, got {r.time}")
 
 
 def _limit(data: bytes, most: int, what: str) -> None:
@@ -265,7 +274,7 @@ class Block(BlockHead):
         sealed = [c in self.fields.sealed for c in columns[CONTEXT].list(n)] if self.fields.sealed else [False] * n
         ends = list(accumulate(columns[TAGS].list(n), initial=self._tags))
         kinds = columns[KIND].list(n)
-        time = self.fields.time
+        moments, times = self._moments(kinds)
         rows = zip(
             columns[CONTEXT].list(n),
             self.parents(),
@@ -273,8 +282,8 @@ class Block(BlockHead):
             columns[COUNT].list(n),
             bits,
             names,
-            [v + 1 for v in columns[VERSION].list(n)],
-            [time + t if k & SESSION else 0 for t, k in zip(columns[TIME].list(n), kinds, strict=True)],
+            moments,
+            times,
             [self.data[a:b] for a, b in pairwise(ends)],
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
@@ -302,6 +311,7 @@ class Block(BlockHead):
         title = self._title(row)
         tags = self._tags + sum(columns[TAGS].list(self.count)[:row]) if columns[TAGS].high else 0
         session, sealed = bool(kind & SESSION), context in self.fields.sealed
+        moment, time = self._moment(row) if session else (0, 0)
         return Record(
             context,
             self._parent(row),
@@ -309,14 +319,28 @@ class Block(BlockHead):
             columns[COUNT][row],
             self.bitstring(row, piece, data),
             None if not session else "" if sealed else _text(title, self.offset),
-            columns[VERSION][row] + 1,
-            self.fields.time + columns[TIME][row] if session else 0,
+            moment,
+            time,
             self.data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
             None,
             title if sealed else b"",
         )
 
     # ---- columns
+
+    def _moment(self, row: int) -> tuple[int, int]:
+        """Return when the version of a row was put, in ticks since 1970, and its time, in seconds."""
+        columns = self.columns
+        moment = self.fields.moment + (columns[SECONDS][row] << TICK_BITS | columns[TICKS][row])
+        return moment, _time(moment, columns[APART][row], columns[LATER][row])
+
+    def _moments(self, kinds: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return what `_moment` returns, of each record; zeros where it has no session."""
+        columns, n, base = self.columns, self.count, self.fields.moment
+        passed = zip(columns[SECONDS].list(n), columns[TICKS].list(n), kinds, strict=True)
+        moments = [base + (s << TICK_BITS | t) if k & SESSION else 0 for s, t, k in passed]
+        apart = zip(moments, columns[APART].list(n), columns[LATER].list(n), strict=True)
+        return moments, [_time(*row) for row in apart]
 
     def segment_ids(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) the ids of the segments, in the order of their records."""
@@ -441,6 +465,12 @@ class Block(BlockHead):
         return [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
 
 
+def _time(moment: int, apart: int, later: int) -> int:
+    """Return the time of a version in seconds: its moment, in ticks, and how far that is from it."""
+    apart |= later >> 1 << 32
+    return (moment >> TICK_BITS) + (apart if later & 1 else -apart)
+
+
 def _place_parts(block: Block, columns: list[Column]) -> None:
     """Compute where the parts of a head begin. Raises CorruptError where they do not fill it."""
     count = block.count
@@ -473,7 +503,7 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
         raise wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
     if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[SIZE].high > MAX_BITSTRING:
         raise wrong(offset, "has a field over its limit")
-    if columns[VERSION].high > MAX_VALUE - 1 or columns[TIME].high > MAX_VALUE or columns[COUNT].high > MAX_VALUE:
+    if any(columns[number].high > most for number, most in _MOST):
         raise wrong(offset, "has a number over its limit")
     # a record has only the fields of its kind; where all are alike and of both, no row is looked at
     if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
@@ -485,6 +515,10 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
                 if any(column[row] for column in filled for row in others):
                     raise wrong(offset, "has a field that its kind of record has not")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
+    if columns[APART].high > fields.moment >> TICK_BITS or columns[LATER].high > 1:
+        times = block._moments(kinds.list(count))[1]
+        if min(times) < 0 or max(times) >= MAX_TIME:
+            raise wrong(offset, "has a version of a time that cannot be")
     # what a bitstring may hold, and row by row only where the column as a whole is in doubt
     sizes, tokens = columns[SIZE], columns[COUNT]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
@@ -502,12 +536,17 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
                 raise wrong(offset, "has a name over the limit")
 
 
+_MOST = (  # columns, and the largest number of each
+    *((column, MAX_VALUE) for column in (SECONDS, APART, COUNT)),
+    (TICKS, TICKS_MASK),
+    (LATER, MAX_TIME >> 32 << 1 | 1),
+)
 _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
     (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT,)),
     (_SEGMENTS, (SIZE,)),
-    (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
+    (_SESSIONS, (NAME, SECONDS, APART, TAGS, TICKS, LATER)),
     (bytes([VERSION_MARK]), (VERB,)),
 )
 

@@ -31,7 +31,7 @@ many = _batch  # may be None: check before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
-LEAF = 4  # bytes of a leaf's id that tell two versions apart that have one number and one time
+LEAF = 4  # bytes of a leaf's id that tell two versions apart that were put in one tick
 SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and packs leave them out
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = MAX_POSITION
@@ -183,13 +183,14 @@ def session_key(domain: bytes, name: str) -> bytes:
     return state.digest()
 
 
-def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
+def version_id(key: bytes, moment: int, leaf: bytes, time: int) -> bytes:
     """Return the id of one version of a session, 16 bytes, by which it is forgotten and undeleted.
 
-    ``leaf``: id of its last segment, of which the first 4 bytes count.
+    ``moment``: when it was put, in ticks; ``leaf``: id of its last segment, of which the first 4 bytes count;
+    ``time``: its own, in seconds.
     """
     state = _begun(b"pltz version", SIZE, b"").copy()
-    state.update(key + number.to_bytes(4, "little") + leaf[:LEAF] + time.to_bytes(8, "little"))
+    state.update(key + moment.to_bytes(8, "little") + leaf[:LEAF] + time.to_bytes(8, "little"))
     return state.digest()
 
 

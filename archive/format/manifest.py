@@ -22,10 +22,10 @@ from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 2
+VERSION = 3
 # magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
 HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
-GAPS, SEALED, MARKED, ROLLED_BACK, HEADED, HIDING = 1, 2, 4, 8, 16, 32  # flags
+GAPS, SEALED, MARKED, ROLLED_BACK, HEADED = 1, 2, 4, 8, 16  # flags
 HEAD = struct.Struct("<16sQI")  # digest of an index, its bytes, those of its head
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 PERSON = b"pltz manifest"
@@ -70,7 +70,6 @@ class Manifest:
         plans: epochs of the plans that condemn a pack that is still there.
         losses: names of the ledger's entries of losses and acknowledgements.
         late: packs that may be of puts that were cut off: taken up without parity, after a manifest was lost.
-        hidden: packs that an older manifest, which was brought back, did not name.
         gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
         marked: in an archive without parity, whether each acknowledged pack that it does not name has a marker.
         rolled_back: whether an older manifest was brought back, so that puts may be lost, and no repair ran since.
@@ -90,7 +89,6 @@ class Manifest:
     marked: bool = False
     rolled_back: bool = False
     heads: Mapping[str, IndexHead] = field(default_factory=dict)
-    hidden: frozenset[bytes] = frozenset()
 
     @property
     def tells_orphans(self) -> bool:
@@ -105,14 +103,14 @@ class Manifest:
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        names = self.indexes, self.packs.keys(), self.plans, self.losses, self.late, self.hidden, self.heads.keys()
+        names = self.indexes, self.packs.keys(), self.plans, self.losses, self.late, self.heads.keys()
         return self.settings, self.epoch, names, self.gaps, self.marked, self.rolled_back
 
     def encode(self) -> bytes:
         """Return its bytes."""
         counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
         flags = GAPS * self.gaps | SEALED * self.settings.sealed | MARKED * self.marked
-        flags |= ROLLED_BACK * self.rolled_back | HEADED * bool(self.heads) | HIDING * bool(self.hidden)
+        flags |= ROLLED_BACK * self.rolled_back | HEADED * bool(self.heads)
         head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
         parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
@@ -123,7 +121,6 @@ class Manifest:
         parts += [epoch.to_bytes(8, "little") for epoch in sorted(self.plans)]
         parts += [bytes.fromhex(name) for name in sorted(self.losses)]
         parts += sorted(self.late)
-        parts += [len(self.hidden).to_bytes(4, "little"), *sorted(self.hidden)] if self.hidden else []
         parts += [len(self.heads).to_bytes(4, "little")] if self.heads else []
         for index, (size, first) in sorted(self.heads.items()):
             parts += [HEAD.pack(bytes.fromhex(index), size, len(first)), first]
@@ -175,10 +172,10 @@ class _Cursor:
 
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 2, of which digest and magic are right."""
+    """Return the manifest in bytes of version 3, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
     indexes, packs, plans, losses, late = counts
-    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK | HEADED | HIDING:
+    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK | HEADED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     most = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE
     others, limits = (generation, epoch, share, shared), (MAX_GENERATION, MAX_EPOCH, MAX_SHARE, MAX_SHARE)
@@ -192,9 +189,6 @@ def _read(data: bytes) -> Manifest:
     numbers = [int.from_bytes(cursor.take(8), "little") for _ in range(plans)]
     lost = cursor.names(losses)
     doubted = cursor.rising(late, SIZE)
-    hidden = cursor.rising(int.from_bytes(cursor.take(4), "little"), SIZE) if flags & HIDING else []
-    if len(hidden) > MOST_LATE or bool(hidden) != bool(flags & HIDING):
-        raise CorruptError("the manifest has more or fewer hidden packs than its format allows: damaged")
     heads = _heads(cursor, named) if flags & HEADED else {}
     if cursor.at != len(data) - SIZE or numbers != sorted(set(numbers)) or list(rows) != sorted(rows):
         raise CorruptError("the manifest does not have the rows it claims: damaged")
@@ -203,7 +197,7 @@ def _read(data: bytes) -> Manifest:
     settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
     sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
     told = bool(flags & GAPS), bool(flags & MARKED), bool(flags & ROLLED_BACK)
-    return Manifest(settings, generation, random, epoch, *sets, *told, heads, frozenset(hidden))
+    return Manifest(settings, generation, random, epoch, *sets, *told, heads)
 
 
 def _heads(cursor: _Cursor, named: Collection[str]) -> dict[str, IndexHead]:

@@ -26,7 +26,7 @@ from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.prefix_crc import PrefixCrcs
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import MAX_MOMENT, Record
 from pltz.plt_codec.container.block import MAX_HEAD, PREFIX, span
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest, digest_of
@@ -34,17 +34,16 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 7
+VERSION = 8
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
-)  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32
+)  # magic, version, flags, reserved, epoch, moment, salt, archive, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
 COUNTS = struct.Struct("<IQ")  # the part of the footer that the digest covers
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes at which a pack is closed
 MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
-MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 NAMED_OFTEN = 3  # from here an id in both tables takes fewer bytes than in each block that names it
 MANY_CHILDREN = 9  # of a segment that has more parity
@@ -62,7 +61,7 @@ class PackHead:
     """Header and table of a pack."""
 
     epoch: int
-    time: int  # seconds
+    moment: int  # ticks since 1970
     salt: bytes
     archive: bytes  # id of the archive that the pack was written for
     contexts: list[Context]
@@ -73,7 +72,7 @@ class PackHead:
     @property
     def fields(self) -> PackFields:
         """Return the fields that its blocks depend on."""
-        return PackFields(self.salt, self.time, len(self.contexts), self.parents, self.sealed)
+        return PackFields(self.salt, self.moment, len(self.contexts), self.parents, self.sealed)
 
 
 class PackFooter(NamedTuple):
@@ -108,15 +107,15 @@ class Damage:
 class Builder:
     """Collects records and lays them out as one pack.
 
-    >>> b = Builder(epoch=0, time=7, salt=bytes(16))
+    >>> b = Builder(epoch=0, moment=7 << 20, salt=bytes(16))
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
-    >>> data = b.add(Record(n, name="empty", time=7)).finish()
+    >>> data = b.add(Record(n, name="empty", moment=7 << 20, time=7)).finish()
     >>> len(data)
     362
     """
 
-    def __init__(self, epoch: int, time: int, salt: bytes, archive: bytes = NONE):
-        self.epoch, self.time, self.salt, self.archive = epoch, time, salt, archive
+    def __init__(self, epoch: int, moment: int, salt: bytes, archive: bytes = NONE):
+        self.epoch, self.moment, self.salt, self.archive = epoch, moment, salt, archive
         self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # records added so far, in order
@@ -173,10 +172,10 @@ class Builder:
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         table = self._table(often)
         header = HEADER.pack(
-            MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, self.archive, len(table), 0
+            MAGIC, VERSION, 0, 0, self.epoch, self.moment, self.salt, self.archive, len(table), 0
         )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
-        fields = PackFields(self.salt, self.time, len(self._contexts))
+        fields = PackFields(self.salt, self.moment, len(self._contexts))
         numbers = {segment: number for number, segment in enumerate(often)}
         out = BytesIO()
         out.write(header + table)
@@ -473,7 +472,7 @@ class Pack:
         header, table = front[: HEADER.size], front[HEADER.size :]
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
-        magic, version, flags, reserved, epoch, time, salt, archive, table_size, check = HEADER.unpack(header)
+        magic, version, flags, reserved, epoch, moment, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
         if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it is stored twice
@@ -486,11 +485,11 @@ class Pack:
         read_table = VERSIONS.of(version)
         if flags or reserved:
             raise VersionError(f"the pack has flags {flags}: use a newer pltz")
-        if time > MAX_TIME:
-            raise CorruptError(f"the pack is of second {time}: damaged")
+        if moment >= MAX_MOMENT:
+            raise CorruptError(f"the pack is of tick {moment}: damaged")
         contexts, parents = read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
-        head = PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
+        head = PackHead(epoch, moment, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
         return head, table + header
 
 

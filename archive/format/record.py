@@ -16,6 +16,9 @@ from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 
 UNDELETE, FORGET = 0, 1
 MAX_NAME = 1024  # bytes of UTF-8
+TICK_BITS = 20  # a second has 2^20 ticks
+MAX_MOMENT = 1 << 62  # ticks since 1970, excluded
+MAX_TIME = 1 << 40  # seconds since 1970, excluded
 MAX_TAGS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536
 MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_TAGS  # bytes: unit, tag, length of the name, name, tags
@@ -40,7 +43,8 @@ class Record(NamedTuple):
         id: id of its segment, None without one.
         tokens: number of tokens of its segment.
         name: name of its session, None without one.
-        time: time of its version, in seconds since 1970.
+        moment: when its version was put, in ticks since 1970. A session's versions are ordered by it.
+        time: time of its version, in seconds since 1970, as it was given or when it was put.
         veil: in a sealed archive, unit and box in place of name and tags, which are empty then. The bitstring is
             a box too.
     """
@@ -51,7 +55,7 @@ class Record(NamedTuple):
     tokens: int = 0
     bitstring: bytes = b""
     name: str | None = None
-    version: int = 1
+    moment: int = 0
     time: int = 0
     tags: bytes = b""
     mark: Mark | None = None

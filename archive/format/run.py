@@ -1,7 +1,7 @@
 """A run: consecutive segments of one tower in one bitstring, with older versions of its session. FORMAT.md, "Runs".
 
     varint k | column: tokens of each segment
-    varint m | columns: segments that each version lacks, numbers, times | 4 m: first bytes of their leaves
+    varint m | columns: segments that each version lacks, moments, times | 4 m: first bytes of their leaves
     data: the codec's encoding of all tokens; a box in a sealed archive
 
 A column is the least of its numbers, a width, and what each exceeds the least by in so many bits. Versions stand
@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pltz.archive.format.ids import LEAF
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import MAX_MOMENT, TICK_BITS, Record
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
 
 MAX_RUN = 4096  # segments; also older versions
 MAX_WIDTH = 64  # bits
-MAX_TIME = 1 << 62  # seconds, excluded
 
 
 class OlderVersion(NamedTuple):
@@ -28,12 +27,12 @@ class OlderVersion(NamedTuple):
 
     Attributes:
         lacks: number of segments, the last ones of the run, that it does not have.
-        number, time: its version number, and its time in seconds since 1970.
+        moment, time: when it was put, in ticks since 1970, and its own time, in seconds.
         leaf: first 4 bytes of the id of its last segment.
     """
 
     lacks: int
-    number: int
+    moment: int
     time: int
     leaf: bytes
 
@@ -52,24 +51,24 @@ class Run(NamedTuple):
     data: bytes
 
 
-def pack_run(run: Run, number: int, time: int) -> bytes:
-    """Return the bitstring of a run. ``number``, ``time``: those of the version in its record.
+def pack_run(run: Run, moment: int, time: int) -> bytes:
+    """Return the bitstring of a run. ``moment``, ``time``: those of the version in its record.
 
-    >>> old = OlderVersion(1, 4, 900, b"leaf")
-    >>> bits = pack_run(Run([3, 200], [old], b"bits"), 5, 1000)
-    >>> unpack_run(Record(0, tokens=203, version=5, time=1000, name="a", bitstring=bits))
-    Run(lengths=[3, 200], versions=[OlderVersion(lacks=1, number=4, time=900, leaf=b'leaf')], data=b'bits')
+    >>> old = OlderVersion(1, 900 << 20, 900, b"leaf")
+    >>> bits = pack_run(Run([3, 200], [old], b"bits"), 1000 << 20, 1000)
+    >>> unpack_run(Record(0, tokens=203, moment=1000 << 20, time=1000, name="a", bitstring=bits))
+    Run(lengths=[3, 200], versions=[OlderVersion(lacks=1, moment=943718400, time=900, leaf=b'leaf')], data=b'bits')
     """
-    lacks, numbers, times = (
+    lacks, moments, apart = (
         [_signed(a - b) for a, b in zip(above, below, strict=True)]
         for above, below in (
             ([v.lacks for v in run.versions], [0, *(v.lacks for v in run.versions)][:-1]),
-            ([number, *(v.number for v in run.versions)][:-1], [v.number for v in run.versions]),
-            ([time, *(v.time for v in run.versions)][:-1], [v.time for v in run.versions]),
+            ([moment, *(v.moment for v in run.versions)][:-1], [v.moment for v in run.versions]),
+            ([(v.moment >> TICK_BITS) for v in run.versions], [v.time for v in run.versions]),
         )
     )
     parts = [write_varint(len(run.lengths)), _column(run.lengths), write_varint(len(run.versions))]
-    parts += map(_column, (lacks, numbers, times))
+    parts += map(_column, (lacks, moments, apart))
     return b"".join([*parts, *(v.leaf for v in run.versions), run.data])
 
 
@@ -91,12 +90,13 @@ def unpack_run(record: Record) -> Run:
         columns.append(column)
     if at + LEAF * older > len(bits):
         raise CorruptError("a run ends before its versions do: damaged")
-    versions, lacks, number, time = [], 0, record.version, record.time
+    versions, lacks, moment = [], 0, record.moment
     for row in zip(*columns, strict=True):
-        lacks, number, time = lacks + _value(row[0]), number - _value(row[1]), time - _value(row[2])
-        if not (0 <= lacks < count and 0 < number <= MAX_VALUE and 0 <= time < MAX_TIME):
+        lacks, moment = lacks + _value(row[0]), moment - _value(row[1])
+        time = (moment >> TICK_BITS) - _value(row[2])
+        if not (0 <= lacks < count and 0 <= moment < MAX_MOMENT and 0 <= time < MAX_MOMENT):
             raise CorruptError("a run with a version that cannot be: damaged")
-        versions.append(OlderVersion(lacks, number, time, bits[at : at + LEAF]))
+        versions.append(OlderVersion(lacks, moment, time, bits[at : at + LEAF]))
         at += LEAF
     return Run(lengths, versions, bits[at:])
 

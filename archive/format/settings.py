@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "archive.json".
 
-{"format":5,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+{"format":6,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
 
 A second copy is under `parity/`, for `repair`.
 """
@@ -20,7 +20,7 @@ from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
-FORMAT = 5
+FORMAT = 6
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
 FEATURE_MANIFEST, FEATURE_SEALED = "manifest", "sealed"  # in the order of the file

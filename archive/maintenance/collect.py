@@ -51,7 +51,7 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import TICK_BITS, Record
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
@@ -390,7 +390,7 @@ class Collector:
     def _age(self, pack: bytes) -> tuple[int, bytes]:
         """Return the time of a pack and its id. In this order the times in a block differ by few bits."""
         try:
-            return self.catalog.listing.opened(pack).head.time, pack
+            return self.catalog.listing.opened(pack).head.moment, pack
         except (FormatError, FileNotFoundError):  # `_read` reports it
             return 0, pack
 
@@ -464,7 +464,7 @@ class Collector:
         """
         listing, now = self.catalog.listing, self.catalog.store.now()
         ahead = (listing.condemned & set(listing.packs)) - listing.condemned_by(now)
-        return {pack for pack in ahead if listing.opened(pack).head.time <= now}
+        return {pack for pack in ahead if listing.opened(pack).head.moment >> TICK_BITS <= now}
 
     def _tidy(self) -> None:
         """Delete files that killed writers left. Files that cannot be read or deleted stay."""
@@ -479,8 +479,7 @@ class Collector:
     def _choose(self, weights: Mapping[bytes, tuple[int, int]], dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         listing = self.catalog.listing
-        # a copy would not tell that a pack is late or was hidden, and what is put beside this may need to know
-        staying = set(listing.packs) - listing.condemned - listing.late - listing.hidden
+        staying = set(listing.packs) - listing.condemned
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
         }

@@ -175,7 +175,7 @@ class TurnJoiner:
         """Return the versions of a session that are not forgotten; none where a copy would not tell what one is."""
         history = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
         staying = [version for version in history if not version.forgotten]
-        return [] if any(v.late or v.hidden for v in staying) or (staying and staying[-1].lacks) else staying
+        return [] if staying and staying[-1].lacks else staying
 
     def _records(
         self, tenant: str, name: str, codec: tuple[bytes, bytes, int], staying: Sequence[Version]
@@ -251,7 +251,7 @@ class TurnJoiner:
         newest, leaf = own[-1], towers[own[-1].id][-1][0]
         top = len(towers[newest.id])
         older = [
-            OlderVersion(top - len(towers[v.id]), v.version, v.time, v.leaf_prefix) for v in reversed(own[:-1])
+            OlderVersion(top - len(towers[v.id]), v.moment, v.time, v.leaf_prefix) for v in reversed(own[:-1])
         ][:MAX_RUN]
         context = replace(
             self._catalog.keys.context(TENANT, newest.tenant),
@@ -262,10 +262,10 @@ class TurnJoiner:
             target=newest.target,
             kind=newest.kind,
         )
-        bitstring = pack_run(content._replace(versions=older), newest.version, newest.time)
+        bitstring = pack_run(content._replace(versions=older), newest.moment, newest.time)
         tags = pack_tags(newest.tags)
         return context, Record(
-            0, tail.parent, leaf, tail.tokens, bitstring, newest.name, newest.version, newest.time, tags
+            0, tail.parent, leaf, tail.tokens, bitstring, newest.name, newest.moment, newest.time, tags
         )
 
     # ---- put

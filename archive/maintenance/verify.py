@@ -26,6 +26,7 @@ from pltz.archive.catalog.chain import (
     lost_versions,
 )
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
+from pltz.archive.catalog.history import SHOWN
 from pltz.archive.catalog.ledger import MISSING, as_text
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
@@ -275,7 +276,7 @@ class Verifier:
         name = f"{history[0].tenant}  {history[0].name}"
         for version in history:
             if version.hides_older:
-                self._wrong("session", name, f"what was put before version {version.version} cannot be read")
+                self._wrong("session", name, f"what was put before version {version.id[:SHOWN].hex()} cannot be read")
         if self._hidden:
             with suppress(FormatError, FileNotFoundError):
                 item = self.catalog.lookup.head(history[-1].location)

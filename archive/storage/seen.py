@@ -1,8 +1,12 @@
 """Seen: the highest generations of manifests that a machine saw, so that one from a backup is known as older.
 
+Also the latest moment at which it put a version, so that a clock that goes back makes none older.
+
     seen = SeenGenerations(place_folder("/data/cold"))
     seen.note(archive, 12, durable=True)
     seen.highest()                  {archive: 12}, in other processes of this machine too
+    seen.saw_moment(archive, ticks)
+    seen.moment(archive)            ticks, in other processes too once they read the file
 
 They are kept per place: by all objects of a process together, and outside the archive, in the user's cache folder. A
 backup that is brought back does not bring them back.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -21,10 +25,10 @@ from threading import Lock
 from pltz.archive.format.manifest import MAX_GENERATION
 from pltz.plt_codec.identity import digest
 
-GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
+GENERATION = "generation"  # file of the cache: id of the archive, the highest generation and moment seen of it
 LONGEST = 128  # bytes of it
 
-PLACES: dict[Path, dict[bytes, int]] = {}  # generations that this process saw, by folder and archive
+PLACES: dict[Path, tuple[dict[bytes, int], dict[bytes, int]]] = {}  # by folder generations and moments, by archive
 LOCK = Lock()  # of all of them
 
 
@@ -35,7 +39,7 @@ class SeenGenerations:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._seen = PLACES.setdefault(folder, {}) if folder else dict[bytes, int]()  # generation, by archive
+        self._seen, self._moments = PLACES.setdefault(folder, ({}, {})) if folder else ({}, {})
         self._kept: dict[bytes, int] = {}  # those of the file
         self._folder = folder
 
@@ -43,14 +47,24 @@ class SeenGenerations:
         """Return the highest generation that was seen, by archive. It asks the store nothing."""
         if self._folder:
             with suppress(OSError, ValueError):  # by other processes of this machine too
-                archive, generation = _read(f"{self._folder}/{GENERATION}")
+                archive, generation, moment = _read(f"{self._folder}/{GENERATION}")
                 self._kept[archive] = max(generation, self._kept.get(archive, 0))
                 self._saw(archive, generation)
+                self.saw_moment(archive, moment)
         return dict(self._seen)
 
     def _saw(self, archive: bytes, generation: int) -> None:
         with LOCK:
             self._seen[archive] = max(generation, self._seen.get(archive, 0))
+
+    def moment(self, archive: bytes) -> int:
+        """Return the latest moment at which a version was put, in ticks since 1970; 0 where none is known."""
+        return self._moments.get(archive, 0)
+
+    def saw_moment(self, archive: bytes, moment: int) -> None:
+        """Remember the moment of a version. The next `note` writes it."""
+        with LOCK:
+            self._moments[archive] = max(moment, self._moments.get(archive, 0))
 
     def note(self, archive: bytes, generation: int, *, durable: bool) -> None:
         """Remember that the manifest of an archive had a generation; one below those remembered changes nothing.
@@ -63,23 +77,24 @@ class SeenGenerations:
             if generation > self._kept.get(archive, 0):
                 self._kept[archive] = generation
                 with suppress(OSError):  # an unwritable cache tells other processes nothing
-                    _write(self._folder, archive, generation)
+                    _write(self._folder, archive, generation, self.moment(archive))
 
 
-def _read(path: str) -> tuple[bytes, int]:
+def _read(path: str) -> tuple[bytes, int, int]:
     """Return what a file says. Raises OSError, ValueError where that is nothing, or what two processes write now."""
     with open(path, "rb", buffering=0) as file:
-        archive, generation, check = file.read(LONGEST).split()
-    number = int(generation)
-    if int(check, 16) != _check(archive, generation) or number > MAX_GENERATION:
+        *fields, check = file.read(LONGEST).split()
+    archive, generation, moment = fields
+    numbers = int(generation), int(moment)
+    if int(check, 16) != _check(fields) or max(numbers) > MAX_GENERATION:
         raise ValueError("a file that is no longer whole")
-    return bytes.fromhex(archive.decode()), number
+    return bytes.fromhex(archive.decode()), *numbers
 
 
-def _write(folder: Path, archive: bytes, generation: int) -> None:
+def _write(folder: Path, archive: bytes, generation: int, moment: int) -> None:
     """Write the file in place: a rename would make a file system write it out, which puts wait for. Raises OSError."""
-    fields = archive.hex().encode(), b"%019d" % generation
-    data = b"%s %s %08x\n" % (*fields, _check(*fields))
+    fields = archive.hex().encode(), b"%019d" % generation, b"%019d" % moment
+    data = b"%s %s %s %08x\n" % (*fields, _check(fields))
     path = f"{folder}/{GENERATION}"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -92,8 +107,8 @@ def _write(folder: Path, archive: bytes, generation: int) -> None:
         os.close(handle)
 
 
-def _check(archive: bytes, generation: bytes) -> int:
-    return zlib.crc32(archive + generation)
+def _check(fields: Iterable[bytes]) -> int:
+    return zlib.crc32(b"".join(fields))
 
 
 def place_folder(*place: str, cache: str | os.PathLike[str] | None = None) -> Path:

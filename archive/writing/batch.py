@@ -117,6 +117,8 @@ class PendingVersion:
     Attributes:
         codec: the codec of its segments.
         leaf: id of the last segment, once it is named.
+        moment, time: when it is put, in ticks, and its own time, in seconds, both since 1970.
+        version: its number among the session's versions.
         kept: the last version, if it is the same.
         new: number of segments that this session is the first to have.
         size: bytes of their bitstrings.
@@ -129,6 +131,7 @@ class PendingVersion:
         "kept",
         "key",
         "leaf",
+        "moment",
         "new",
         "session",
         "size",
@@ -145,12 +148,12 @@ class PendingVersion:
         tower: list[PendingSegment],
         context: Context,
         key: bytes,
-        time: int,
     ):
         self.session, self.codec, self.tower, self.context = session, codec, tower, context
-        self.key, self.time = key, time
+        self.key = key
         self.tags = pack_tags(session.tags) if session.tags else b""
         self.version, self.id, self.leaf = 1, b"", NONE
+        self.moment = self.time = 0
         self.kept: Version | None = None
         self.new = self.size = 0
 
@@ -163,6 +166,7 @@ class PendingVersion:
             name=s.name,
             id=self.id,
             version=self.version,
+            moment=self.moment,
             leaf=self.leaf,
             new=self.new,
             size=self.size,
@@ -178,12 +182,11 @@ Row = tuple[Context, Record]  # a record to put, with its context
 
 
 def draft(
-    sessions: Sequence[NewSession], contexts: Contexts, now: int
+    sessions: Sequence[NewSession], contexts: Contexts
 ) -> tuple[list[PendingVersion], list[PendingSegment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
-    ``now``: time of sessions that give none, in seconds since 1970. Raises ContentError, LimitError,
-    UsageError.
+    Raises ContentError, LimitError, UsageError.
     """
     check(sessions, contexts.codecs)
     known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
@@ -193,11 +196,10 @@ def draft(
     for session in sessions:
         codec, own, base = contexts.of(session)
         tower = _tower(session, codec, own, base, known)
-        time = now if session.time is None else session.time
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
             key = keys[place] = session_key(*place)
-        drafts.append(PendingVersion(session, codec, tower, own, key, time))
+        drafts.append(PendingVersion(session, codec, tower, own, key))
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
@@ -275,7 +277,7 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if unnamed:
             continue
-        fields: dict[str, Any] = {"name": d.session.name, "version": d.version, "time": d.time, "tags": d.tags}
+        fields: dict[str, Any] = {"name": d.session.name, "moment": d.moment, "time": d.time, "tags": d.tags}
         rows.append(leaf.row(**fields) if leaf else (d.context, Record(0, parent=d.leaf, **fields)))
     return rows
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import MAX_NAME
+from pltz.archive.format.record import MAX_NAME, MAX_TIME
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import KINDS, Kind
@@ -29,6 +29,7 @@ class NewSession:
         shared: number of segments, from the root, that belong to the domain ``base`` and not to the tenant's.
             Prompts that many tenants have go there.
         time: seconds since 1970; None is now.
+        moment: when it was put, in ticks since 1970, of a copy; None is now, and after all versions of the session.
         target: fingerprint of the weights it was made with, 16 bytes, or None.
         codec: the codec that codes it, one of the archive's; None: the first of them.
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
@@ -46,6 +47,7 @@ class NewSession:
     writing: int = 0
     target: bytes | None = None
     time: int | None = None
+    moment: int | None = None
     codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
     begins: bool = False
@@ -57,6 +59,8 @@ class CommitReceipt(NamedTuple):
     Attributes:
         new: number of segments that were not stored before.
         size: bytes of their bitstrings.
+        version: number of the version, as a listing would give it now.
+        moment: when it was put, in ticks since 1970.
         unchanged: no version was added because the session's last version is the same.
         codec: the codec of the way that the writer chose.
         segments, tokens: numbers in the session's tower, new and stored ones.
@@ -70,6 +74,7 @@ class CommitReceipt(NamedTuple):
     name: str
     id: bytes
     version: int
+    moment: int
     leaf: bytes
     new: int
     size: int
@@ -105,7 +110,7 @@ def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
             raise LimitError(
                 f"expected a session of at most {MAX_TOKENS} tokens, found {tokens} in {s.name!r}: split it"
             )
-        if s.time is not None and not 0 <= s.time < 1 << 40:
+        if s.time is not None and not 0 <= s.time < MAX_TIME:
             raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
 
 

@@ -94,10 +94,10 @@ class Publisher:
         while rows:
             contexts, records = zip(*rows, strict=True)
             # one pack, of as many rows as it takes
-            times = [r.time for r in records if r.name is not None]
-            time = min(times) if times else self.catalog.store.now()
+            moments = [r.moment for r in records if r.name is not None]
+            moment = min(moments) if moments else self.catalog.store.ticks()
             salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
-            builder = Builder(self.catalog.listing.epoch, time, salt, archive)
+            builder = Builder(self.catalog.listing.epoch, moment, salt, archive)
             count = builder.fill(contexts, records)
             builder.front, front = min(front, count), max(0, front - count)
             part, rows = rows[:count], rows[count:]

@@ -65,7 +65,7 @@ class PutReceipt:
     Immutable: any thread may use it.
 
     Attributes:
-        version: number of the version, from 1.
+        version: number of the version, from 1, as a listing would give it now.
         id: 16 bytes that name this version for ever; empty in a dry run.
         segments: number of new segments.
         size: bytes of the new segments.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.history import MAX_FLOOR
+from pltz.archive.catalog.history import History
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
@@ -32,7 +32,7 @@ from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
-from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
+from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, pack_tags, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
     PendingSegment,
@@ -53,6 +53,8 @@ from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
+
+MAX_CLOCK = (1 << 32) - (1 << 20)  # seconds: counters of marks are below 2^32, whatever the clock says
 
 
 class ArchiveWriter:
@@ -110,7 +112,7 @@ class ArchiveWriter:
     def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
         contexts = Contexts(self.codecs, self.catalog.keys)
         ways = [way for session in sessions for way in (session, *session.otherwise)]
-        drafts, segments = draft(ways, contexts, self.catalog.store.now())
+        drafts, segments = draft(ways, contexts)
         names = [s.id for s in segments]
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)
@@ -214,7 +216,7 @@ class ArchiveWriter:
         tenant = {v.location: self.catalog.lookup.head(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
         copied: set[bytes] = set()
-        now = min(self.catalog.store.now(), MAX_FLOOR)
+        now = min(self.catalog.store.now(), MAX_CLOCK)
         for v in versions:
             item = tenant[v.location]
             if verb != FORGET:
@@ -314,30 +316,40 @@ class ArchiveWriter:
                     batch[n].take(data, mode | layout_mode(codec, len(plain.tokens)))
 
     def _number(self, drafts: list[PendingVersion]) -> None:
-        """Give each session its version number, or find that its last version is the same.
+        """Give each session its moment and number, or find that its last version is the same.
 
-        What damage may hide counts (`history`).
+        A moment is the present one, or the next after what this look or this machine saw: clocks may differ.
         """
-        latest: dict[bytes, PendingVersion] = {}
-        histories = self.catalog.histories
-        keys = [d.key for d in drafts]
+        archive, seen = self.catalog.ledger.archive, self.catalog.store.seen
+        clock = self.catalog.store.ticks()
+        now = max(clock, seen.moment(archive) + 1)
+        histories, keys = self.catalog.histories, [d.key for d in drafts]
         stored = keys if histories.may_hide else self.catalog.lookup.known(SESSIONS, keys)
-        marked = self.catalog.lookup.marked()
+        before: dict[bytes, list[PendingVersion]] = {}  # versions of a session in this commit
         for d in drafts:
-            if d.key in latest:
-                d.version = latest[d.key].version + 1
-            elif d.key in stored:
-                history = histories.of(d.session.tenant, d.session.name, d.context.domain)
-                d.version = history.next_number
-                last = [v for v in history.versions if not v.forgotten][-1:] if history.has_newest else []
-                if last and self._same(last[0], d) and self.catalog.lookup.is_sound(last[0].location):
-                    d.kept = last[0]
-                    d.version = last[0].version
-            latest[d.key] = d
-            d.id = d.kept.id if d.kept else ids.version_id(d.key, d.version, d.leaf, d.time)
-            while marked and not d.kept and self.catalog.lookup.mark(d.id)[0] == FORGET:
-                d.version += 1
-                d.id = ids.version_id(d.key, d.version, d.leaf, d.time)
+            others = before.setdefault(d.key, [])
+            history = histories.of(d.session.tenant, d.session.name, d.context.domain) if d.key in stored else None
+            last = max([history.last if history else -1, *(other.moment for other in others)])
+            d.moment = max(now, last + 1) if d.session.moment is None else d.session.moment
+            d.time = clock >> TICK_BITS if d.session.time is None else d.session.time
+            d.id = ids.version_id(d.key, d.moment, d.leaf, d.time)
+            d.kept = self._repeated(d, history) if history and not others else None
+            if d.kept:
+                d.moment, d.id, d.version = d.kept.moment, d.kept.id, d.kept.version
+                continue
+            known = history.versions if history else []
+            d.version = 1 + sum((v.moment, v.id) < (d.moment, d.id) for v in known) + len(others)
+            others.append(d)
+        made = [d.moment for d in drafts if not d.kept and d.session.moment is None]
+        seen.saw_moment(archive, max(made, default=0))
+
+    def _repeated(self, draft: PendingVersion, history: History) -> Version | None:
+        """Return the stored version that a put would only repeat: of a copy that with its id, else the last one."""
+        staying = [v for v in history.versions if not v.forgotten]
+        last = staying[-1:] if history.has_newest else []
+        known = last if draft.session.moment is None else [v for v in staying if v.id == draft.id]
+        same = known and self._same(known[0], draft) and self.catalog.lookup.is_sound(known[0].location)
+        return known[0] if same else None
 
     def _same(self, version: Version, draft: PendingVersion) -> bool:
         """Return whether a put would add nothing to the last version.
@@ -452,7 +464,7 @@ def session_only(record: Record) -> Record:
         0,
         record.leaf,
         name=record.name,
-        version=record.version,
+        moment=record.moment,
         time=record.time,
         tags=record.tags,
         veil=record.veil,

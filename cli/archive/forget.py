@@ -8,13 +8,14 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, line_of, open_archive, show, tags_of
+from pltz.cli.archive.shared import VersionType, facts, line_of, open_archive, show, tags_of
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import SessionVersion
+    from pltz.archive.catalog.lookup import VersionName
     from pltz.archive.retention import Policy
 
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 )
 @shared.DIR
 @shared.NAMES
-@click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N of NAME.")
+@click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version of NAME.")
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option(
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def forget(
     place: str,
     names: tuple[str, ...],
-    number: int | None,
+    number: "VersionName | None",
     tenant: str | None,
     tags: tuple[str, ...],
     keep_last: int | None,
@@ -99,13 +100,13 @@ def policy_of(
 )
 @shared.DIR
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N.")
+@click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version.")
 @shared.TENANT
 @shared.DRY_RUN
 @shared.JSON_LINES
 @key_options
 def undelete(
-    place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
+    place: str, names: tuple[str, ...], number: "VersionName | None", tenant: str, dry_run: bool, as_json: bool
 ) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
     cold = open_archive(place)

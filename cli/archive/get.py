@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.catalog.lookup import Version
+    from pltz.archive.catalog.lookup import Version, VersionName
     from pltz.models.session.session import Session
 
 
@@ -52,7 +52,7 @@ def get(
     place: str,
     names: tuple[str, ...],
     tenant: str,
-    number: int | None,
+    number: "VersionName | None",
     output: str,
     form: str,
     bundles: tuple[str, ...],

@@ -16,13 +16,33 @@ from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_wor
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.named_files import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
-    from pltz.archive.catalog.lookup import Version
+    from pltz.archive.catalog.lookup import Version, VersionName
     from pltz.plt_codec.lanes import LayoutName
+LEAST_DIGITS = 8  # of an id; a number has fewer
+
+
+class VersionType(click.ParamType):
+    """A version of a session: its number, from 1, or the first 8 digits of its id or more."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "VersionName":
+        """Return the number, or the first bytes of the id."""
+        if isinstance(value, int | bytes):
+            return value
+        if len(value) < LEAST_DIGITS and value.isdecimal() and int(value):
+            return int(value)
+        with suppress(ValueError):
+            if LEAST_DIGITS <= len(value) <= 2 * SIZE:
+                return bytes.fromhex(value[: len(value) // 2 * 2])
+        self.fail(f"expected a number from 1, or 8 hex digits or more of an id, found {value!r}", param, ctx)
+
 
 DIR: Decorator = click.argument("place", metavar="DIR")
 NAMES: Decorator = click.argument("names", metavar="[NAME...]", nargs=-1)
@@ -62,7 +82,11 @@ ONLY_TAGS: Decorator = click.option(
     "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."
 )
 VERSION: Decorator = click.option(
-    "--version", "number", type=click.IntRange(min=1), metavar="N", help="Version N.  [default: the last]"
+    "--version",
+    "number",
+    type=VersionType(),
+    metavar="N|ID",
+    help="Version N, or that whose id begins with ID, 8 digits or more.  [default: the last]",
 )
 DRY_RUN: Decorator = click.option(
     "--dry-run", is_flag=True, help="Show what would be done and change nothing."
@@ -220,7 +244,7 @@ def choose(
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 
-def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int | None) -> list[str]:
+def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: "VersionName | None") -> list[str]:
     """Return the names of sessions of a tenant. One that ends in ``*`` may be a beginning that only one of them has.
 
     A part of what is behind the last slash will do, too. All names are listed for it, and for no other name.

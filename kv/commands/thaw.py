@@ -19,7 +19,7 @@ from pltz.coding import DEFAULT_TARGET
 from pltz.plt_codec import ContentError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive import Archive, Version
+    from pltz.archive import Archive, Version, VersionName
     from pltz.kv.store.store import HotStore
     from pltz.kv.thaw.thawed import Thawed
     from pltz.models import Target
@@ -76,7 +76,7 @@ def thaw(
     index: int | None,
     place: str | None,
     tenant: str | None,
-    number: int | None,
+    number: "VersionName | None",
     folder: str | None,
     hot_budget: float,
     target: str | None,

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.archive import Archive, Version
+    from pltz.archive import Archive, Version, VersionName
     from pltz.coding import Path_
     from pltz.kv.calibrate.watch import Watch
     from pltz.models import Target
@@ -69,14 +69,14 @@ BATCH = 256  # sessions of one batch
 
 
 class Wanted(NamedTuple):
-    """A session to thaw: its last version, or the one with number ``version``.
+    """A session to thaw: its last version, or the one that ``version`` names.
 
     Immutable: any thread may use it.
     """
 
     name: str
     tenant: str = "default"
-    version: int | None = None
+    version: VersionName | None = None
 
 
 @dataclass(eq=False)
@@ -209,7 +209,7 @@ class Thawer:
         self._waiting: list[_ThawRequest] = []
 
     def thaw(
-        self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
+        self, name: str, tenant: str = "default", version: VersionName | None = None, *, salt: str | bytes | None = None
     ) -> Thawed:
         """Make a session hot and return its cache, ids and logits. Arguments are those of `Archive.get`.
 
@@ -221,13 +221,13 @@ class Thawer:
             TokenizerMismatch: its ids are of another tokenizer.
         """
         arguments.text(name=name, tenant=tenant)
-        arguments.number_or_none(version=version)
+        arguments.version_or_none(version)
         answer = self.thaw_many([Wanted(name, tenant_of(tenant, salt), version)])[0]
         if isinstance(answer, PltzError):
             raise answer
         return answer
 
-    def token_ids(self, name: str, tenant: str = "default", version: int | None = None) -> NDArray[np.int32]:
+    def token_ids(self, name: str, tenant: str = "default", version: VersionName | None = None) -> NDArray[np.int32]:
         """Return the ids that `thaw` would prefill, (T,) int32, for an engine that keeps its own KV.
 
         Raises the errors of `thaw`.

@@ -31,7 +31,7 @@ from pltz.cli.ui.table import pairs
 from pltz.plt_codec import MAX_TOKENIZER, ContentError, FormatError, ModelError, UsageError, named_file
 
 if TYPE_CHECKING:
-    from pltz.archive import Archive, PutReceipt
+    from pltz.archive import Archive, PutReceipt, VersionName
     from pltz.serving.engines.llama_server import LlamaServer
 
 SETTLE = 1.0  # seconds between looks at a worker that archives the last sessions
@@ -195,7 +195,7 @@ def thaw(
     slots: str | None,
     into: ArchiveOptions,
     variant: str,
-    number: int | None,
+    number: "VersionName | None",
     model: str | None,
     api_key: str | None,
     as_json: bool,

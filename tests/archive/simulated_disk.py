@@ -70,7 +70,7 @@ class SimDisk:
         self.durable = self.seen.copy()
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
-        self.clock = 1_000_000_000
+        self.clock = 1_000_000_000 + seed  # a disk that goes on from another has a seed of its own, and is later
         self.ticked = 0  # 2^-20 seconds that changes took, one each
         self._written: dict[int, int] = {}  # inode -> time of the last write
         self.seed, self.drawn = seed, 0

@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
 
 def facts_of(archive: TowerArchive) -> Facts:
     return frozenset(
-        (v.name, v.version, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
+        (v.name, v.id, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
         for v in archive.ls(history=True, forgotten=True)
     )
 

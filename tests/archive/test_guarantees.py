@@ -49,8 +49,6 @@ from tests.archive.towers import TowerArchive, copy
 from tests.examples import examples
 
 SEEDS = range(2)
-# Where the archive or its manifest came back more than once, numbers cannot order versions (docs/guarantees.md).
-MOST_BACK = 99 if os.environ.get("PLTZ_ALL_FAULTS") else 1  # times per walk
 MORE = range(2, 60)
 WALKS, STEPS = 16, 40  # of each seed, if all are walked: see `examples`. The first does next to nothing
 BATCH_TOKENS = 300  # tokens decoded at once, in place of a million
@@ -130,27 +128,24 @@ class KnownVersion:
         forgotten: None where a mark was asked for and its answer is not known.
         at: time at which it was forgotten, in seconds since 1970.
         may_go: a collector may have freed it.
-        late: a put was cut off that is taken for done: the older one of those of its number.
-        era: old manifests after which machines put that saw nothing newer, before this was put.
+        moment: when it was put, in ticks. A session's versions are ordered by it, whoever put them.
     """
 
     id: bytes
-    number: int
+    moment: int
     tokens: tuple[int, ...]
     forgotten: bool | None = False
     at: int = 0
     may_go: bool = False
-    late: bool = False
-    era: int = 0
 
     @property
-    def order(self) -> tuple[int, int, bool]:
+    def order(self) -> tuple[int, bytes]:
         """Return the sort key that puts versions of a session oldest first."""
-        return self.era, self.number, not self.late
+        return self.moment, self.id
 
 
 class GuardedMachine(AlikeMachine):
-    """A model (tenant, name) -> versions by their numbers, beside an archive that is damaged and mended."""
+    """A model (tenant, name) -> versions by their moments, beside an archive that is damaged and mended."""
 
     key: Any = None
     manifest = False
@@ -167,7 +162,7 @@ class GuardedMachine(AlikeMachine):
         self.orphans: dict[Key, set[tuple[int, ...]]] = {}  # those that no manifest named, unless it gets lost
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
-        self.era = self.back = 0
+        self.back = 0  # times that something old came back
         self.backup: dict[str, bytes] = {}
         self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
         self._bound.start()
@@ -245,8 +240,8 @@ class GuardedMachine(AlikeMachine):
 
     # ---- the model
 
-    def learn(self, session: Any, receipt: Any, *, elsewhere: bool = False) -> None:
-        """Note an acknowledged put. ``elsewhere``: by a machine that saw nothing newer than an old manifest."""
+    def learn(self, session: Any, receipt: Any) -> None:
+        """Note an acknowledged put. Also where its machine saw nothing newer than an old manifest, it is the newest."""
         key, tokens = (session.tenant, session.name), tokens_of(session)
         known = self.known.setdefault(key, [])
         same = next((v for v in known if v.id == receipt.id), None)
@@ -256,10 +251,8 @@ class GuardedMachine(AlikeMachine):
         elif same:
             same.forgotten, same.may_go = False, False
         else:
-            newer = elsewhere or all(v.number < receipt.version for v in known if not v.may_go)
-            assert newer, "a put is no newer than others"
-            known.append(KnownVersion(receipt.id, receipt.version, tokens, era=self.era))
-            known.sort(key=lambda v: v.order)
+            assert all(v.moment < receipt.moment for v in known), "a put is no newer than others"
+            known.append(KnownVersion(receipt.id, receipt.moment, tokens))
 
     def freed(self, grace: int) -> None:
         """Note that a collector runs: what was forgotten before the grace may go."""
@@ -287,14 +280,11 @@ class GuardedMachine(AlikeMachine):
                     continue
                 with suppress(PltzError):
                     tokens = tuple(archive.tower(found).tokens.tolist())
-                    late = tokens not in doubts
-                    assert not late or tokens in orphans, f"nobody put version {found.version} of {key}"
-                    fresh = KnownVersion(found.id, found.version, tokens, found.forgotten, self.disk.clock, late=late)
-                    fresh.era = max((v.era for v in known.values() if v.number <= found.version), default=0)
-                    known[found.id] = fresh
+                    assert tokens in doubts | orphans, f"nobody put version {found.version} of {key}"
+                    known[found.id] = KnownVersion(found.id, found.moment, tokens, found.forgotten, self.disk.clock)
                     continue
                 archive.forget([found])  # it was not acknowledged, and what it relied on is gone
-                known[found.id] = KnownVersion(found.id, found.version, (), True, self.disk.clock, True)
+                known[found.id] = KnownVersion(found.id, found.moment, (), True, self.disk.clock, True)
             self.known[key] = sorted(known.values(), key=lambda v: v.order)
 
     @property
@@ -309,7 +299,6 @@ class GuardedMachine(AlikeMachine):
     # ---- operations
 
     def put_session(self, handle: int, key: Key, turns: list[list[int]], event: Event) -> None:
-        self.disk.clock += 1  # two puts over hidden versions in one second have one number
         session = self.session(*key, turns)
         archive = self.handles[handle]
         receipts = self.act(event, partial(archive.put_and_join if handle else archive.put, [session]))
@@ -485,7 +474,7 @@ class GuardedMachine(AlikeMachine):
 
     # ---- damage
 
-    @precondition(lambda self: self.turns and not self.hurt and self.back < MOST_BACK)
+    @precondition(lambda self: self.turns and not self.hurt)
     @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), cached=st.booleans(), data=st.data())
     def roll_back(self, handle: int, turns: list[list[int]], cached: bool, data: st.DataObject) -> None:
         """Put, and bring the whole archive of before back. Who saw what was put never calls it absent.
@@ -674,8 +663,8 @@ class GuardedMachine(AlikeMachine):
             if history and version.id in history:
                 tower = self.read(partial(archive.tower, history[version.id]))
             else:
-                tower = self.read(partial(archive.get, key[1], key[0], version.number))
-                assert tower is None, f"version {version.number} of {key} is not listed, and reads as another"
+                tower = self.read(partial(archive.get, key[1], key[0], version.id))
+                assert tower is None, f"version {version.id.hex()} of {key} is not listed, and reads as another"
             assert tower is None or tuple(tower.tokens.tolist()) == version.tokens
             whole &= tower is not None
         return whole
@@ -760,7 +749,7 @@ class ManifestMachine(GuardedMachine):
         """Return the files of the manifest."""
         return {p: d for p, d in self.disk.seen.files().items() if p.startswith("manifest/")}
 
-    @precondition(lambda self: self.turns and not self.hurt and self.back < MOST_BACK)
+    @precondition(lambda self: self.turns and not self.hurt)
     @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), elsewhere=st.booleans(), data=st.data())
     def bring_back(self, handle: int, turns: list[list[int]], elsewhere: bool, data: st.DataObject) -> None:
         """Put, bring the manifest of before back, put here or on a machine that saw nothing, and repair."""
@@ -775,12 +764,10 @@ class ManifestMachine(GuardedMachine):
         for path, old in kept.items():
             self.overwrite(path, old)
         if elsewhere:
-            self.era += 1
-            self.disk.clock += 1
-            session, unknowing = self.session(*key, [*self.turns[key], [self.era]]), DirectoryStore(self.disk)
+            session, unknowing = self.session(*key, [*self.turns[key], [self.back % 256]]), DirectoryStore(self.disk)
             receipts = self.act(None, lambda: self.opened(unknowing).put([session]))
             assert receipts
-            self.learn(session, receipts[0], elsewhere=True)
+            self.learn(session, receipts[0])
         else:  # an object that was open before notices, and so do all others of this machine
             self.look_at(self.handles[handle], key, self.known[key])
             self.put_session(handle, key, [*self.turns[key], [len(turns)]], None)

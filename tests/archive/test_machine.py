@@ -53,7 +53,7 @@ def any_gain() -> Iterator[None]:
 
 
 class ArchiveMachine(RuleBasedStateMachine):
-    """A model (tenant, name) -> list of (number, tokens). Forgotten versions may vanish when collected."""
+    """A model (tenant, name) -> tokens of versions by their ids. Forgotten versions may vanish when collected."""
 
     manifest = False
 
@@ -61,8 +61,8 @@ class ArchiveMachine(RuleBasedStateMachine):
         super().__init__()
         self.disk = SimDisk()
         self.codec: SegmentCodec = BytesCodec()
-        self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
-        self.forgotten: set[tuple[str, str, int]] = set()
+        self.model: dict[tuple[str, str], dict[bytes, tuple[int, ...]]] = {}
+        self.forgotten: set[tuple[str, str, bytes]] = set()
         self.handles: list[TowerArchive] = []
 
     @initialize()
@@ -79,31 +79,31 @@ class ArchiveMachine(RuleBasedStateMachine):
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         return NewSession(name, [np.arange(30), *(np.array(t, np.int64) for t in turns)], tenant, shared=1)
 
-    def learn(self, session: NewSession, number: int) -> None:
+    def learn(self, session: NewSession, identity: bytes) -> None:
         tokens = tuple(np.concatenate(list(session.segments)).astype(int).tolist())
-        self.model.setdefault((session.tenant, session.name), {})[number] = tokens
-        self.forgotten.discard((session.tenant, session.name, number))  # collected: numbers start again
+        self.model.setdefault((session.tenant, session.name), {})[identity] = tokens
+        self.forgotten.discard((session.tenant, session.name, identity))
 
     @rule(handle=st.integers(0, HANDLES - 1), tenant=st.sampled_from("xy"), name=NAMES, turns=TURNS)
     def put(self, handle: int, tenant: str, name: str, turns: list[list[int]]) -> None:
         session = self.session(tenant, name, turns)
         receipt = self.handles[handle].put([session])[0]
         known = {n for n in self.model.get((tenant, name), {}) if (tenant, name, n) not in self.forgotten}
-        assert receipt.unchanged == (receipt.version in known)
-        self.learn(session, receipt.version)
+        assert receipt.unchanged == (receipt.id in known)
+        self.learn(session, receipt.id)
 
     @rule(handle=st.integers(0, HANDLES - 1), rows=st.lists(st.tuples(NAMES, TURNS), max_size=4))
     def put_many(self, handle: int, rows: list[tuple[str, list[list[int]]]]) -> None:
         sessions = [self.session("x", name, turns) for name, turns in rows]
         for session, receipt in zip(sessions, self.handles[handle].put(sessions), strict=True):
-            self.learn(session, receipt.version)
+            self.learn(session, receipt.id)
 
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def forget(self, handle: int, data: st.DataObject) -> None:
         if known := list(self.handles[handle].ls(history=True)):
             v = data.draw(st.sampled_from(known))
             assert self.handles[handle].forget([v]) == 1
-            self.forgotten.add((v.tenant, v.name, v.version))
+            self.forgotten.add((v.tenant, v.name, v.id))
 
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def restore(self, handle: int, data: st.DataObject) -> None:
@@ -114,7 +114,7 @@ class ArchiveMachine(RuleBasedStateMachine):
                 self.handles[handle].undelete([v])
             except (ArchiveError, NotFound):
                 return  # its segments were collected, so it stays forgotten
-            self.forgotten.discard((v.tenant, v.name, v.version))
+            self.forgotten.discard((v.tenant, v.name, v.id))
 
     @rule(handle=st.integers(0, HANDLES - 1), share=st.sampled_from([0.01, 0.5]))
     def collect(self, handle: int, share: float) -> None:
@@ -146,7 +146,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         session = self.session("z", "fault", [[call]])
         self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
         try:
-            self.learn(session, self.handles[handle].put([session])[0].version)
+            self.learn(session, self.handles[handle].put([session])[0].id)
         except (
             WriterFailed
         ):  # unsynced data may or may not last: the machine takes either branch
@@ -163,16 +163,18 @@ class ArchiveMachine(RuleBasedStateMachine):
         for v in self.open().history(session.name, session.tenant):
             if not v.forgotten:
                 tokens = tuple(self.open().tower(v).tokens.tolist())
-                assert tokens == self.model.get((v.tenant, v.name), {}).get(v.version, tokens) or (
-                    (v.tenant, v.name, v.version) in self.forgotten
+                assert tokens == self.model.get((v.tenant, v.name), {}).get(v.id, tokens) or (
+                    (v.tenant, v.name, v.id) in self.forgotten
                 )
-                self.model.setdefault((v.tenant, v.name), {})[v.version] = tokens
-                self.forgotten.discard((v.tenant, v.name, v.version))
+                self.model.setdefault((v.tenant, v.name), {})[v.id] = tokens
+                self.forgotten.discard((v.tenant, v.name, v.id))
 
     @precondition(lambda self: self.handles)
     @rule()
     def power_cut(self) -> None:
+        clock = self.disk.clock
         self.disk = SimDisk(self.disk.durable, seed=self.disk.drawn)
+        self.disk.clock = clock + 1
         self.handles = [self.open() for _ in range(HANDLES)]
 
     @rule(handle=st.integers(0, HANDLES - 1))
@@ -192,7 +194,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         }
         for archive in (self.open(), self.handles[0]):
             found = {
-                (v.tenant, v.name, v.version): tuple(archive.tower(v).tokens.tolist())
+                (v.tenant, v.name, v.id): tuple(archive.tower(v).tokens.tolist())
                 for v in archive.ls(history=True)
             }
             assert found == expected
@@ -242,7 +244,7 @@ class JoiningMachine(ArchiveMachine):
         session, known = self.session("g", name, turns), set(self.handles[handle].problems)
         [receipt] = self.handles[handle].put_and_join([session])
         assert not set(self.handles[handle].problems) - known  # a fault before it may have left some
-        self.learn(session, receipt.version)
+        self.learn(session, receipt.id)
         self.turns[name] = turns
 
 
@@ -282,7 +284,7 @@ class BucketMachine(ArchiveMachine):
         s = self.server
         s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", 1, skip, late
         try:
-            self.learn(session, self.handles[handle].put([session])[0].version)
+            self.learn(session, self.handles[handle].put([session])[0].id)
         except ArchiveError:
             s.reset()
             self.maybe(session)

@@ -46,7 +46,7 @@ def histories(draw: st.DrawFn) -> list[Version]:
                 identity[:4],
             )
         )
-    return sorted(found, key=lambda v: (v.tenant, v.name, v.order))  # as the directory lists them
+    return sorted(found, key=lambda v: (v.tenant, v.name, v.moment))  # as the directory lists them
 
 
 def test_the_only_version_of_a_session_stays_however_old_it_is() -> None:
@@ -67,7 +67,7 @@ def ids(versions: list[Version]) -> set[bytes]:
 def newest(versions: list[Version]) -> set[bytes]:
     best: dict[tuple[str, str], Version] = {}
     for v in versions:
-        if not v.forgotten and ((v.tenant, v.name) not in best or best[v.tenant, v.name].order < v.order):
+        if not v.forgotten and ((v.tenant, v.name) not in best or best[v.tenant, v.name].moment < v.moment):
             best[v.tenant, v.name] = v
     return {v.id for v in best.values()}
 
@@ -103,7 +103,7 @@ def test_keep_last_keeps_so_many(versions: list[Version], last: int) -> None:
         known = [v for v in versions if (v.tenant, v.name) == key and not v.forgotten]
         stay = [v for v in known if v.id not in gone]
         assert len(stay) == min(last, len(known))
-        assert all(a.order > b.order for a in stay for b in known if b.id in gone)
+        assert all(a.moment > b.moment for a in stay for b in known if b.id in gone)
 
 
 @given(histories(), WITHIN)

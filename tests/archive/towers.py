@@ -21,7 +21,7 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.history import History
 from pltz.archive.catalog.ledger import Loss
 from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.recent_towers import Segments
@@ -107,10 +107,10 @@ class TowerArchive:
     def put(self, sessions: Sequence[NewSession], **options: Any) -> list[CommitReceipt]:
         return self.parts.writer.put(sessions, **options)
 
-    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Tower:
+    def get(self, name: str, tenant: str = "default", version: VersionName | None = None) -> Tower:
         return self.tower(self.version(name, tenant, version))
 
-    def version(self, name: str, tenant: str = "default", version: int | None = None) -> Version:
+    def version(self, name: str, tenant: str = "default", version: VersionName | None = None) -> Version:
         return self.parts.directory.version(name, tenant, version)
 
     def sight(self, name: str, tenant: str = "default") -> History:
@@ -291,11 +291,11 @@ class SessionArchive:
     def put(self, requests: Iterable[PutRequest], **options: Any) -> Iterator[PutReceipt]:
         return self.cold.put_many(requests, **options)
 
-    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Session:
+    def get(self, name: str, tenant: str = "default", version: VersionName | None = None) -> Session:
         return self.session(self.archive.get(name, tenant, version))
 
     def get_ids(
-        self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
+        self, name: str, tenant: str = "default", version: VersionName | None = None, *, salt: str | bytes | None = None
     ) -> TokenSession:
         tower = self.archive.get(name, tenant_of(tenant, salt), version)
         if kind_of(tower.version.kind) != "ids":

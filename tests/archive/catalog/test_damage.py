@@ -78,7 +78,7 @@ def test_a_lost_pack_hides_its_sessions_until_a_person_acknowledges_it(
     archive.catalog.ledger.put_lost(packs[0], 1, True, {key_of(key(archive, "a"))}, [])
     damage = report(archive)
     assert damage.state(packs[0]) is PackState.LOST and damage.hiding() == {packs[0]}
-    assert damage.hides(SESSIONS, key(archive, "a")) is PackState.LOST
+    assert archive.sight("a").newer is PackState.LOST and archive.sight("b").newer is None
     archive.acknowledge()
     assert not report(archive).hiding() and damage.state(packs[0]) is PackState.LOST
 

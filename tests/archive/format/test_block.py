@@ -24,9 +24,10 @@ from tests.examples import examples
 from tests.plt_codec.container import column_bytes
 
 SALT, BEGIN, TIME = b"s" * 16, 500, 1000
+MOMENT = (TIME << 20) + 77
 TABLE = [segment_of(b"p" * 16), segment_of(b"q" * 16)]
 CLEAR, SEALED = 0, 1  # numbers of contexts
-FIELDS = PackFields(SALT, TIME, 2, TABLE, frozenset([SEALED]))
+FIELDS = PackFields(SALT, MOMENT, 2, TABLE, frozenset([SEALED]))
 NUMBERS = {p: n for n, p in enumerate(TABLE)}
 
 
@@ -36,7 +37,7 @@ def seed(offset: int = BEGIN) -> int:
 
 def oracle(rows: Sequence[Record], data: bytes) -> bytes:
     """Encode a block part by part, as the tables in FORMAT.md say, with the shapes of ``data``."""
-    columns = [[0] * len(rows) for _ in range(11)]
+    columns = [[0] * len(rows) for _ in range(13)]
     ids, versions, parents, titles, tags = b"", b"", b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
     for n, r in enumerate(rows):
@@ -57,7 +58,9 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
         columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
         ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
         if r.name is not None:
-            columns[7][n], columns[8][n] = r.version - 1, r.time - TIME
+            columns[7][n], columns[11][n] = divmod(r.moment - MOMENT, 1 << 20)
+            put = r.moment >> 20
+            columns[8][n], columns[12][n] = abs(put - r.time) % 2**32, abs(put - r.time) // 2**32 * 2 + (r.time > put)
     _, at = read_varint(data, read_varint(data, 2)[1])
     bits, columned = column_bytes.columns(dict(enumerate(columns)), len(rows), data[at + 3 :])
     body = b"".join(r.bitstring for r in rows)
@@ -92,13 +95,13 @@ def records(draw: st.DrawFn) -> Record:
         r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size)
     if segment and draw(st.booleans()):
         return r
-    number = draw(st.sampled_from([1, 2, 128, 2**32 - 1]))
-    time = TIME + draw(st.sampled_from([0, 1, 2**32 - 1]))
+    moment = MOMENT + draw(st.sampled_from([0, 1, 128, (1 << 20) - 78, 1 << 20, (1 << 51) + 3]))
+    time = draw(st.sampled_from([moment >> 20, (moment >> 20) + 1, TIME, 0, 2**32, 2**40 - 1]))
     if context == SEALED:
-        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), version=number, time=time)
+        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), moment=moment, time=time)
     tags = draw(st.sampled_from([b"", b"{}", b"l" * 200]))
     name = draw(st.text(st.characters(codec="utf-8"), max_size=100))
-    return r._replace(name=name, version=number, time=time, tags=tags)
+    return r._replace(name=name, moment=moment, time=time, tags=tags)
 
 
 def encoded(rows: Sequence[Record]) -> bytes:
@@ -134,7 +137,7 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
 
 def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_columns, "read", block_columns.read_here)
-    rows = [Record(n % 2, name="", veil=b"v" * 25, version=1 + n * n, time=TIME + 9 * n) for n in range(0, 99, 2)]
+    rows = [Record(0, name="", veil=b"v" * 25, moment=MOMENT + 3**n, time=TIME + 9 * n) for n in range(0, 30, 2)]
     rows = [r._replace(context=SEALED) for r in rows]
     data = encoded(rows)
     found = Block.of(data, 0, BEGIN, FIELDS)
@@ -191,7 +194,7 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
     # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
     assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x04, 4, 1, 1])
-    for change in ({6: 0x0C}, {7: 5}, {9: 2}):
+    for change in ({6: 0x24}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
@@ -201,13 +204,13 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
 
 
 def test_a_field_that_a_kind_of_record_has_not_is_refused() -> None:
-    named = encoded([Record(0, name="n", time=TIME)])
+    named = encoded([Record(0, name="n", moment=MOMENT, time=TIME)])
     # mark 2, sizes 2, records 1, columns 2, then kind and length of the name
     assert named[5:10] == bytes([0x41, 0x00, 2, 1, 0x6E])
     crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x04" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(CorruptError, match="has a field that its kind of record has not"):
         Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
-    unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x08" + named[7:9] + b"\1" + named[9:-4]
+    unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x20" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(VersionError, match="newer pltz"):
         Block.of(unknown + zlib.crc32(unknown, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
 
@@ -222,7 +225,8 @@ def test_hostile_sizes_claim_no_memory() -> None:
     "wrong", [(block.BACK, 0), (block.BACK, 1), (block.BACK, 3), (block.TABLE, 2), (block.ABSENT, 1), (4, 0)]
 )
 def test_references_to_no_earlier_segment_are_refused(wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Record(0, NONE, TABLE[0]), Record(0, name="no segment", time=TIME), Record(0, NONE, TABLE[1])]
+    middle = Record(0, name="no segment", moment=MOMENT, time=TIME)
+    rows = [Record(0, NONE, TABLE[0]), middle, Record(0, NONE, TABLE[1])]
     monkeypatch.setattr(block, "_references", lambda *_: [(block.ABSENT, 0), (block.ABSENT, 0), wrong])
     with pytest.raises(CorruptError, match=r"reference|segment"):
         Block.of(encoded(rows), 0, BEGIN, FIELDS)
@@ -239,20 +243,22 @@ class Wrong:
     "wrong",
     [
         Wrong(Record(0, NONE, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
-        Wrong(Record(0, NONE, TABLE[0], 1, b"1", "n" * 1025, 1, TIME), ContentError, "name of a session has 1025"),
-        Wrong(Record(1, NONE, None, 0, b"", "", 1, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", 1, TIME, tags=b"l" * 16385), ContentError, "tags"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME - 1), UsageError, "lies before"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME, version=1 << 32), ContentError, "counted up to"),
+        Wrong(Record(0, NONE, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "name of a session has 1025"),
+        Wrong(Record(1, NONE, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", MOMENT, TIME, tags=b"l" * 16385), ContentError, "tags"),
+        Wrong(Record(0, name="n", moment=MOMENT - 1, time=TIME), UsageError, "before its pack's moment"),
+        Wrong(Record(0, name="n", moment=MOMENT + (1 << 52), time=1 << 32), UsageError, "or a century after"),
+        Wrong(Record(0, name="n", moment=MOMENT, time=1 << 40), UsageError, "below 2\\^40"),
+        Wrong(Record(0, name="n", moment=MOMENT, time=-1), UsageError, "since 1970"),
         Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
-        Wrong(Record(0, NONE, None, 0, b"bits", "n", time=TIME), UsageError, "no bitstring"),
+        Wrong(Record(0, NONE, None, 0, b"bits", "n", MOMENT, TIME), UsageError, "no bitstring"),
         Wrong(Record(0), UsageError, "no bitstring"),
         Wrong(Record(0, NONE, b"i" * 16, 1, b"1"), UsageError, "zeros"),
-        Wrong(Record(0, b"p" * 16, name="n", time=TIME), UsageError, "zeros"),
+        Wrong(Record(0, b"p" * 16, name="n", moment=MOMENT, time=TIME), UsageError, "zeros"),
     ],
 )
 def test_what_the_format_cannot_hold_is_refused(wrong: Wrong) -> None:
-    good = Record(0, NONE, segment_of(b"i" * 16), 1, b"1", "n", time=TIME)
+    good = Record(0, NONE, segment_of(b"i" * 16), 1, b"1", "n", MOMENT, TIME)
     with pytest.raises(wrong.error, match=wrong.match):
         encode([good, wrong.record, good], NUMBERS, BEGIN, FIELDS)
 
@@ -273,12 +279,12 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
 
 
 def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
-    builder = Builder(0, TIME, SALT)
+    builder = Builder(0, MOMENT, SALT)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(3000):
         name = segment_of(n.to_bytes(16, "little"))
-        builder.add(Record(context, parent if n % 3 else NONE, name, 1, b"x" * (n % 50), f"s{n}", 1, TIME))
+        builder.add(Record(context, parent if n % 3 else NONE, name, 1, b"x" * (n % 50), f"s{n}", MOMENT, TIME))
         parent = name
     pack = Pack.of(builder.finish())
     found = [item for item in pack.scan() if not isinstance(item, Damage)]

@@ -19,12 +19,12 @@ from tests.examples import examples
 
 def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> bytes:
     """Return a pack of a tower of segments, each with a session, and a mark where it is to be ``marked``."""
-    builder = Builder(0, 100, salt)
+    builder = Builder(0, 100 << 20, salt)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(sessions):
         name = segment_of(digest(b"test", n.to_bytes(2, "big")))
-        builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 1, 100))
+        builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 100 << 20, 100))
         parent = name
     if marked:
         builder.add(Record(context, mark=Mark(parent, 1, 1)))
@@ -74,11 +74,11 @@ def test_a_damaged_head_costs_the_records_of_its_block() -> None:
 
 
 def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
-    builder = Builder(0, 100, b"s" * 16)
+    builder = Builder(0, 100 << 20, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(20)]
     for n, name in enumerate(ids):
-        builder.add(Record(context, NONE, name, 5, bytes([n]) * 1000, f"s{n}", 1, 100))
+        builder.add(Record(context, NONE, name, 5, bytes([n]) * 1000, f"s{n}", 100 << 20, 100))
     data = bytearray(builder.finish())
     [block] = blocks_of(bytes(data))
     assert [(p.first, p.last) for p in block.pieces] == [(0, 5), (5, 10), (10, 15), (15, 20)]
@@ -110,15 +110,15 @@ def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
     at = len(data) - FOOTER.size - HEADER.size
     header = [*HEADER.unpack(data[at : at + HEADER.size])]
     table = Pack.of(bytes(data)).begin - HEADER.size
-    header[5] += 1  # time
+    header[5] += 1  # moment
     fresh = HEADER.pack(*header)[:-4]
     data[at : at + HEADER.size] = fresh + zlib.crc32(data[at - table : at], zlib.crc32(fresh)).to_bytes(4, "little")
     pack = Pack.of(bytes(data))
-    assert pack.head.time == header[5] - 1 and pack.damaged_copies == ["second header"]
+    assert pack.head.moment == header[5] - 1 and pack.damaged_copies == ["second header"]
     with pytest.raises(CorruptError, match="second header"):
         pack.verify()
     data[10] ^= 1
-    assert Pack.of(bytes(data)).head.time == header[5]
+    assert Pack.of(bytes(data)).head.moment == header[5]
 
 
 def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
@@ -137,9 +137,9 @@ def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
 def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     inner = pack_of(1, b"x" * 16)
     begin, end = Pack.of(inner).begin, Pack.of(inner).end
-    builder = Builder(0, 100, b"s" * 16)
+    builder = Builder(0, 100 << 20, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    builder.add(Record(context, NONE, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 1, 100))
+    builder.add(Record(context, NONE, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 100 << 20, 100))
     data = bytearray(builder.finish())
     data[Pack.of(bytes(data)).begin + 3] ^= 1
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())

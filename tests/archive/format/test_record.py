@@ -23,7 +23,8 @@ identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)
     bitstring=st.binary(max_size=300),
     session=st.one_of(st.none(), names),
     number=st.integers(1, 2**32 - 1),
-    time=st.integers(7, 7 + 2**32 - 1),
+    moment=st.integers(7, 7 + 2**52 - 1),
+    time=st.integers(0, 2**40 - 1),
     tags=st.dictionaries(names, names, max_size=3),
     epoch=st.integers(0, 2**64 - 1),
 )
@@ -33,6 +34,7 @@ def test_records_come_back(
     bitstring: bytes,
     session: str | None,
     number: int,
+    moment: int,
     time: int,
     tags: dict[str, str],
     epoch: int,
@@ -41,7 +43,7 @@ def test_records_come_back(
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     if session is not None:
-        r = Record(context, parent, name, 3, bitstring, session, number, time, record.pack_tags(tags))
+        r = Record(context, parent, name, 3, bitstring, session, moment, time, record.pack_tags(tags))
     mark = Record(context, mark=Mark(name, number, 1))
     pack = Pack.of(builder.add(r).add(mark).finish())
     assert [item[1] for item in pack.scan() if not isinstance(item, Damage)] == [r, mark]

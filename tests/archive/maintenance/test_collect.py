@@ -177,7 +177,7 @@ def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(
     codec: SegmentCodec, manifest: bool, nightly: int
 ) -> None:
     """Not only at the end: also where a collector ran each night, behind every twelve of them."""
-    sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n], time=1000 + n) for n in range(236)]
+    sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n]) for n in range(236)]
     together, apart = SimDisk(), SimDisk(seed=1)
     at_once = TowerArchive.create(DirectoryStore(together), [codec], manifest=manifest)
     at_once.put(sessions)

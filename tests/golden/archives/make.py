@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON
+from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON, VERSION as MANIFEST_VERSION
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
@@ -134,7 +134,7 @@ def collected() -> Files:
 def condemned() -> Files:
     """`good` with all packs condemned and none deleted."""
     disk = disk_of(good())
-    TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=1 << 20, grace=1)
+    TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=1 << 20, grace=100)
     return disk.seen.files()
 
 
@@ -157,12 +157,9 @@ def disk_of(files: Files) -> SimDisk:
 
 def pack(files: Files, name: str, number: int = 1) -> str:
     """The pack that a version's record lies in."""
-    for path, data in files.items():
-        if path.startswith("packs/"):
-            rows = [item[1] for item in Pack.of(data).scan() if not isinstance(item, Damage)]
-            if any((r.name, r.version) == (name, number) for r in rows):
-                return path
-    raise AssertionError(name)
+    packs = {path: Pack.of(data) for path, data in files.items() if path.startswith("packs/")}
+    rows = [(item[1], path) for path, found in packs.items() for item in found.scan() if not isinstance(item, Damage)]
+    return sorted((r.moment, path) for r, path in rows if r.name == name)[number - 1][1]
 
 
 def parity(path: str) -> str:
@@ -331,7 +328,7 @@ def named_archives() -> dict[str, Files]:
         "good-manifest-missing": without(named, path),
         "good-manifest-bit-flipped": changed(named, path, flipped),
         "good-manifest-names-an-index-that-is-gone": without(named, only(named, "index")),
-        "bad-manifest-of-a-newer-version": changed(named, path, partial(manifest_of, 3)),
+        "bad-manifest-of-a-newer-version": changed(named, path, partial(manifest_of, MANIFEST_VERSION + 1)),
         "bad-manifest-of-version-1": changed(named, path, partial(manifest_of, 1)),
     }
 
