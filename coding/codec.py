@@ -44,9 +44,7 @@ from pltz.coding.coder_thread import CoderThread
 from pltz.coding.decoder import SessionDecoder, coded_of, named
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
-from pltz.coding.log.earlier_logs import EarlierLog
-from pltz.coding.neighbour_rule import NAME_BYTES
-from pltz.coding.neighbours import SETTLED, Earlier, Grams, Neighbours
+from pltz.coding.neighbours import NAME_BYTES, SETTLED, Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
 from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
@@ -121,13 +119,13 @@ class _Draft:
     number: int
     session: Session
     ready: Prepared
-    context: EarlierLog | None = None
+    context: Earlier | None = None
     split: Later | None = None
 
     @property
     def above(self) -> bytes:
         """Return the bytes above a log."""
-        return self.context.content if self.context else b""
+        return self.context.tokens.tobytes() if self.context else b""
 
 
 @dataclass
@@ -458,12 +456,10 @@ class Codec(SessionDecoder):
     def _draft(self, number: int, session: Session, ready: Prepared, earlier: Neighbours | None) -> _Draft:
         if not ready.log:
             return _Draft(number, session, ready)
-        context = None
-        if earlier is not None and ready.passages is not None:
-            context = earlier.logs.context(number, ready.content, ready.passages)
-        return _Draft(
-            number, session, ready, context, self.logs.begin(ready.content, context.content if context else b"")
-        )
+        wanted = None if earlier is None else ready.passages
+        context = None if earlier is None or wanted is None else earlier.log(number, ready.content, wanted)
+        draft = _Draft(number, session, ready, context)
+        return replace(draft, split=self.logs.begin(ready.content, draft.above))
 
     def _coding(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""

@@ -1,10 +1,12 @@
 """Neighbours: for each session of a file, an earlier one that it may be coded after.
 
-    session --rule--> nearest earlier session --real code length--> context, or none
+    session --4-grams--> nearest earlier session --real code length--> context, or none
+    log     --passages--> nearest earlier logs --fast zstd, alone and after each--> context, or none
 
 A session with much in common with an earlier one takes fewer bytes after it, and after that one's contexts. At most
-three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Who may
-be a context says the rule (neighbour_rule.py). The bytes of the frame tell whether it is worth it.
+three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Both the
+4-grams of a session and the passages of a log (log/passages.py) are looked up in sketches. The bytes of the frame tell
+whether a session's context is worth it. A log is coded once, so a fast zstd does.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, Source
+from pltz.coding.log import passages
 from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
 
 HASHES = 256  # of a sketch: it is never stored, and finds short sessions too
+LONGEST = 4096  # tokens of a neighbour; it helps the first block only, and a long one is slow to decode
+NAME_BYTES = 2  # that naming a neighbour takes where both are in one block
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
 LEAST_KEPT = 1 << 6  # tokens that a session counts for, however few it has: 131,072 sessions are kept at most
 RUN = 1 << 20  # tokens of a run of sessions
 SETTLED = 2  # runs after which trials count: a device makes those of a run while the next one is looked through
-RULE = NeighbourRule(MOST_CONTEXTS, HASHES)
+LOGS_KEPT = 1 << 26  # bytes of earlier logs that are kept
+LOGS_TRIED = 2  # of the nearest logs
 
 
 class Grams(NamedTuple):
@@ -47,7 +51,7 @@ class Grams(NamedTuple):
     def of(cls, tokens: Tokens) -> Grams:
         """Return those of a session, (T,)."""
         grams, read = hashes_of(tokens), tokens[: CONTEXT_TOKENS if len(tokens) <= LONGEST else 0]
-        return cls(grams, RULE.sketch(grams if len(read) == len(tokens) else hashes_of(read)))
+        return cls(grams, Sketch.of(grams if len(read) == len(tokens) else hashes_of(read), HASHES))
 
 
 @dataclass(eq=False)
@@ -56,7 +60,7 @@ class Earlier:
 
     Attributes:
         number: its number in the file.
-        tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`.
+        tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`; bytes of a log.
         context: an earlier one; None: it is coded alone.
         run: number of the run of `RUN` tokens that it is one of.
         proposed: number of contexts that stand behind it if all trials succeed that do not count yet.
@@ -102,11 +106,12 @@ class Earlier:
 class Neighbours:
     """The earlier sessions of a file that can be a context. Their tokens are kept within a budget, the latest ones.
 
-    ``logs``: those that are logs, each the context of logs alone.
+    Logs are contexts of logs alone.
     """
 
     def __init__(self) -> None:
-        self.logs = EarlierLogs(RULE)
+        self._logs = NearestItems[Earlier]()
+        self._log_bytes = 0
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._later = NearestItems[Earlier]()  # those behind them since `look`
@@ -134,6 +139,22 @@ class Neighbours:
         )
         self._looked = {number: one for (number, _, _), one in zip(some, found, strict=True)}
 
+    def log(self, number: int, content: bytes, hashes: Hashes) -> Earlier | None:
+        """Return the earlier log that a log is worth coding after, or None; the log may serve later ones.
+
+        ``hashes``: of all its passages, as `passages_of` gives them, (h,).
+        """
+        near = self._logs.nearest_to(hashes, passages.LEAST_SHARED * len(hashes), LOGS_TRIED)
+        short = [one for _, one in near if len(one.tokens) <= passages.most_before(len(content))]
+        found = passages.worth_most(content, short, lambda one: one.tokens.tobytes())
+        one = Earlier(number, np.frombuffer(content, np.uint8), found)
+        if one.depth < MOST_CONTEXTS:
+            if self._log_bytes + len(content) > LOGS_KEPT:  # forget all: the sketches of a few cannot be taken out
+                self._logs, self._log_bytes = NearestItems(), 0
+            self._logs.add(one, passages.sketch_of_passages(hashes))
+            self._log_bytes += len(content)
+        return found
+
     def _fill(self, index: NearestItems[Earlier]) -> None:
         """Add the sessions that are in no index yet."""
         for session in self._sessions[len(self._index) + len(self._later) :]:
@@ -152,7 +173,7 @@ class Neighbours:
             self.add(*self._deep.popleft())
         context = self.nearest(tokens, grams, self._looked.pop(number, None))
         one = Earlier(number, tokens, context, run)
-        if one.proposed <= RULE.most_behind():
+        if one.proposed < MOST_CONTEXTS:
             self.add(one, grams)
         elif len(tokens) <= LONGEST:
             self._deep.append((one, grams))
@@ -160,7 +181,7 @@ class Neighbours:
 
     def add(self, session: Earlier, grams: Grams | None = None) -> None:
         """Add a session that has tokens; nothing where it is long, or has too many contexts behind it."""
-        if len(session.tokens) > LONGEST or session.depth > RULE.most_behind():
+        if len(session.tokens) > LONGEST or session.depth >= MOST_CONTEXTS:
             return
         session.sketch = (grams or Grams.of(session.tokens)).sketch
         session.tokens = session.tokens[:CONTEXT_TOKENS].copy()
@@ -178,15 +199,11 @@ class Neighbours:
         """
         if not self._sessions or len(tokens) <= GRAM:
             return None
-        wanted = (grams or Grams.of(tokens)).all
-        if looked is None:
-            self._fill(self._index if not len(self._later) else self._later)
-            sources: list[Source[Earlier]] = [self._later.nearest_to, self._index.nearest_to]
-        else:
-            self._fill(self._later)
-            sources = [self._later.nearest_to, lambda *_: looked]
-        found = RULE.nearest(tokens, wanted, sources)  # of equal ones the later
-        return found[1] if found else None
+        wanted, least = (grams or Grams.of(tokens)).all, least_shared(tokens)
+        self._fill(self._index if looked is None and not len(self._later) else self._later)
+        near = self._later.nearest_to(wanted, least)
+        near += self._index.nearest_to(wanted, least) if looked is None else looked
+        return max(near, key=lambda one: one[0])[1] if near else None  # of equal ones the later
 
     def _forget(self) -> None:
         """Forget the older half of the tokens."""

@@ -57,7 +57,7 @@ WINGS = {
     ),
     "serving": ("eviction", "engines", "nightly", "server", "commands"),
     "coding": (
-        "coder_thread level look neighbour_rule options parts prepare sketch workers",
+        "coder_thread level look options parts prepare sketch workers",
         "log",
         "codecs",
         "choose decode_limits neighbours",

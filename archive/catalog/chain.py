@@ -28,7 +28,7 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
-from pltz.coding.codecs.codec import Chained, Coded, SegmentCodec
+from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.releases import described, how_to_get
@@ -447,7 +447,7 @@ class Chains:
         """
         items = [self._places[segment][0] for segment in path]
         codec = self.codecs.for_context(items[0].context) if len(items) > 1 else None
-        if not isinstance(codec, Chained) or not codec.chains:
+        if codec is None or not codec.chains:
             return
         # each segment stands directly behind the one before, with the same codec and nothing beside it
         for number, item in enumerate(items[1:], 1):

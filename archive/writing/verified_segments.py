@@ -1,6 +1,6 @@
 """Verified segments: places where a segment decodes to its tokens. A new session relies on no other place.
 
-A bitstring that holds a digest of its tokens is not decoded (`Vouching`): the digest and the segment's id are compared.
+A bitstring that holds a digest of its tokens is not decoded (`vouches`): the digest and the segment's id are compared.
 Any other record a process decodes and compares once, whether a put relies on it or a reader asks for it
 (`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities"), and
 asks the file system whether the pack was written, cut off, replaced or removed since: then it decodes again.
@@ -22,7 +22,7 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
-from pltz.coding.codecs.codec import Coded, Vouching
+from pltz.coding.codecs.codec import Coded
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
@@ -68,7 +68,7 @@ class VerifiedSegments:
         looked up.
         """
         codec, keys = segment.codec, self.catalog.keys
-        if not isinstance(codec, Vouching) or not self.catalog.listing.condemned:
+        if not codec.vouching or not self.catalog.listing.condemned:
             return None
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
             if item.context.mode & RUN:
@@ -122,7 +122,7 @@ class VerifiedSegments:
             return False
         try:
             bits = keys.bits(item.context, item.record)
-            if isinstance(codec, Vouching) and codec.vouches(bits, segment.tokens):
+            if codec.vouches(bits, segment.tokens):
                 return True
             above = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
             tokens = codec.decode([Coded(bits, item.record.tokens, above, item.context.coding)])[0]

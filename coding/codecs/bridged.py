@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.coding.codecs.codec import BundleCodec, Coded, Plain, embedded, frame_layout, layout_mode
+from pltz.coding.codecs.codec import (
+    BundleCodec,
+    Coded,
+    Plain,
+    SegmentCodec,
+    embedded,
+    frame_layout,
+    layout_mode,
+)
 from pltz.coding.codecs.modes import FAST, TOWER, TURN
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
@@ -60,7 +68,7 @@ class _Parts:
         return parts
 
 
-class BridgedCodec:
+class BridgedCodec(SegmentCodec):
     """A decoder bundle's coder for the ids of another tokenizer.
 
     ``bridge``: from that tokenizer to the bundle's (`pltz.models.bundle.bridge.Bridge`). Raises UsageError
@@ -88,7 +96,7 @@ class BridgedCodec:
         self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
 
     def with_bundle(self, bundle_id: bytes) -> BridgedCodec | None:
-        """Return the same codec with another bundle, as `codec.AnyBundle` says."""
+        """Return the same codec with another bundle of the same vocabulary."""
         bundle = embedded(bundle_id, self._vocabulary)
         return self._again(bundle) if bundle else None
 

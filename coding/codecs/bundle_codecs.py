@@ -11,23 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, Plain, SegmentCodec, as_bytes
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
 from pltz.plt_codec.errors import BundleMismatch
-from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
-from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
-
-WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 
 
 class EngineOptions(TypedDict, total=False):
@@ -36,24 +32,6 @@ class EngineOptions(TypedDict, total=False):
     device: str
     threads: int | None
     layout: LayoutName
-
-
-class DictionaryCodec(BytesCodec):
-    """Codes bytes by zstd with a bundle's dictionary, which makes short sessions smaller.
-
-    Its bundle id identifies the dictionary. ``workers``: processes with `HostWork` over the same dictionary.
-    """
-
-    def __init__(self, dictionary: bytes, workers: Workers | None = None) -> None:
-        self._fallback, self._workers = Fallback(dictionary), workers
-        self.bundle_id = digest(b"pltz bundle", b"zstd 1", dictionary)
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
-        contents = [as_bytes(plain.tokens) for plain in batch]
-        if self._workers and sum(map(len, contents)) >= WORTH_SENDING:
-            return cast("list[bytes]", self._workers.map("packed", [(content,) for content in contents]))
-        return [self._fallback.compress(content) for content in contents]
 
 
 def codecs_of(
@@ -68,7 +46,7 @@ def codecs_of(
     logs: list[SegmentCodec] = []
     for bundle in bundles:
         beside = None if plain else workers  # the first bundle codes what is put
-        plain.append(DictionaryCodec(bundle.zstd_dict, beside))
+        plain.append(BytesCodec(bundle.zstd_dict, beside))
         logs.append(LogCodec(bundle, **engine, workers=beside))
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
 

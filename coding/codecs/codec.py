@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.modes import ALONE, CODING, COPIES, FAST, TOWER, TURN, Identity
+from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, TURN
 from pltz.coding.parts import Mixing
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -40,12 +40,14 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress
+    from pltz.coding.workers import Workers
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
     from pltz.plt_codec.types import Encoded, FrameItem
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
+WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 Blocks = tuple[int | None, int | None]  # lanes and steps; none: the default rule of a block
 
 
@@ -90,88 +92,58 @@ class Coded:
     layout: Callable[[int], Layout] | None = None
 
 
-class SegmentCodec(Protocol):
-    """Encodes tokens to bytes and back, many segments at once. Same input, same bytes, on every machine."""
+class SegmentCodec:
+    """A coder of tokens to bytes and back, many segments at once. Same input, same bytes, on every machine.
 
-    @property
-    def bundle_id(self) -> bytes:
-        """Return the id of the bundle, 16 bytes: it determines every bit, except for the contract."""
+    Attributes:
+        bundle_id: id of the bundle, 16 bytes: it determines every bit, except for the contract.
+        contract: version of the numeric contract.
+        tokenizer: fingerprint, 16 bytes, of the tokenizer whose ids it takes.
+        mode: the modes it reads, as bits. One of mode TOWER also reads segments coded alone, with nothing above. One
+            of mode COPIES takes copies out.
+        fast: whether it codes segments in more lanes (`layout_mode`).
+        reach: most tokens above that it uses; 0 with mode ALONE.
+        follows: whether it codes a segment after its tower wherever it has one: alone it is hardly ever shorter.
+        vouching: whether its bitstrings hold a digest of their tokens.
+        chains: whether its engine decodes segments that each stand behind those before them faster than one by one.
+    """
 
-    @property
-    def contract(self) -> int:
-        """Return the version of the numeric contract."""
-
-    @property
-    def tokenizer(self) -> bytes:
-        """Return the fingerprint, 16 bytes, of the tokenizer whose ids it takes."""
-
-    @property
-    def mode(self) -> int:
-        """Return the modes it reads, as bits.
-
-        One of mode TOWER also reads segments coded alone, with nothing above. One of mode COPIES takes copies out.
-        """
-
-    @property
-    def fast(self) -> bool:
-        """Return whether it codes segments in more lanes (`layout_mode`)."""
-
-    @property
-    def reach(self) -> int:
-        """Return the most tokens above that it uses; 0 with mode ALONE."""
+    bundle_id: bytes
+    contract: int = 1
+    tokenizer: bytes
+    mode: int = ALONE
+    fast: bool = False
+    reach: int = 0
+    follows: bool = False
+    vouching: bool = False
+    chains: bool = False
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids out of range."""
+        raise NotImplementedError
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError.
 
         The work is bounded by the bytes that are present.
         """
-
-
-@runtime_checkable
-class Chained(Protocol):
-    """A codec that decodes segments which each stand behind those before them, faster than one by one."""
-
-    @property
-    def chains(self) -> bool:
-        """Return whether it does so with the engine at hand."""
+        raise NotImplementedError
 
     def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,). Raises CorruptError.
+        """Return the ids of each segment, (count,), where the codec `chains`. Raises CorruptError.
 
         Only the first one's ``above`` counts: each other segment was coded after the tokens of those before it, or
         alone, as its mode says.
         """
-
-
-@runtime_checkable
-class AnyBundle(Protocol):
-    """A codec that can be made for another bundle of the same vocabulary."""
+        raise NotImplementedError
 
     def with_bundle(self, bundle_id: bytes) -> SegmentCodec | None:
-        """Return the same codec with the embedded bundle of this id.
-
-        None if there is none, or its vocabulary differs.
-        """
-
-
-@runtime_checkable
-class Following(Protocol):
-    """A codec that codes a segment after its tower wherever it has one: alone it is hardly ever shorter."""
-
-    @property
-    def follows(self) -> bool:
-        """Return whether it does so."""
-
-
-@runtime_checkable
-class Vouching(Protocol):
-    """A codec whose bitstrings hold a digest of their tokens."""
+        """Return the same codec with the embedded bundle of this id; None if there is none that it could use."""
+        return None
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
-        """Return whether a bitstring says that it holds these tokens, (T,). Nothing is decoded."""
+        """Return whether a bitstring holds a digest that says it holds these tokens, (T,). Nothing is decoded."""
+        return False
 
 
 def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
@@ -182,7 +154,7 @@ def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
     if not len(above) or not codec.reach:
         return [(ALONE, NO_MARK)]
     after = TOWER, above[-codec.reach :]
-    return [after] if isinstance(codec, Following) and codec.follows else [(ALONE, NO_MARK), after]
+    return [after] if codec.follows else [(ALONE, NO_MARK), after]
 
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
@@ -222,7 +194,7 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
     return repeats.split(coded.data, coded.count, len(coded.above))
 
 
-class BundleCodec:
+class BundleCodec(SegmentCodec):
     """A decoder bundle's coder, after the last tokens of the tower (archive/format/FORMAT.md, "Bitstrings").
 
     Args:
@@ -248,11 +220,11 @@ class BundleCodec:
         self.coder = coder or cast("Bundle", bundle).coder(device, threads)
         self.reach = cast("Bundle", bundle).weights.shape.memory if reach is None else reach
         self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
-        self.fast = layout == "fast"
+        self.fast, self.chains = layout == "fast", hasattr(self.coder, "decode_chain")
         self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
 
     def with_bundle(self, bundle_id: bytes) -> BundleCodec | None:
-        """Return the same codec with another bundle, as `AnyBundle` says."""
+        """Return the same codec with another bundle of the same vocabulary."""
         bundle = embedded(bundle_id, self.tokenizer)
         return self._again(bundle) if bundle else None
 
@@ -289,13 +261,8 @@ class BundleCodec:
         """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""
         return self._decode(partial(self.coder.decode, progress=progress), batch)
 
-    @property
-    def chains(self) -> bool:
-        """Return whether the engine decodes chains without a pause, as the one on CUDA does."""
-        return hasattr(self.coder, "decode_chain")
-
     def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment of a chain, (count,), as `Chained` says. Raises CorruptError."""
+        """Return the ids of each segment of a chain, (count,). Raises CorruptError."""
         coder = cast("CudaCoder", self.coder)
 
         def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:
@@ -320,10 +287,34 @@ class BundleCodec:
         ]
 
 
-class BytesCodec:
-    """Codes bytes as tokens, by zstd (plt_codec/FORMAT.md, "Fallback bytes").
+class ZstdCodec(SegmentCodec):
+    """A coder of the bytes of tokens by zstd (plt_codec/FORMAT.md, "Fallback bytes")."""
 
-    ``dictionary``: that of a bundle, which a reader has to know; archives have none.
+    dtype: str  # of a token's bytes
+    _fallback: Fallback
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bytes of each segment under zstd. Raises ContentError for an id over 255 of bytes."""
+        return [self._fallback.compress(self._bytes(plain.tokens)) for plain in batch]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
+        return [np.frombuffer(self.content(coded), self.dtype).astype("<u4", copy=False) for coded in batch]
+
+    def content(self, coded: Coded) -> bytes:
+        """Return the bytes of one segment. Raises CorruptError."""
+        return self._fallback.decompress(coded.data, coded.count * np.dtype(self.dtype).itemsize)
+
+    def _bytes(self, tokens: Tokens) -> bytes:
+        return np.asarray(tokens, self.dtype).tobytes()
+
+
+class BytesCodec(ZstdCodec):
+    """Codes bytes as tokens.
+
+    Args:
+        dictionary: that of a bundle, which makes short sessions smaller; the codec's bundle id identifies it.
+        workers: processes with `HostWork` over the same dictionary.
 
     >>> codec = BytesCodec()
     >>> plain = Plain(np.frombuffer(b"again and " * 50, np.uint8), np.zeros(0))
@@ -332,19 +323,18 @@ class BytesCodec:
     (True, b'again and ')
     """
 
-    mode = ALONE
-    fast = False
-    reach = 0
-    contract = 1
-    bundle_id = digest(b"pltz bundle", b"zstd 1")
     tokenizer = digest(b"pltz tokenizer", b"bytes")
+    dtype = "u1"
 
-    def __init__(self, dictionary: bytes = b"") -> None:
-        self._fallback = Fallback(dictionary)
+    def __init__(self, dictionary: bytes = b"", workers: Workers | None = None) -> None:
+        self._fallback, self._workers = Fallback(dictionary), workers
+        self.bundle_id = digest(b"pltz bundle", b"zstd 1", *([dictionary] if dictionary else []))
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
-        return [self._fallback.compress(as_bytes(p.tokens)) for p in batch]
+        if self._workers and sum(len(plain.tokens) for plain in batch) >= WORTH_SENDING:
+            return cast("list[bytes]", self._workers.map("packed", [(self._bytes(plain.tokens),) for plain in batch]))
+        return super().encode(batch)
 
     def fast_size(self, content: bytes) -> int:
         """Return the bytes of a content at a fast level of zstd."""
@@ -352,21 +342,14 @@ class BytesCodec:
 
     def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
         """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""
-        return self._fallback.may_reach(b"".join(map(as_bytes, tokens)), size)
+        return self._fallback.may_reach(b"".join(map(self._bytes, tokens)), size)
 
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the bytes of each segment as ids, (count,). Raises CorruptError."""
-        return [np.frombuffer(self.content(c), np.uint8).astype("<u4") for c in batch]
-
-    def content(self, coded: Coded) -> bytes:
-        """Return the bytes of one segment. Raises CorruptError."""
-        if len(coded.data) > coded.count:
-            raise CorruptError(f"expected at most {coded.count} bytes, found {len(coded.data)}: damaged")
-        return self._fallback.decompress(coded.data, coded.count)
+    def _bytes(self, tokens: Tokens) -> bytes:
+        return as_bytes(tokens)
 
 
-class IdsCodec:
-    """Codes token ids of any tokenizer by zstd, for sessions too large for the model. It needs no bundle.
+class IdsCodec(ZstdCodec):
+    """Codes token ids of any tokenizer, for sessions too large for the model. It needs no bundle.
 
     >>> codec = IdsCodec(bytes(16))
     >>> data = codec.encode([Plain(np.full(500, 70_000), np.zeros(0))])[0]
@@ -374,29 +357,11 @@ class IdsCodec:
     (True, 70000)
     """
 
-    mode = ALONE
-    fast = False
-    reach = 0
-    contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd ids 1")
+    dtype = "<u4"
 
     def __init__(self, tokenizer: bytes) -> None:
-        self.tokenizer = tokenizer
-        self._fallback = Fallback()
-
-    @classmethod
-    def fits(cls, context: Identity) -> bool:
-        """Return whether segments of this context were coded by such a codec."""
-        fixed = context.bundle, context.contract, context.mode & CODING
-        return fixed == (cls.bundle_id, cls.contract, cls.mode)
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """Return the ids of each segment, as u32, under zstd."""
-        return [self._fallback.compress(np.asarray(p.tokens, "<u4").tobytes()) for p in batch]
-
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,). Raises CorruptError."""
-        return [np.frombuffer(self._fallback.decompress(c.data, 4 * c.count), "<u4") for c in batch]
+        self.tokenizer, self._fallback = tokenizer, Fallback()
 
 
 def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, as_bytes
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, as_bytes
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
 from pltz.plt_codec.errors import BundleMismatch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.lanes import LayoutName
 
 
-class LogCodec:
+class LogCodec(SegmentCodec):
     """Codes the bytes of agent logs, as tokens.
 
     ``layout``: "fast" leaves long texts in fewer steps, for GPUs. ``zstd_above``: the text of larger segments is coded
@@ -39,10 +39,9 @@ class LogCodec:
     """
 
     mode = TOWER
-    fast = False
     reach = REACH
     tokenizer = BytesCodec.tokenizer
-    follows = True
+    follows = vouching = True
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class LogCodec:
         return LogCoder(self._bundle, coder, self.workers)
 
     def with_bundle(self, bundle_id: bytes) -> LogCodec | None:
-        """Return the same codec with another embedded bundle, as `codec.AnyBundle` says. Any vocabulary will do."""
+        """Return the same codec with another embedded bundle. Any vocabulary will do."""
         from pltz.models.bundle.bundle import Bundle
 
         try:
@@ -122,7 +121,7 @@ class LogCodec:
         return self._coder.decode_begun([(c.data, c.count, as_bytes(c.above)) for c in batch], progress=progress)
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
-        """Return whether a bitstring holds the digest of these tokens, as `codec.Vouching` says."""
+        """Return whether a bitstring holds the digest of these tokens."""
         return holds(data, as_bytes(tokens))
 
 

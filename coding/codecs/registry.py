@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from pltz.coding.codecs.codec import AnyBundle, IdsCodec, SegmentCodec
+from pltz.coding.codecs.codec import IdsCodec, SegmentCodec
 from pltz.coding.codecs.modes import CODING, Identity
 
 _Needs = tuple[bytes, int, bytes, int]  # bundle, contract, tokenizer, bits of the mode that say how it was coded
@@ -62,11 +62,10 @@ class CodecRegistry(Sequence[SegmentCodec]):
 
     def _derive(self, context: Identity, needs: _Needs) -> SegmentCodec | None:
         """Return a codec that follows from one at hand and decodes a context; None if there is none."""
-        if IdsCodec.fits(context):
-            return IdsCodec(context.tokenizer)
+        if _decodes(ids := IdsCodec(context.tokenizer), needs):
+            return ids
         same = (codec for codec in self._registered if codec.tokenizer == context.tokenizer)
-        alike = next((codec for codec in same if isinstance(codec, AnyBundle)), None)
-        other = alike.with_bundle(context.bundle) if alike is not None else None
+        other = next((found for codec in same if (found := codec.with_bundle(context.bundle))), None)
         return other if other is not None and _decodes(other, needs) else None
 
     @overload

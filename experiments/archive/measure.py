@@ -34,7 +34,7 @@ from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.codecs.codec import Coded, Plain
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.child_python import command, environment, safe_path
@@ -51,7 +51,7 @@ LOOKUPS = 20_000
 U64 = index_file.U64
 
 
-class ReadyCodec:
+class ReadyCodec(SegmentCodec):
     """A codec of random tokens and random bitstrings. The first bytes of either are its number, which pairs them."""
 
     fast = False

@@ -22,7 +22,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.coding.codecs.codec import Coded, Plain
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.coding.codecs.modes import ALONE
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
@@ -30,7 +30,7 @@ from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 
-class ZlibCodec:
+class ZlibCodec(SegmentCodec):
     """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
 
     contract = 1

@@ -170,7 +170,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
     assert list(archive.ls()) == [] and archive.stat().packs == 0
 
 
-class LyingCodec:
+class LyingCodec(SegmentCodec):
     """A codec that decodes to other tokens than it was given."""
 
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16

@@ -8,8 +8,7 @@ import pytest
 
 from pltz.coding import neighbours
 from pltz.coding.codec import Codec
-from pltz.coding.neighbour_rule import LONGEST
-from pltz.coding.neighbours import Earlier, Neighbours
+from pltz.coding.neighbours import LONGEST, Earlier, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack

@@ -9,14 +9,14 @@ import numpy as np
 
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import Coded, Plain
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from tests.archive.towers import TowerArchive
 
 SESSIONS = 20_000
 BITSTRING = 200  # bytes: a mean chat
 
 
-class StoredCodec:
+class StoredCodec(SegmentCodec):
     """A codec of one byte per token, so that a bitstring has a known size."""
 
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16

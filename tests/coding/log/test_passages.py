@@ -8,9 +8,8 @@ import tracemalloc
 
 import numpy as np
 
-from pltz.coding.log.earlier_logs import EarlierLogs
 from pltz.coding.log.passages import passages_of, sketch_of_passages, worth_most
-from pltz.coding.neighbours import RULE
+from pltz.coding.neighbours import Neighbours
 from pltz.coding.sketch import SketchIndex
 
 WORDS = ["".join(random.Random(n).choices("abcdefghilmnoprstuw", k=2 + n % 8)) for n in range(400)]
@@ -70,15 +69,15 @@ def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:
 
 
 def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> None:
-    earlier = EarlierLogs(RULE)
+    earlier = Neighbours()
     logs = [log(manual(1), manual(10 + n), noise=n) for n in range(6)]
-    found = [earlier.context(n, one, passages_of(one)) for n, one in enumerate(logs)]
+    found = [earlier.log(n, one, passages_of(one)) for n, one in enumerate(logs)]
     assert found[0] is None
     depths = [0]
     for one in found[1:]:
         assert one is not None
         depths.append(one.depth + 1)
     assert max(depths) <= 3
-    long = EarlierLogs(RULE)
+    long = Neighbours()
     logs = [log(manual(1), *(manual(20 + n, 6000) for n in range(20))), log(manual(1), noise=1)]
-    assert all(long.context(number, log, passages_of(log)) is None for number, log in enumerate(logs))
+    assert all(long.log(number, log, passages_of(log)) is None for number, log in enumerate(logs))
