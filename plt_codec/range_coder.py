@@ -12,8 +12,8 @@ Integer frequencies go in exactly: constriction turns float weights into frequen
 
 The stream ends as early as the last state allows, such that zeros after it decode to the same symbols. That
 is about one byte over the ideal length, where whole words cost four on average. A reader appends zeros. Words
-once emitted stay, also where they are zero. So symbols worth more bits than the stream and one state hold
-cannot come from it, and a reader can tell (`SLACK`).
+once emitted stay, also where they are zero. So symbols that take more words than the stream has cannot come from it,
+and a reader can tell (`most_words`): in whole numbers, the same on every machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,18 @@ from pltz.plt_codec.weights import PRECISION
 
 Frequencies = npt.NDArray[np.int64]  # (symbols to code, alphabet), each row sums to 1 << PRECISION
 
-STATE = 8  # bytes of coder state
-SLACK = 16 * STATE  # bits: an honest stream's symbols are worth at most its own bits plus this
+STATE, WORD = 8, 4  # bytes of coder state, and of a word
+
+
+def most_words(size: int) -> int:
+    """Return the words that a decoder may read of a stream of so many bytes: those of the state, and those emitted.
+
+    A stream of n words emitted has at least 4 n - 1 bytes.
+
+    >>> most_words(0), most_words(2), most_words(3), most_words(6), most_words(7)
+    (2, 2, 3, 3, 4)
+    """
+    return (STATE + size + 1) // WORD
 
 
 class RangeEncoder:
@@ -77,6 +87,12 @@ class RangeDecoder:
         stream = _stream()
         self._inner: Any = stream.queue.RangeDecoder(np.frombuffer(padded, ">u4").astype(np.uint32))
         self._family: Any = stream.model.Categorical(perfect=False)
+        self._width, self._left = (1 << 64) - 1, most_words(len(data)) - STATE // WORD
+
+    @property
+    def spent(self) -> bool:
+        """Whether the symbols took more words than the encoder of such a stream emitted."""
+        return self._left < 0
 
     def decode(self, frequencies: Frequencies) -> npt.NDArray[np.int32]:
         """Decode one symbol per row of the frequencies (n, alphabet) and return them, (n,) int32.
@@ -85,9 +101,15 @@ class RangeDecoder:
             CorruptError: no symbol fits the stream.
         """
         try:
-            return self._inner.decode(self._family, _weights(frequencies))  # type: ignore[no-any-return]
+            symbols: npt.NDArray[np.int32] = self._inner.decode(self._family, _weights(frequencies))
         except (AssertionError, ValueError) as exc:
             raise CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it") from exc
+        for frequency in np.take_along_axis(frequencies, symbols[:, None].astype(np.int64), 1)[:, 0].tolist():
+            self._width = (self._width >> PRECISION) * frequency
+            if self._width < 1 << 32:
+                self._width <<= 32
+                self._left -= 1
+        return symbols
 
 
 def _stream() -> Any:

@@ -15,9 +15,9 @@ from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
 from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
-from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
-from pltz.plt_codec.weights import CLASS, PRECISION
+from pltz.plt_codec.weights import CLASS
 
 
 class TokenCoder:
@@ -97,7 +97,6 @@ class TokenCoder:
         self, memories: _ContextMemories, context: Ids, item: FrameItem, progress: Progress | None
     ) -> npt.NDArray[np.int64]:
         tokens, decoder = room(context, item.tokens), RangeDecoder(item.data)
-        budget = 8.0 * len(item.data) + SLACK  # bits: an honest stream never yields more than it can hold
         for block, memory in memories.blocks(context, item.tokens, Layout(item.lanes, item.steps)):
             starts = block.start + block.lane_starts()
             feed = np.full(block.lanes, LANE_MARK, np.int64)
@@ -106,13 +105,9 @@ class TokenCoder:
                 active = block.active(step)
                 x = self.engine.run(feed[None], starts[None] + step, memory)[:active]
                 # first the class of each lane's token, then the member of that class
-                first = self.engine.class_frequencies(x)
-                classes = decoder.decode(first)
-                second = self.engine.member_frequencies(x, classes)
-                members = decoder.decode(second)
-                row = np.arange(active)
-                budget -= (2 * PRECISION - np.log2(first[row, classes]) - np.log2(second[row, members])).sum()
-                if budget < 0:
+                classes = decoder.decode(self.engine.class_frequencies(x))
+                members = decoder.decode(self.engine.member_frequencies(x, classes))
+                if decoder.spent:
                     raise CorruptError(
                         f"expected {item.tokens} tokens in the frame, but its bytes end before: damaged data"
                     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.range_coder import STATE, WORD, RangeDecoder, RangeEncoder, ideal_bits, most_words
 from tests.examples import examples
 
 TOTAL = 1 << 24
@@ -57,10 +57,11 @@ def test_round_trip_and_shortest_end(seed: int, rows: int, n: int, peak: float) 
     if len(data) > max(0, 4 * words - 1):  # one byte less cannot name a point of the interval
         shift = 8 * (8 + 4 * words - len(data) + 1)
         assert (-(-lower >> shift) << shift) >= lower + width
-    assert ideal_bits(symbols, f) <= 8 * len(data) + SLACK
+    assert STATE // WORD + words <= most_words(len(data))
     assert len(data) * 8 <= ideal_bits(symbols, f) * 1.001 + 16
     if rows:
-        assert RangeDecoder(data).decode(f).tolist() == symbols.tolist()
+        decoder = RangeDecoder(data)
+        assert decoder.decode(f).tolist() == symbols.tolist() and not decoder.spent
         assert RangeDecoder(data + bytes(5)).decode(f).tolist() == symbols.tolist()
 
 

@@ -104,7 +104,7 @@ class File:
     def _check_frame(self, frame: Frame) -> None:
         coding, by_model = frame.coding, 0 <= frame.coding.kind <= IDS
         least = frame.units if by_model or coding.log else 0
-        if frame.units > MAX_COUNT or (coding.log and least > 65536 * (len(frame.data) + 1)):
+        if frame.units > MAX_COUNT or least > 256 * (len(frame.data) + 1):
             raise Damaged("a count over its limit")
         if frame.copied and not by_model:
             raise Newer("copies in a frame of bytes")
@@ -159,13 +159,11 @@ class File:
         if number not in self._tokens:
             copies = copies_of(fields, frame.units, CONTEXT_TOKENS if frame.step else 0) if frame.copied else []
             literals = frame.units - sum(length for _, length, _ in copies)
-            data = fields.rest()
-            if literals > 256 * (len(data) + 1):
-                raise Damaged("more tokens than a frame may hold")
             if self._model is None:
                 raise LookupError("a frame of a model without its bundle")
             context = self._context(number)
-            tokens = tokens_of(self._model, data, literals, frame.coding.layout or file_layout(literals), context)
+            layout = frame.coding.layout or file_layout(literals)
+            tokens = tokens_of(self._model, fields.rest(), literals, layout, context)
             self._tokens[number] = joined(copies, tokens, context)
         return self._tokens[number], patch
 

@@ -15,6 +15,7 @@ import pytest
 from pltz.models.session import json_value
 from pltz.models.session.transcript import from_tokens
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.range_coder import RangeDecoder as ProductDecoder
 from pltz.plt_codec.zstd import Fallback
 from tests.second_reader import chat
 from tests.second_reader.container import File
@@ -92,11 +93,14 @@ def test_fallback_bytes() -> None:
 
 @pytest.mark.parametrize("vector", read("range_coder"), ids=lambda vector: vector["case"])
 def test_range_coder(vector: dict[str, Any]) -> None:
-    decoder = RangeDecoder(bytes.fromhex(vector["bytes"]))
+    data, refused = bytes.fromhex(vector["bytes"]), vector.get("refused", False)
+    decoder, product = RangeDecoder(data), ProductDecoder(data)
     for low, frequency in vector["symbols"]:
         cumulative = np.unique([0, low, low + frequency, 1 << 24])
-        assert cumulative[decoder.symbol(cumulative)] == low
-    if vector.get("refused"):
+        symbol = decoder.symbol(cumulative)
+        assert cumulative[symbol] == low and product.decode(np.diff(cumulative)[None]).tolist() == [symbol]
+    assert product.spent == refused
+    if refused:
         with pytest.raises(Damaged):
             decoder.end()
     else:

@@ -833,26 +833,20 @@ decode(State *state, Session *sessions, const Piece *pieces, Row *rows, const ui
     Session &s = sessions[piece.session];
     Coder c = {s.lower, s.range, s.point, s.place, s.words, words + s.word_at, s.error};
     const int active = active_lanes(s, piece.step);
-    double bits = 0;
     for (int k = 0; k < active; k++) {
-        uint32_t frequency;
-        const int symbol =
-            decode_symbol(c, sums + (int64_t)(piece.row + k) * SUMS, level ? 128 : CLASSES, frequency, thread);
+        const int symbol = decode_symbol(c, sums + (int64_t)(piece.row + k) * SUMS, level ? 128 : CLASSES, thread);
         if (thread == (k & 31)) {
             Row &row = rows[piece.row + k];
-            bits += bits_of(frequency);
             if (level) tokens[s.token_at + row.at] = row.cls * 128 + symbol;
             else row.cls = symbol;
         }
     }
-    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
     if (thread) return;
     s.lower = c.lower;
     s.range = c.range;
     s.point = c.point;
     s.place = c.place;
-    s.bits += bits;
-    if (!c.error && level && s.bits > s.budget) c.error = SPENT;
+    if (!c.error && level && s.place > s.most) c.error = SPENT;
     if (c.error && !s.error) {
         s.error = c.error;
         if (atomicCAS(&state->error, 0, c.error) == 0) state->failed = piece.session;

@@ -109,7 +109,7 @@ enum { /* shared memory */
        AT_LOGITS = AT_PARTS, /* (16, CP), used while PARTS is not */
        AT_CUM = AT_STAGE + (STAGE_SIZE + 15) / 16 * 16, /* cumulative frequencies (2, 16, SUMS): classes, members */
        AT_STEP = AT_CUM + 2 * LANES * SUMS * 4, /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
-       AT_CODER = AT_STEP + 4 * LANES * 4, /* the decoder between its uses, and the worth of its symbols */
+       AT_CODER = AT_STEP + 4 * LANES * 4, /* the decoder between its uses */
        AT_WEIGHTS = AT_CODER + 64, /* of keys (WEIGHTS) */
        AT_MEETING = (AT_WEIGHTS + WEIGHTS * 4 + 31) / 32 * 32, /* 32 bytes */
        AT_EXP = AT_MEETING + 32, /* table.exp */
@@ -561,14 +561,10 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
     const Session s = sessions[held];
     const Cache cache = caches[slot];
     Coder *kept = (Coder *)(p.m + AT_CODER);
-    double *worth = (double *)(kept + 1);
     int32_t *input = (int32_t *)(p.m + AT_STEP), *found = input + LANES, *at = found + LANES, *error = at + LANES;
     int32_t *x = (int32_t *)(p.m + AT_X);
     for (int i = p.tid; i < AT_CUM / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
-    if (p.tid == 0) {
-        *kept = Coder{s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
-        *worth = s.bits;
-    }
+    if (p.tid == 0) *kept = Coder{s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
     for (int i = p.tid; i < 64; i += THREADS) ((int32_t *)(p.m + AT_EXP))[i] = model.exp[i];
     for (int i = p.tid; i < CP; i += THREADS) {
         ((int32_t *)(p.m + AT_CLASS))[i] = model.class_m[i];
@@ -721,20 +717,12 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
         mark(p, 18);
         if (p.warp == 0) {
             Coder coder = *kept;
-            uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, one, p.thread);
-                if (p.thread == k) {
-                    found[k] = symbol;
-                    frequency = one;
-                }
+                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, p.thread);
+                if (p.thread == k) found[k] = symbol;
             }
-            const double bits = bits_of_warp(frequency);
             __syncwarp(); /* all have read what thread 0 now writes */
-            if (p.thread == 0) {
-                *kept = coder;
-                *worth += bits;
-            }
+            if (p.thread == 0) *kept = coder;
         }
         __syncthreads();
         mark(p, 19);
@@ -744,22 +732,18 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
         mark(p, 21);
         if (p.warp == 0) {
             Coder coder = *kept;
-            uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, one, p.thread);
+                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, p.thread);
                 if (p.thread == k) {
                     input[k] = found[k] * 128 + symbol;
-                    frequency = one;
                     if (p.rank == 0) tokens[s.token_at + at[k]] = input[k];
                     at[k]++;
                 }
             }
-            const double bits = bits_of_warp(frequency) + *worth;
             __syncwarp();
-            if (!coder.error && bits > s.budget) coder.error = SPENT;
+            if (!coder.error && coder.place > s.most) coder.error = SPENT;
             if (p.thread == 0) {
                 *kept = coder;
-                *worth = bits;
                 *error = coder.error;
             }
         }
@@ -777,7 +761,6 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
     to.range = coder.range;
     to.point = coder.point;
     to.place = coder.place;
-    to.bits = *worth;
     to.step =
         s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
     pieces[slot] = Piece{held, 0, s.L, s.C - 1};

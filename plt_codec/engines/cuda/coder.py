@@ -39,7 +39,7 @@ from pltz.plt_codec.engines.cuda.work import (
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
-from pltz.plt_codec.range_coder import SLACK, STATE
+from pltz.plt_codec.range_coder import STATE, most_words
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
 
@@ -398,7 +398,7 @@ def _open_streams(sessions: npt.NDArray[Any], data: Sequence[bytes]) -> npt.NDAr
     """Give each session its stream to decode; return the words of all streams."""
     streams = [np.frombuffer(d + bytes(-len(d) % 4), ">u4").astype(np.uint32) for d in data]
     _place_words(sessions, [len(s) for s in streams])
-    sessions["budget"] = [8 * len(d) + SLACK for d in data]
+    sessions["most"] = [most_words(len(d)) for d in data]
     sessions["place"] = STATE // 4
     for n, s in enumerate(streams):
         first = [int(w) for w in s[:2]] + [0, 0]

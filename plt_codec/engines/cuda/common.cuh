@@ -196,7 +196,8 @@ struct Session { /* one sequence; 192 bytes */
     int64_t word_at, words; /* its stream: decoder: 32-bit words given; encoder: room */
     uint64_t lower, range, point;
     int64_t place; /* words read or written */
-    double bits, budget; /* worth of the symbols so far; decoder: most they may be worth */
+    double bits; /* encoder: ideal length so far */
+    int64_t most; /* decoder: words that may be read: a frame that takes more claims too many tokens */
     int64_t start; /* the block under way */
     int32_t lanes, steps; /* explicit layout, or 0, 0 */
     int32_t size, L, C, full, step, old;
@@ -561,8 +562,8 @@ struct Coder { /* a decoder's state, the same in all threads of a warp */
     const uint32_t *data;
     int32_t error;
 };
-/* One warp: the next symbol of n (its cumulative frequencies in sums), its frequency. On error: symbol 0, error set. */
-DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequency, int thread) {
+/* One warp: the next symbol of n (its cumulative frequencies in sums). On error: symbol 0, error set. */
+DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, int thread) {
     const uint64_t scale = c.range >> 24, at = c.point - c.lower;
     int count = 0;
     for (int i = 0; i < n; i += 128) {
@@ -578,14 +579,12 @@ DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequ
     }
     if (at >= scale << 24 || c.error) {
         c.error = c.error ? c.error : DAMAGED;
-        frequency = 1u << 24;
         return 0;
     }
     const int symbol = count - 1;
     const uint32_t from = sums[symbol];
-    frequency = sums[symbol + 1] - from;
     c.lower += scale * from;
-    c.range = scale * frequency;
+    c.range = scale * (sums[symbol + 1] - from);
     if (!(c.range >> 32)) {
         c.lower <<= 32;
         c.range <<= 32;
@@ -598,7 +597,7 @@ DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequ
  * words: the stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no
  * branches in it; c.lower is 0 here: only its distance to the point counts. */
 template <int N>
-DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &used, uint32_t &frequency) {
+DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &used) {
     const uint64_t scale = c.range >> 24, at = c.point;
     const uint32_t word = __shfl_sync(FULL, words, used);
     int mine = 0;
@@ -618,17 +617,16 @@ DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &
     mine = __shfl_sync(FULL, mine, winner);
     const bool bad = at >= scale << 24; /* what follows is then of no use, and stays harmless */
     c.error |= bad ? DAMAGED : OK;
-    frequency = high - low;
-    const uint64_t rest = at - scale * low, range = scale * frequency;
+    const uint64_t rest = at - scale * low, range = scale * (high - low);
     const bool more = !(range >> 32);
     c.range = more ? range << 32 : range;
     c.point = more ? rest << 32 | word : rest;
     used += more;
     return bad ? 0 : winner * N + mine;
 }
-/* One warp: the symbols of the lanes from rows of sums of n symbols; symbol and frequency of lane k in thread k. */
+/* One warp: the symbols of the lanes from rows of sums of n symbols; that of lane k in thread k. */
 template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n, int active, uint32_t words, int &used,
-                                          uint32_t &frequency, int thread) {
+                                          int thread) {
     uint32_t s[N + 1], next[N + 1];
     int32_t found = 0;
     const uint32_t *from = sums + thread * N;
@@ -641,24 +639,14 @@ template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n,
     for (int k = 0; k < active; k++) {
         from += SUMS;
         fetch(next, from); /* past the last there is room too */
-        uint32_t one;
-        const int32_t symbol = next_symbol<N>(c, s, words, used, one);
+        const int32_t symbol = next_symbol<N>(c, s, words, used);
 #pragma unroll
         for (int i = 0; i <= N; i++) s[i] = next[i];
-        if (thread == k) {
-            found = symbol;
-            frequency = max(one, 1u);
-        }
+        if (thread == k) found = symbol;
     }
     return found;
 }
 DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); }
-/* Their sum over a warp, to a few digits: enough for a decoder's budget, and far from its critical path. */
-DEV double bits_of_warp(uint32_t frequency) {
-    float bits = 24.0f - log2f((float)frequency);
-    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
-    return bits;
-}
 
 /* ---------------------------------------------------------------- blocks, lanes, steps (lanes.py) */
 

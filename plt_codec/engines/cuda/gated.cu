@@ -575,7 +575,6 @@ DEV void attend(Place &p, const Session &s, int step, int layer, const Cache &ca
 /* First CTA, first warp: the range decoder, and the class of lane `thread`. */
 struct Symbols {
     Coder coder; /* lower is 0: only its distance to the point counts */
-    double worth;
     int32_t cls;
 };
 /* First CTA: the symbols of a step, level 0 classes and 1 members. Their cumulative frequencies are in sums. */
@@ -583,14 +582,12 @@ template <int LEVEL>
 DEV void decode_symbols(const Place &p, const Session &s, int step, int active, Symbols &d, int32_t *tokens) {
     if (p.warp) return;
     const uint32_t following = d.coder.place + p.thread < d.coder.words ? d.coder.data[d.coder.place + p.thread] : 0;
-    uint32_t frequency = 1u << 24;
     int used = 0;
     const int32_t symbol = next_symbols<LEVEL ? 4 : PER>(d.coder, p.m->sums, LEVEL ? 128 : CLASSES, active, following,
-                                                         used, frequency, p.thread);
+                                                         used, p.thread);
     d.coder.place += used;
-    d.worth += bits_of_warp(frequency);
     if (LEVEL) {
-        if (!d.coder.error && d.worth > s.budget) d.coder.error = SPENT;
+        if (!d.coder.error && d.coder.place > s.most) d.coder.error = SPENT;
         if (p.thread == 0) p.wire->stop = d.coder.error;
         if (p.thread >= active) return;
         const int32_t token = d.cls * 128 + symbol;
@@ -674,7 +671,7 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
     for (int i = p.tid; i < 2 * GATE_MAX + 1; i += THREADS) p.m->act[i] = model.act[i];
     for (int i = p.tid; i < LAYERS * HEADS; i += THREADS) p.m->heat[i] = model.heat[i / HEADS][i % HEADS];
     fill_weights(p.m->table, model.exp, p.tid, THREADS);
-    Symbols symbols = {{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0}, s.bits, 0};
+    Symbols symbols = {{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0}, 0};
     auto qkv = [&](int layer) { return Qkv{model.qkv_w[layer], model.qkv_m[layer], QP / 8}; };
     auto out = [&](int layer) { return Out{model.out_w[layer], model.out_m[layer], DP / 8}; };
     auto up = [&](int layer) { return Up{model.up_w[layer], model.up_m[layer], FP / 8}; };
@@ -778,7 +775,6 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
     to.range = coder.range;
     to.point = coder.point;
     to.place = coder.place;
-    to.bits = symbols.worth;
     to.step =
         s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
     pieces[0] = Piece{held, 0, s.L, s.C - 1};

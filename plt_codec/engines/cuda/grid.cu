@@ -624,7 +624,6 @@ template <int OWN> struct Grid {
         uint32_t following; /* words of the stream, one a thread; a symbol takes one at most */
         int used, active;
         int32_t cls; /* of lane `thread` */
-        double bits;
 
         DEV void look(const Place &p) {
             following = coder.place + p.thread < coder.words ? coder.data[coder.place + p.thread] : 0;
@@ -647,7 +646,6 @@ template <int OWN> struct Grid {
         const bool leads, busy; /* whether this cluster decodes the symbols; whether it has heads */
         const int head, first_kv;
         Coder *kept; /* in shared memory: the range decoder between steps, and what the step tells the CTA */
-        double *worth;
         int32_t *classes, *found, *error;
         int at[OWN], token[OWN]; /* of the own lanes: position in the session, input */
         int32_t x[OWN]; /* of the own lanes: the residual's channel of this thread */
@@ -677,7 +675,7 @@ template <int OWN> struct Grid {
                 0},
               cluster((int)blockIdx.x / CTAS), leads(cluster == 0), busy(cluster < BUSY),
               head(busy ? cluster * HEADS_EACH : 0), first_kv(head / GROUP), kept((Coder *)(p.m + AT_CODER)),
-              worth((double *)(kept + 1)), classes((int32_t *)(p.m + AT_STEP)), found(classes + LANES),
+              classes((int32_t *)(p.m + AT_STEP)), found(classes + LANES),
               error(found + LANES), channel(p.tid < DP ? p.tid : 0), hidden_tile((cluster * CTAS + p.rank) * UT),
               places((int32_t *)(p.m + AT_PLACES)), o_chunk(cluster * HEADS_EACH * HD / 64),
               o_at(cluster * HEADS_EACH * HD - o_chunk * 64), step(0), stop(false) {}
@@ -689,7 +687,6 @@ template <int OWN> struct Grid {
             __syncthreads();
             if (p.tid == 0) {
                 *kept = Coder{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0};
-                *worth = s.bits;
                 meeting_open(p.meeting);
             }
             for (int i = p.tid; i < 2 * ROWS; i += THREADS)
@@ -993,11 +990,9 @@ template <int OWN> struct Grid {
             wait<0>(p, active * SUMS * 4);
             mark(p, 52);
             if (p.warp == 0) {
-                uint32_t frequency = 1u << 24;
                 symbols.cls = next_symbols<PER>(symbols.coder, cum, CLASSES, active, symbols.following, symbols.used,
-                                                frequency, p.thread);
+                                                p.thread);
                 if (p.thread < LANES) classes[p.thread] = symbols.cls;
-                symbols.bits = bits_of_warp(frequency);
                 if (LANES > 16) { /* more than the 32 words at hand may be needed */
                     symbols.coder.place += symbols.used;
                     symbols.used = 0;
@@ -1068,13 +1063,11 @@ template <int OWN> struct Grid {
             mark(p, 55);
             if (p.warp == 0) {
                 Coder &coder = symbols.coder;
-                uint32_t frequency = 1u << 24;
                 const int32_t symbol = next_symbols<4>(coder, (const uint32_t *)(p.m + AT_CUM) + LANES * SUMS, 128,
-                                                       active, symbols.following, symbols.used, frequency, p.thread);
+                                                       active, symbols.following, symbols.used, p.thread);
                 coder.place += symbols.used;
-                const double bits = symbols.bits + (bits_of_warp(frequency) + *worth);
                 __syncwarp(); /* all have read what thread 0 now writes */
-                if (!coder.error && bits > s.budget) coder.error = SPENT;
+                if (!coder.error && coder.place > s.most) coder.error = SPENT;
                 if (p.thread < LANES) {
                     const int32_t one = p.thread < active ? symbols.cls * 128 + symbol : 0;
                     found[p.thread] = one;
@@ -1086,7 +1079,6 @@ template <int OWN> struct Grid {
                 }
                 if (p.thread == 0) {
                     *kept = coder;
-                    *worth = bits;
                     *error = coder.error;
                 }
             }
@@ -1119,7 +1111,7 @@ template <int OWN> struct Grid {
             const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
             turn_on(1);
             if (leads) {
-                Symbols symbols = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, active_lanes(s, step), 0, 0};
+                Symbols symbols = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, active_lanes(s, step), 0};
                 decode_classes(symbols);
                 decode_members(symbols, turn, sign);
             } else {
@@ -1139,7 +1131,6 @@ template <int OWN> struct Grid {
             to.range = coder.range;
             to.point = coder.point;
             to.place = coder.place;
-            to.bits = *worth;
             to.step = s.C - 1;
             pieces[0] = Piece{held, 0, s.L, s.C - 1};
             state->epoch = (int32_t)(epoch + (uint32_t)step);

@@ -79,6 +79,8 @@ int32_t coder_peek(const Coder *c) {
     return at >> 24 ? DAMAGED : (int32_t)at;
 }
 
+int coder_is_spent(const Coder *c) { return c->place > 4 * ((c->length + 1) / 4) + 8; }
+
 void coder_take(Coder *c, uint32_t cumulative, uint32_t frequency) {
     const uint64_t scale = c->range >> 24;
     c->lower += scale * cumulative;

@@ -25,6 +25,9 @@ uint32_t coder_word(Coder *c);
 /* Return the place in 0 .. 2^24 - 1 at which the stream points, or DAMAGED. */
 int32_t coder_peek(const Coder *c);
 
+/* Return whether more words were taken than the encoder of a stream of so many bytes emitted (range_coder.most_words). */
+int coder_is_spent(const Coder *c);
+
 /* Take the symbol that was found there. */
 void coder_take(Coder *c, uint32_t cumulative, uint32_t frequency);
 

@@ -25,7 +25,6 @@ enum { INTERFACE = 4 };
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
-static const double SLACK = 128; /* bits: coder.SLACK */
 static const size_t CACHE_LIMIT = (size_t)1 << 29; /* bytes of keys and values of active sessions */
 
 /* Copy the keys and values of a session's context to the front of its own; return 0 while the context is not done. */
@@ -116,7 +115,6 @@ static int decode_symbol(Batch *b, Session *s, int row, int n) {
     const int symbol = head_find(b, row, n, (uint32_t)place);
     const Interval i = head_interval(b, row, n, symbol);
     coder_take(&s->coder, i.cumulative, i.frequency);
-    s->bits += 24 - log2(i.frequency);
     return symbol;
 }
 
@@ -132,9 +130,9 @@ static int decode_rows(Batch *b) {
                 if (level) p->session->tokens[b->at[r]] = b->class[r] * CLASS + symbol;
                 else b->class[r] = symbol;
             }
-            if (level && p->session->bits > 8.0 * (double)p->session->coder.length + SLACK) {
+            if (level && coder_is_spent(&p->session->coder)) {
                 b->failed = (int)(p->session - b->sessions);
-                return SPENT; /* symbols worth more bits than the frame has: it claims too many tokens */
+                return SPENT; /* more words than the frame has: it claims too many tokens */
             }
         }
         batch_lap(b, IN_CODER);

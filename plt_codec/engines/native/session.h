@@ -19,7 +19,7 @@ typedef struct {
     int users;            /* of a context: sessions that still wait for it */
     int lanes, steps;     /* explicit layout, or 0, 0 */
     Coder coder;
-    double bits;          /* ideal length so far */
+    double bits;          /* encoder: ideal length so far */
     int64_t start;        /* the block under way: first token, tokens, grid */
     int size, L, C, full;
     int lane_start[LANES];
