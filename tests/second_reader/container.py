@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tests.second_reader import chat, log
+from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, block, fallback
 from tests.second_reader.model import Bundle, Layout, Model, tokens_of, u32
 
@@ -15,9 +16,6 @@ MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 8, 128, 0b11000011
 COLUMNS = CODING, COUNT, SIZE, COPIED, STEP = 1, 4, 5, 12, 13
 CHAT, TEXT, IDS = range(3)  # kinds of tokens; of bytes they are 3 more
 MAX_COUNT, MOST_CONTEXTS, CONTEXT_TOKENS = (1 << 26) + (1 << 12), 3, 1024
-LEAST_COPY, MANY_COPIES = 32, 8
-
-Copy = tuple[int, int, int]  # literals before it, length, distance
 Ids = Callable[[list[int], bytes], list[int]]  # the bridge: bundle tokens and a patch to the session's own ids
 
 
@@ -220,42 +218,3 @@ def _coding(data: bytes) -> Coding:
 def file_layout(tokens: int) -> Layout:
     """Return the layout of the file for so many coded tokens."""
     return (1, 2048) if tokens <= 2048 else (2, 2048) if tokens <= 65536 else (16, 256)
-
-
-def copies_of(fields: Fields, count: int, past: int) -> list[Copy]:
-    """Return the copies at the front of a frame of so many tokens. ``past``: tokens before it, at most."""
-    n = fields.varint()
-    if not 1 <= n <= count // LEAST_COPY:
-        raise Damaged(f"{n} copies in {count} tokens")
-    columns = fields
-    if n >= MANY_COPIES:
-        size, coded = fields.varint(), fields.varint()
-        if not 3 * n <= size <= 15 * n:
-            raise Damaged("columns of copies of a wrong size")
-        columns = Fields(fallback(fields.take(coded), size))
-    gaps, lengths, distances = ([columns.varint() for _ in range(n)] for _ in range(3))
-    if columns is not fields:
-        columns.end()
-    lengths = [length + LEAST_COPY for length in lengths]
-    for place, distance in enumerate(distances):
-        if not distance and not place:
-            raise Damaged("a first copy without a distance")
-        distances[place] = distance or distances[place - 1]
-        if distances[place] > past + sum(gaps[: place + 1]) + sum(lengths[:place]):
-            raise Damaged("a copy from before the beginning")
-    if sum(gaps) + sum(lengths) > count:
-        raise Damaged("copies beyond the count")
-    return list(zip(gaps, lengths, distances, strict=True))
-
-
-def joined(copies: Sequence[Copy], literals: Sequence[int], past: Sequence[int]) -> list[int]:
-    """Return a sequence of its literals and copies. ``past``: what stands before it."""
-    found, at = list(past), 0
-    for gap, length, distance in copies:
-        found += literals[at : at + gap]
-        at += gap
-        if distance > len(found):
-            raise Damaged("a copy from before the beginning")
-        for _ in range(length):
-            found.append(found[-distance])
-    return [*found[len(past) :], *literals[at:]]

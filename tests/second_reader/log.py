@@ -1,15 +1,18 @@
-"""Log frames, as coding/FORMAT.md describes them: method 0, and of methods 1 and 2 the parts of the table.
+"""Log frames, as coding/FORMAT.md describes them: method 0, and of methods 1 and 2 columns, opaque bytes and pieces.
 
 The table itself (coding/log/FORMAT.md) is not read here: its past is what a writer makes of `known_lines.jsonl`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, fallback
-from tests.second_reader.model import digest
+from tests.second_reader.model import Model, Spelling, digest, tokens_of
 
+VOICES = {"user", "assistant", "tool", "system", "function", "message"}
 MOST_ABOVE, LEAST_ABOVE, PER_BYTE = 1 << 22, 1 << 16, 16
 
 
@@ -62,3 +65,22 @@ def content(data: bytes, count: int, above: bytes) -> bytes:
     if digest("pltz log", found, size=8) != parts.check:
         raise Damaged("a log that differs from its check")
     return found
+
+
+def pieces(parts: LogParts, bundle: Spelling, model: Model, data: bytes, tokens: Sequence[int]) -> list[bytes]:
+    """Return the pieces of a frame of methods 1 and 2. ``data``, ``tokens``: the text above, in bytes and in tokens."""
+    count = parts.text_count
+    if parts.method == 1:
+        text = fallback(parts.text, count, prefix=data)
+        if text and text[-1] != 0xFF:
+            raise Damaged("a text that ends within a piece")
+        return text.split(b"\xff")[:-1]
+    fields = Fields(parts.text)
+    copies = copies_of(fields, count, len(tokens)) if parts.copied else []
+    literals = count - sum(length for _, length, _ in copies)
+    layout = (8, 256) if parts.narrow else None
+    found = joined(copies, tokens_of(model, fields.rest(), literals, layout, tokens), tokens)
+    starts = [place for place, token in enumerate(found) if token in bundle.special]
+    if starts[:1] != [0][: len(found)] or not {bundle.special[found[place]] for place in starts} <= VOICES:
+        raise Damaged("a piece without its voice")
+    return [bundle.spell(found[a + 1 : b]) for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import sys
 from collections.abc import Iterable
@@ -16,6 +17,9 @@ from hypothesis import assume, given, settings, strategies as st
 from tokenizers import Tokenizer
 
 from pltz.coding.codec import Codec
+from pltz.coding.log import table
+from pltz.coding.log.log_coder import LogCoder
+from pltz.models.bundle.bundle import Bundle as ProductBundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import json_value, spelling
 from pltz.models.session.session import Session
@@ -178,6 +182,26 @@ def test_log_frames(path: Path) -> None:
     assert parts.method == (1 if case == "zstd" else 2) and parts.narrow == (case == "narrow")
     with pytest.raises(log.Table):
         log.content(data, 1 << 20, b"")
+
+
+@pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
+def test_pieces_of_log_frames(by_model: bool) -> None:
+    """What is above a log is split by the product: that is the part which no text describes."""
+    spec = importlib.util.spec_from_file_location("golden_logs", GOLDEN / "logs/make.py")
+    assert spec and spec.loader
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    product, second = ProductBundle.load("nano"), bundle("nano")
+    coder, model = LogCoder(product, product.coder()), Model(second.shape, second.tensors)
+    begin, end = make.log(0, 12), make.log(12, 18)
+    for content, above in ((begin, b""), (end, begin)):
+        [frame] = coder.encode([(content, above)], by_model=by_model)
+        parts = log.parts_of(frame)
+        text = coder._tables.past(above)
+        found = log.pieces(parts, second, model, text.data, text.tokens.tolist())
+        split = table.split(content, above)
+        assert parts.method == 1 + by_model and parts.columns == split.columns and parts.opaque == split.opaque
+        assert found == [piece.text.encode() for piece in split.pieces]
 
 
 # ---- chats
