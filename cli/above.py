@@ -13,7 +13,6 @@ COMMANDS = {
         "target": "pltz.kv.commands.target:target",
     },
     "bundle": {
-        "eval": "pltz.training.commands.eval:evaluate",
         "train": "pltz.training.commands.train:train",
         "distill": "pltz.training.commands.distill:distill",
     },

@@ -11,8 +11,7 @@ import click
 from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import NamingCommand
-from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import (
@@ -27,29 +26,21 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
-    from pltz.plt_codec.lanes import LayoutName
 
 
 @click.command(
-    cls=NamingCommand,
-    short_help="Freeze sessions into one .pltz file, or an archive.",
+    cls=Command,
+    short_help="Freeze sessions into one .pltz file.",
     examples=[
         "pltz compress chats.jsonl -o chats.pltz",
         "pltz compress a.txt b.txt --format text -o notes.pltz",
         "pltz compress chats.jsonl -o chats.pltz --level 2",
         "pltz compress - -o - < chats.jsonl > chats.pltz",
         "pltz compress chats.jsonl -o chats.pltz --target mini-llama --json",
-        "pltz compress chats.jsonl --archive /data/cold --layout fast",
     ],
 )
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="OUT", help="The .pltz file to write; - for stdout.")
-@click.option(
-    "--archive",
-    "place",
-    metavar="DIR",
-    help="Put the sessions into this archive, not into a file. For names, tenants and tags use pltz archive put.",
-)
 @INPUT_FORMAT
 @input_options
 @click.option(
@@ -59,11 +50,6 @@ if TYPE_CHECKING:
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
-@options.LAYOUT
-@options.ZSTD_ABOVE
-@click.option(
-    "--independent", is_flag=True, help="Code each session alone, not after an earlier one that is like it."
-)
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -73,20 +59,15 @@ if TYPE_CHECKING:
 @options.DEVICE
 @options.PROGRESS
 @options.JSON
-@key_options
 def compress(
     inputs: tuple[str, ...],
     output: str | None,
-    place: str | None,
     form: str,
     only: bool,
     level: int | None,
     bundle: str | None,
     target: str | None,
     tokenizer: str | None,
-    layout: "LayoutName",
-    zstd_above: int | None,
-    independent: bool,
     no_verify: bool,
     keep_opaque: bool,
     force: bool,
@@ -95,7 +76,7 @@ def compress(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Freeze the sessions of INPUT... into one .pltz file, or with --archive into an archive.
+    """Freeze the sessions of INPUT... into one .pltz file. `pltz archive put` puts them into an archive.
 
     INPUT is JSONL, a JSON document, a text file, or token ids. A line of JSONL is one chat: {"messages": [...]},
     ShareGPT, or any JSON. A text file is one session. Ids are a .npy file, or lists of numbers with --format ids. It
@@ -106,7 +87,7 @@ def compress(
     They are coded through a bridge and thaw only into that model.
 
     A session that is like an earlier one of the same file is coded after it where that takes fewer bytes. It is read
-    together with that one, and lost with it. --independent codes each alone, which is also faster.
+    together with that one, and lost with it. With --level 5 each is coded alone, which is also faster.
 
     With --exact the sessions of several inputs come back one after the other, and of a .gz or .zst what is inside.
     """
@@ -120,34 +101,10 @@ def compress(
         if source.refused:
             click.get_current_context().exit(ContentError.exit_code)
         return
-    # A level stands for four options. An archive has no neighbours.
-    if chosen := options.level_of(level):
-        bundle, layout, neighbours, zstd_above = chosen
-        independent = place is None and not neighbours
-    # Into an archive: the options of a file's header and layout mean nothing there.
-    if place is not None:
-        if output is not None or tokenizer is not None or independent or no_verify or force:
-            raise UsageError(
-                "--archive excludes -o, --tokenizer, --independent, --no-verify and --force: leave them out"
-            )
-        into_archive(
-            place,
-            inputs,
-            form,
-            bundle,
-            target,
-            layout,
-            zstd_above,
-            keep_opaque,
-            device,
-            threads,
-            progress,
-            as_json,
-        )
-        return
     if output is None:
-        raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
-    # Into a file. The output is opened first, so that a bad path costs no coding.
+        raise UsageError("name the file to write: -o OUT; - is stdout")
+    bundle, layout, neighbours, zstd_above = options.level_of(level, bundle)
+    # The output is opened first, so that a bad path costs no coding.
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
     source = InputFiles(inputs, form)
@@ -163,7 +120,7 @@ def compress(
             tokenizer=tokenizer,
             layout=layout,
             zstd_above=zstd_above,
-            independent=independent,
+            independent=not neighbours,
             verify=not no_verify,
             keep_opaque=keep_opaque,
             exact=source.exact,
@@ -177,38 +134,6 @@ def compress(
     result = summary(source, data, seconds, verified=not no_verify)
     result |= {"zstd_above": zstd_above}
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
-
-
-def into_archive(
-    place: str,
-    inputs: tuple[str, ...],
-    form: str,
-    bundle: str | None,
-    target: str | None,
-    layout: "LayoutName",
-    zstd_above: int | None,
-    keep_opaque: bool,
-    device: str,
-    threads: int | None,
-    progress: bool | None,
-    as_json: bool,
-) -> None:
-    """Put the sessions into an archive, as ``pltz archive put`` does with its defaults."""
-    from pltz.cli.archive import put
-    from pltz.cli.archive.shared import open_archive
-
-    cold = open_archive(
-        place,
-        [bundle] if bundle else [],
-        device=device,
-        threads=threads,
-        layout=layout,
-        zstd_above=zstd_above,
-    )
-    source = put.PutInputs(inputs, form, target, None, device, threads)
-    items = put.SessionNames(None, None).items(source, {"continues": True})
-    code = put.put_all(cold, items, source, {"keep_opaque": keep_opaque}, False, progress, as_json)
-    click.get_current_context().exit(code)
 
 
 def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]:

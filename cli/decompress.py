@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 @options.OUTPUT
 @options.SESSIONS
 @SESSION_FORMAT
-@options.READ_BUNDLE
 @options.TARGET
 @options.TOKENIZER
 @options.decode_limits
@@ -45,7 +44,6 @@ def decompress(
     output: str,
     indices: tuple[int, ...],
     form: str,
-    bundle: str | None,
     target: str | None,
     tokenizer: str | None,
     max_tokens: int | Literal["auto"] | None,
@@ -76,7 +74,7 @@ def decompress(
     destination = Output(output, force=force, inputs=[file], binary=False)
     limits = DecodeLimits(max_tokens, max_bytes, max_seconds)
     with options.open_reader(file) as reader:
-        codec = options.load_codec_for(reader, bundle, device, threads)
+        codec = options.load_codec_for(reader, device, threads)
         opened = api.open(reader, bundle=codec, target=target, tokenizer=tokenizer)
         numbers = indices or range(len(reader))
         wants_log = form == "auto" and not reader.header.exact

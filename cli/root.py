@@ -3,29 +3,39 @@
 import click
 
 from pltz.cli import above
+from pltz.cli.ui.archive_options import OnArchive
 from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
+    "archive": "pltz.cli.archive.group:archive",
     "compress": "pltz.cli.compress:compress",
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
-    "archive": "pltz.cli.archive.group:archive",
-    "bundle": "pltz.cli.bundle.group:bundle",
     **above.COMMANDS["pltz"],
+    "bundle": "pltz.cli.bundle.group:bundle",
     "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
     "doctor": "pltz.cli.doctor:doctor",
     "completion": "pltz.cli.completion:completion",
-    "help": "pltz.cli.help:help_",
+}
+SECTIONS = {
+    "An archive of sessions": ("archive", "nightly"),
+    "One file of sessions": ("compress", "decompress", "inspect"),
+    "Served models": ("thaw", "serve", "hook", "llama", "target"),
+    "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),
 }
 
 
-@click.group(cls=RootGroup, lazy=COMMANDS)
+class Root(OnArchive, RootGroup):
+    """The root group, which takes the options of an archive for the commands below."""
+
+    heading = "Options"
+
+
+@click.group(cls=Root, lazy=COMMANDS, sections=SECTIONS)
 @click.version_option(package_name="pltz", prog_name="pltz")
 def cli() -> None:
     """Entropy codec for LLM sessions: freeze them small, thaw them bit for bit.
 
-    A session (a chat, a text, a list of token ids) is coded by a small integer language model, the
-    bundle, and an entropy coder. The .pltz file names the bundle it needs; decoding gives back the
-    same session, and thawing rebuilds the KV cache of the model that served it.
+    `pltz COMMAND --help` and `pltz help COMMAND` show options and examples.
     """

@@ -168,8 +168,8 @@ class SessionDecoder:
         if header.bundle_id != self.bundle.id:
             raise BundleMismatch(
                 f"expected a file of the loaded bundle {described(self.bundle.id)}, found one of bundle "
-                f"{described(header.bundle_id)}: load that bundle by name or folder (--bundle; `pltz bundle list` "
-                f"shows the installed ones), or {how_to_get(header.bundle_id)}"
+                f"{described(header.bundle_id)}: load that bundle by name or folder (`pltz bundle show` lists "
+                f"those at hand, `pltz bundle add` adds one), or {how_to_get(header.bundle_id)}"
             )
         if header.contract != self.bundle.contract:
             raise VersionError(

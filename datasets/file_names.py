@@ -1,20 +1,21 @@
 """Names of the sessions of files: of agent logs, which are one session per file, and of files of many sessions.
 
     given                                     log of an agent                session 3 of a file of chats
-    projects/-home-me-shop/4f35e220.jsonl     -home-me-shop/4f35e220
-    projects                                  -home-me-shop/4f35e220
+    projects/-home-me-shop/4f35e220.jsonl     ./-home-me-shop/4f35e220
+    projects                                  ./-home-me-shop/4f35e220
     chats/monday.jsonl                                                       monday/3
     chats                                                                    monday/3
 
 A name is the path below the input that was given. An agent log keeps at least one folder in it, since many agents call
-each log the same. So a log has one name whether it is given alone or with its folder.
+each log the same. So a log has one name whether it is given alone or with its folder. A path that begins with a dash,
+as the folders of Claude Code do, has ./ before it: no command takes such a name for an option.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from pltz.plt_codec.errors import UsageError
 
@@ -31,6 +32,15 @@ def stem_of(path: str) -> str:
     return "stdin" if path == STDIN else name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0] or name or path
 
 
+def no_option(name: str) -> str:
+    """Return a path that no command takes for an option: with ./ where it begins with a dash.
+
+    >>> no_option("-home-me-shop/4f35e220"), no_option("shop/-4f35e220")
+    ('./-home-me-shop/4f35e220', 'shop/-4f35e220')
+    """
+    return f"./{name}" if name.startswith("-") else name
+
+
 def below(given: str, file: str) -> str:
     """Return the path of a file below the input that holds it, without suffixes; its stem where it is the input.
 
@@ -38,24 +48,23 @@ def below(given: str, file: str) -> str:
     ('en/monday', 'monday')
     """
     if given == STDIN or PurePath(file) == PurePath(given):
-        return stem_of(given)
+        return no_option(stem_of(given))
     inside = PurePath(file).relative_to(given)
-    return (inside.parent / stem_of(inside.name)).as_posix()
+    return no_option((inside.parent / stem_of(inside.name)).as_posix())
 
 
 def log_name(given: str, file: str) -> str:
     """Return the name of an agent log: its path below the input that holds it, with at least one folder.
 
     >>> log_name("/home/ada/.claude/projects", "/home/ada/.claude/projects/-home-ada-shop/4f35e220.jsonl")
-    '-home-ada-shop/4f35e220'
+    './-home-ada-shop/4f35e220'
     >>> log_name("/home/ada/shop/4f35e220.jsonl", "/home/ada/shop/4f35e220.jsonl"), log_name("-", "standard input")
     ('shop/4f35e220', 'stdin')
     """
-    name = below(given, file)
-    if given == STDIN or "/" in name:
-        return name
-    folder = PurePath(os.path.abspath(file)).parent.name
-    return f"{folder}/{name}" if folder else name
+    name = below(given, file).removeprefix("./")
+    if given != STDIN and "/" not in name:
+        name = f"{PurePath(os.path.abspath(file)).parent.name}/{name}".removeprefix("/")
+    return no_option(name)
 
 
 def heads_of(given: Sequence[str]) -> dict[str, str]:
@@ -84,10 +93,10 @@ def heads_of(given: Sequence[str]) -> dict[str, str]:
         other = next((one for one in given[:number] if one == path or (head and heads[one] == head)), None)
         if other is not None:
             raise UsageError(
-                f"the sessions of {other} and {path} would both be named {head or path}/0 and so on: give each input "
-                "once, or name them by a key of theirs (--name-key)"
+                f"the sessions of {other} and {path} would both be named {head or path}/0 and so on: "
+                "give each input once"
             )
-    return heads
+    return {path: no_option(head) for path, head in heads.items()}
 
 
 class FileOfName:
@@ -101,13 +110,6 @@ class FileOfName:
         other = self._files.setdefault(name, file)
         if other != file:
             raise UsageError(
-                f"the sessions of {other} and {file} would both be named {name}: put the folder that holds both "
-                f"({_common(other, file)}), so that their names tell them apart"
+                f"the sessions of {other} and {file} would both be named {name}: put the folder that holds both, or "
+                f"{file} alone with a --name"
             )
-
-
-def _common(first: str, second: str) -> str:
-    try:
-        return os.path.commonpath([os.path.abspath(first), os.path.abspath(second)])
-    except ValueError:  # on two drives
-        return str(Path(first).anchor)

@@ -137,8 +137,8 @@ def test_the_demo_runs(image: Image) -> None:
 @pytest.mark.seldom(*BUILT)
 def test_a_session_is_archived_and_thawed(image: Image) -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": "Where is my bicycle?"}]})
-    image.run(f"echo '{chat}' > chats.jsonl && pltz archive init /data/cold", "home")
-    image.run("pltz archive put /data/cold chats.jsonl", "home")
+    image.run(f"echo '{chat}' > chats.jsonl && pltz archive init -r /data/cold", "home")
+    image.run("pltz archive put -r /data/cold chats.jsonl", "home")
     done = json.loads(image.run("pltz thaw --archive /data/cold chats/0 --json", "home"))
     assert done["tokens"] > 0
 

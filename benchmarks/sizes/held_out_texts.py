@@ -1,12 +1,12 @@
 """Held-out texts: pieces of 1,200 characters of projects that no bundle learnt from, by language and kind.
 
     python -m pltz.benchmarks.sizes.held_out_texts clones held_out.jsonl
-    pltz bundle eval mini --data held_out.jsonl
+    pltz bench codec --bundle mini --data held_out.jsonl
 
 CLONES has a clone of each repository, OWNER/NAME, with the commit of `SOURCES`. ``lang-`` are translations of the
 documentation of Vue (pages that were left in English are left out), ``rag-docs`` is that documentation, English with
 code, as it stands in a prompt of retrieved pages, and ``code-`` is code. At most two pieces of a file are taken, and a
-small project has fewer pieces than asked. `pltz bundle eval` codes each piece alone.
+small project has fewer pieces than asked. `pltz bench codec` codes each piece alone.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
+from pltz.cli.archive.shared import choose, facts, line_of, open_archive, show, tags_of
+from pltz.cli.ui import options
+from pltz.cli.ui.archive_options import archive_place
 from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
@@ -21,40 +23,56 @@ if TYPE_CHECKING:
     cls=PartCommand,
     short_help="Copy sessions with their histories to another archive.",
     examples=[
-        "pltz archive copy /data/cold /mnt/backup",
-        "pltz archive copy /data/cold /mnt/acme --tenant acme --last --json",
-        "pltz archive copy /data/cold /mnt/backup support/7 --dry-run",
+        "pltz archive copy -r /data/cold /mnt/backup",
+        "pltz archive copy /mnt/acme --tenant acme --last --json",
+        "pltz archive copy /mnt/backup support/7 --dry-run",
     ],
 )
-@shared.DIR
 @click.argument("to", metavar="TO")
 @shared.NAMES
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
 @parted("sessions")
-@shared.recoding_options
+@options.BUNDLE
+@shared.TOKENIZERS
+@shared.DRY_RUN
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@shared.JSON_LINES
 def copy(
-    place: str,
     to: str,
     names: tuple[str, ...],
     tenant: str | None,
     tags: tuple[str, ...],
     last: bool,
-    recoding: Recoding,
+    bundle: str | None,
+    tokenizers: tuple[str, ...],
+    dry_run: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
     part: WorkPart | None,
 ) -> None:
-    """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
+    """Copy sessions of the archive to the archive TO, with histories, tags, times and targets.
 
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
-    copied, and the exit code is 7 where parts of DIR are damaged.
+    copied, and the exit code is 7 where parts of the archive are damaged.
     """
     from pltz.archive.copy import copy as transfer
 
-    source, other = (recoding.open(each, perhaps_sealed=True) for each in (place, to))
+    place = archive_place()
+    source, other = (
+        open_archive(
+            each, bundle=bundle, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True
+        )
+        for each in (place, to)
+    )
     if source.parts.settings.archive == other.parts.settings.archive:
-        raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
+        raise UsageError("the archive and TO are the same one, or a file copy of it: name another one")
     if source.parts.settings.sealed and not other.parts.settings.sealed:
         click.echo(f"warning: {printable(to)} is not sealed: what is copied can be read there without a key", err=True)
     # Both need their codecs: a version is decoded from one and coded into the other.
@@ -63,34 +81,34 @@ def copy(
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last, part=part))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
-    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress)) as bar:
-        for done in transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run):
+    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
+        for done in transfer(source.parts, chosen, other.parts, dry_run=dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
             bar.add(1)
-            _show(done, recoding)
+            _show(done, dry_run, as_json)
     # A copy of everything is whole only where no damage hid a version.
     if not names:
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
-    if not recoding.as_json:
+    if not as_json:
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
-        verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
+        verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     elif part:
-        show(report_of(part, {"copied": copied, "there": there, "erased": erased}), "", recoding.as_json)
+        show(report_of(part, {"copied": copied, "there": there, "erased": erased}), "", as_json)
 
 
-def _show(done: "Copied", recoding: Recoding) -> None:
+def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
     from pltz.archive.archive import SessionVersion
 
     version = SessionVersion.of(done.version)
-    record = facts(version) | {"there": done.there, "dry_run": recoding.dry_run, "erased": done.erased}
+    record = facts(version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
     if done.receipt is not None:
         record |= {"to_version": done.receipt.version, "bytes": done.receipt.size}
-    if recoding.as_json or not done.there:
+    if as_json or not done.there:
         show(
             record,
             line_of(version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
-            recoding.as_json,
+            as_json,
         )

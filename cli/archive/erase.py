@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli.archive import shared
 from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -22,16 +20,15 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Destroy the keys of a session, a tenant or a base.",
     examples=[
-        "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --dry-run",
-        "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --yes",
-        "pltz archive erase /data/cold --tenant acme --all --bases --key-command my-vault --yes",
-        "pltz archive erase /data/cold --base prompts --key-file key",
+        "pltz archive erase -r /data/cold --tenant acme --name chat-7 --key-file key --dry-run",
+        "pltz archive erase --tenant acme --name chat-7 --yes",
+        "pltz archive erase --tenant acme --all --bases --key-command my-vault --yes",
+        "pltz archive erase --base prompts",
     ],
 )
-@shared.DIR
 @click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of the session.")
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too."
@@ -43,12 +40,10 @@ if TYPE_CHECKING:
 @click.option(
     "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
 )
-@key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
 @options.JSON
 def erase(
-    place: str,
     tenant: str | None,
     name: str | None,
     everything: bool,
@@ -58,7 +53,7 @@ def erase(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Destroy the keys of a session, of a tenant or of a base domain in the sealed archive in DIR.
+    """Destroy the keys of a session, of a tenant or of a base domain in a sealed archive.
 
     As a proof, every record is then read from the raw packs and looked up among the keys that remain. Two things stay
     readable: segments that other sessions of the tenant share, and base domains, which hold prompts of many tenants.
@@ -75,7 +70,7 @@ def erase(
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
     if bases and not everything:
         raise UsageError("--bases needs --all")
-    cold = open_archive(place)
+    cold = open_archive()
 
     def run(dry_run: bool) -> "Erasure":
         return cold.erase(name, tenant=tenant, everything=everything, bases=bases, base=base, dry_run=dry_run)
@@ -83,7 +78,7 @@ def erase(
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
-    write_text(json.dumps(asdict(done)) if as_json else as_text(done, place, dry_run))
+    write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
 
 
 def question(found: "Erasure") -> str:
@@ -96,7 +91,7 @@ def question(found: "Erasure") -> str:
     return f"Erase {what} of tenant {found.tenant!r}, versions: {found.versions}{also}? This cannot be undone"
 
 
-def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
+def as_text(done: "Erasure", dry_run: bool) -> str:
     """Return what was done and what stays readable, as text."""
     verb = "would be erased" if dry_run else "erased"
     segments = counted(done.segments, "segment")
@@ -108,7 +103,7 @@ def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
         lines.append(f"{segments} with them; kept, as other sessions share them: {done.shared:,}")
     if done.moved:
         lines.append(f"{counted(done.moved, 'record')} of other sessions put again under new keys")
-    lines += [use_of(use, place, dry_run) for use in done.bases]
+    lines += [use_of(use, dry_run) for use in done.bases]
     if not dry_run:
         lines.append(f"{counted(done.files, 'key file')} overwritten and deleted")
         lines.append(f"proof: {counted(done.records, 'record')} read from the packs, none has a key any more")
@@ -122,12 +117,12 @@ def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
     return "\n".join(map(printable, lines))
 
 
-def use_of(use: "BaseUse", place: str, dry_run: bool) -> str:
+def use_of(use: "BaseUse", dry_run: bool) -> str:
     """Return whether a base stays, why, and how to erase it."""
     if use.erased:
         return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session uses it"
     if not (use.own or use.others):
-        command = shlex.join(["pltz", "archive", "erase", place, "--base", use.name])
+        command = shlex.join(["pltz", "archive", "erase", "--base", use.name])
         return (
             f"base {use.name!r} stays readable, though no other session uses it; to erase it: {command}"
         )

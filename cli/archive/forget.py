@@ -9,8 +9,7 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import VersionType, facts, line_of, open_archive, show, tags_of
-from pltz.cli.ui.groups import Command, NamingCommand
-from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,16 +19,14 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=NamingCommand,
+    cls=ArchiveCommand,
     short_help="Forget sessions by name, or versions by a policy.",
     examples=[
-        "pltz archive forget /data/cold support/7 --tenant acme",
-        "pltz archive forget /data/cold support/7 --version 2",
-        "pltz archive forget /data/cold --keep-last 3 --keep-within 30d --dry-run",
-        "pltz archive forget /data/cold --tenant acme --tag trial=yes --keep-within 1y --drop-last",
+        "pltz archive forget -r /data/cold support/7 --tenant acme",
+        "pltz archive forget support/7 --version 2",
+        "pltz archive forget --keep-last 3 --keep-within 30d --dry-run",
     ],
 )
-@shared.DIR
 @shared.NAMES
 @click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version of NAME.")
 @shared.ONLY_TENANT
@@ -38,34 +35,30 @@ if TYPE_CHECKING:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
 )
 @click.option("--keep-within", metavar="DURATION", help="Keep versions younger than this: 30d, 12h, 2w, 1y.")
-@click.option("--drop-last", is_flag=True, help="Let a policy forget a session's last version too.")
 @shared.DRY_RUN
 @shared.JSON_LINES
-@key_options
 def forget(
-    place: str,
     names: tuple[str, ...],
     number: "VersionName | None",
     tenant: str | None,
     tags: tuple[str, ...],
     keep_last: int | None,
     keep_within: str | None,
-    drop_last: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Forget sessions of the archive in DIR: NAME... with all versions, or the versions that a policy does not keep.
+    """Forget sessions: NAME... with all versions, or the versions that a policy does not keep.
 
-    A version stays if any rule keeps it, and every session keeps its last version unless --drop-last is given.
-    Without --tenant, NAME means a session of the tenant "default". A policy without NAME applies to all sessions, or to
-    those of --tenant. Forgotten versions can be brought back with undelete until collect has freed them.
+    A version stays if any rule keeps it, and every session keeps its last version. Without --tenant, NAME means a
+    session of the tenant "default". A policy without NAME applies to all sessions, or to those of --tenant. Forgotten
+    versions can be brought back with undelete until collect has freed them.
     """
-    policy = policy_of(keep_last, keep_within, tags, drop_last)
+    policy = policy_of(keep_last, keep_within, tags)
     if policy is None and not names:
         raise UsageError("name sessions to forget, or a policy: --keep-last N, --keep-within DURATION")
     if policy is not None and number is not None:
         raise UsageError("--version and a policy exclude each other")
-    cold = open_archive(place)
+    cold = open_archive()
     if policy is not None:
         versions = cold.expire(policy, names, tenant=tenant, dry_run=dry_run)
     else:
@@ -76,53 +69,46 @@ def forget(
         cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 
 
-def policy_of(
-    keep_last: int | None, keep_within: str | None, tags: Iterable[str], drop_last: bool
-) -> "Policy | None":
+def policy_of(keep_last: int | None, keep_within: str | None, tags: Iterable[str]) -> "Policy | None":
     """Return the policy that the options name, if any. Raises UsageError for options that do not fit together."""
     from pltz.archive.retention import Policy, seconds
 
     if keep_last is None and keep_within is None:
-        if drop_last:
-            raise UsageError("--drop-last needs a policy: add --keep-within DURATION")
         return None
     within = None if keep_within is None else seconds(keep_within)
-    return Policy(keep_last, within, tags_of(tags), drop_last)
+    return Policy(keep_last, within, tags_of(tags))
 
 
 @click.command(
-    cls=NamingCommand,
+    cls=ArchiveCommand,
     short_help="Bring forgotten versions back.",
     examples=[
-        "pltz archive undelete /data/cold support/7 --tenant acme",
-        "pltz archive undelete /data/cold support/7 --version 2 --dry-run",
+        "pltz archive undelete support/7 --tenant acme",
+        "pltz archive undelete support/7 --version 2 --dry-run",
     ],
 )
-@shared.DIR
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version.")
 @shared.TENANT
 @shared.DRY_RUN
 @shared.JSON_LINES
-@key_options
 def undelete(
-    place: str, names: tuple[str, ...], number: "VersionName | None", tenant: str, dry_run: bool, as_json: bool
+    names: tuple[str, ...], number: "VersionName | None", tenant: str, dry_run: bool, as_json: bool
 ) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
-    cold = open_archive(place)
+    cold = open_archive()
     versions = cold.undelete(names, tenant=tenant, version=number, dry_run=dry_run)
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Free the space of forgotten sessions, in two steps.",
     examples=[
-        "pltz archive collect /data/cold",
-        "pltz archive collect /data/cold --grace 7d --dry-run --json",
+        "pltz archive collect",
+        "pltz archive collect --grace 7d --dry-run --json",
     ],
 )
-@shared.DIR
 @click.option(
     "--grace",
     metavar="DURATION",
@@ -132,8 +118,7 @@ def undelete(
 )
 @shared.DRY_RUN
 @shared.JSON_LINES
-@key_options
-def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
+def collect(grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 
     A run first moves the records that are still needed out of packs that were condemned longer than the grace period
@@ -144,7 +129,7 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     from pltz.archive.retention import seconds
 
     wait = seconds(grace)
-    found = open_archive(place).collect(grace=wait, dry_run=dry_run)
+    found = open_archive().collect(grace=wait, dry_run=dry_run)
     done = dataclasses.asdict(found)
     may = "would be " if dry_run else ""
     text = (

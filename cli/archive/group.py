@@ -2,14 +2,13 @@
 
 import click
 
-from pltz.cli.ui.groups import LazyGroup
+from pltz.cli.ui.archive_options import ArchiveGroup
 
 COMMANDS = {
     "init": "pltz.cli.archive.put:init",
     "put": "pltz.cli.archive.put:put",
     "get": "pltz.cli.archive.get:get",
     "ls": "pltz.cli.archive.list:ls",
-    "find": "pltz.cli.archive.list:find",
     "stat": "pltz.cli.archive.list:stat",
     "verify": "pltz.cli.archive.verify:verify",
     "repair": "pltz.cli.archive.repair:repair",
@@ -17,18 +16,29 @@ COMMANDS = {
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
     "erase": "pltz.cli.archive.erase:erase",
-    "convert": "pltz.cli.archive.convert:convert",
     "copy": "pltz.cli.archive.copy:copy",
-    "export": "pltz.cli.archive.get:export",
     "join": "pltz.cli.archive.parts:join",
-    "restore": "pltz.cli.archive.restore:restore",
 }
+SECTIONS = {
+    "In and out": ("init", "put", "get", "ls", "stat", "copy"),
+    "Check and mend": ("verify", "repair", "join"),
+    "Take out": ("forget", "undelete", "collect", "erase"),
+}
+# words of restic
+ALIASES = {"backup": ("put",), "check": ("verify",), "snapshots": ("ls", "--history"), "prune": ("collect",)}
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Keep all versions of sessions in an archive.")
+@click.group(
+    cls=ArchiveGroup,
+    lazy=COMMANDS,
+    sections=SECTIONS,
+    aliases=ALIASES,
+    short_help="Keep all versions of sessions in an archive.",
+)
 def archive() -> None:
     """Keep sessions in an archive: every version, shared prompts once, each decoded and compared before it counts.
 
-    An archive is a directory, or s3://bucket/prefix. Sessions have a name, a tenant, tags and a history. Putting a
-    longer version of a session adds only its new turns.
+    Name the archive by -r, before or behind the command, or once by PLTZ_ARCHIVE. Sessions have a name, a tenant, tags
+    and a history. Putting a longer version of a session adds only its new turns. What restic's prune does at once,
+    collect does in two runs, a grace period apart, while others read and write.
     """

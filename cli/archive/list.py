@@ -1,11 +1,10 @@
-"""``pltz archive ls``, ``find`` and ``stat``: list and count the contents of an archive.
+"""``pltz archive ls`` and ``stat``: list and count the contents of an archive.
 
 Nothing is decoded, except by ``stat --content``.
 """
 
 import dataclasses
 import re
-import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,115 +14,69 @@ from pltz.archive.humanize import counted, duration, size
 from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
-from pltz.cli.ui.groups import Command, NamingCommand
-from pltz.cli.ui.key_options import key_options
-from pltz.cli.ui.options import Decorator
+from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.output import printable
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs, render
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
 
 SIZES = ("size", "tokens", "segments")
-FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "method", *SIZES, "turns")
-LONG: Decorator = click.option(
-    "-l", "--long", is_flag=True, help="With method, size, tokens (B: bytes, as of logs), segments, age."
-)
-TURNS: Decorator = click.option(
-    "--turns", is_flag=True, help="With the messages of each chat. They are counted by decoding it, which takes time."
-)
-TEMPLATE: Decorator = click.option(
-    "--format",
-    "template",
-    metavar="TEXT",
-    help="A line for each, such as '{tenant}/{name} {tokens}'. Fields: " + ", ".join(FIELDS) + ".",
-)
 
 
 @click.command(
-    cls=Command,
-    short_help="List the last versions of sessions, by tenant and name.",
+    cls=ArchiveCommand,
+    short_help="List sessions: all, or those with TEXT in their name.",
     examples=[
-        "pltz archive ls /data/cold --long",
-        "pltz archive ls /data/cold --turns",
-        "pltz archive ls /data/cold --tenant acme --history --json",
-        "pltz archive ls /data/cold --format '{name}'",
+        "pltz archive ls -r /data/cold --long",
+        "pltz archive ls support --tag channel=web --since 2026-01-01",
+        "pltz archive ls --tenant acme --history --json",
     ],
 )
-@shared.DIR
-@shared.ONLY_TENANT
-@click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
-@click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
-@LONG
-@TURNS
-@TEMPLATE
-@shared.JSON_LINES
-@key_options
-@click.pass_context
-def ls(
-    ctx: click.Context,
-    place: str,
-    tenant: str | None,
-    history: bool,
-    forgotten: bool,
-    long: bool,
-    turns: bool,
-    template: str | None,
-    as_json: bool,
-) -> None:
-    """List the last versions of sessions, by tenant and name, numbers in names by value.
-
-    Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
-    """
-    cold = open_archive(place)
-    found = cold.list(tenant, forgotten=forgotten, history=history, partial=True)
-    _show_all(cold, sorted(found, key=_natural), long, turns, template, as_json)
-    ctx.exit(_warn(cold, tenant))
-
-
-@click.command(
-    cls=NamingCommand,
-    short_help="List sessions by a part of their name, tags and time.",
-    examples=[
-        "pltz archive find /data/cold support",
-        "pltz archive find /data/cold --tag channel=web --since 2026-01-01 --json",
-    ],
-)
-@shared.DIR
 @click.argument("text", metavar="[TEXT]", default="")
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
-@click.option("--since", metavar="DATE", help="Not older than this: 2026-01-31, 2026-01-31T12:00.")
-@click.option("--until", metavar="DATE", help="Older than this.")
-@LONG
-@TURNS
-@TEMPLATE
+@click.option("--since", metavar="DATE", help="Put at this time or later: 2026-01-31, 2026-01-31T12:00.")
+@click.option("--until", metavar="DATE", help="Put before this.")
+@click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
+@click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
+@click.option(
+    "-l", "--long", is_flag=True, help="With method, size, tokens (B: bytes, as of logs), segments, age."
+)
 @shared.JSON_LINES
-@key_options
 @click.pass_context
-def find(
+def ls(
     ctx: click.Context,
-    place: str,
     text: str,
     tenant: str | None,
     tags: tuple[str, ...],
     since: str | None,
     until: str | None,
+    history: bool,
+    forgotten: bool,
     long: bool,
-    turns: bool,
-    template: str | None,
     as_json: bool,
 ) -> None:
-    """List the last versions of sessions that have all the tags and TEXT in their name, by time.
+    """List the last versions of sessions that have TEXT in their name and all the tags, by tenant and name.
 
-    Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
+    Numbers in names count by value. What was said in a session is not searched. Where packs are damaged, missing or
+    lost, their sessions may not be listed, and the exit code is 7.
     """
-    cold = open_archive(place)
-    chosen, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
-    found = cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True)
-    _show_all(cold, found, long, turns, template, as_json)
+    cold = open_archive()
+    wanted, start, end = tags_of(tags).items(), seconds_of(since), seconds_of(until)
+    found = [
+        version
+        for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True)
+        if text in version.name
+        and wanted <= version.tags.items()
+        and (start is None or version.time >= start)
+        and (end is None or version.time < end)
+    ]
+    _show_all(cold, sorted(found, key=_natural), long, as_json)
+    if text and not found:
+        click.echo(f"no session has {printable(text)!r} in its name; what was said is not searched", err=True)
     ctx.exit(_warn(cold, tenant))
 
 
@@ -134,112 +87,51 @@ def _natural(version: "SessionVersion") -> tuple[str, list[tuple[int, str]], int
     return version.tenant, name, version.version
 
 
-def _show_all(
-    cold: "Archive",
-    versions: "Iterable[SessionVersion]",
-    long: bool,
-    turns: bool,
-    template: str | None,
-    as_json: bool,
-) -> None:
-    """Print versions: a line each, or a table with ``long`` or ``turns``. Raises UsageError for an unknown field."""
-    named = _fields(template)
-    sizes = VersionSizes(cold) if long or turns or named & {*SIZES, "method"} else None
-    counted_turns = Turns(cold) if turns or "turns" in named else None
+def _show_all(cold: "Archive", versions: "Iterable[SessionVersion]", long: bool, as_json: bool) -> None:
+    """Print versions: a line each, or a table with ``long``."""
+    sizes = VersionSizes(cold) if long else None
     now = cold.parts.store.now()
     rows = []
     for version in versions:
         record = facts(version) | {"age": max(0, now - version.time)}
-        if sizes is not None:
-            record |= sizes.of(version)
-        if counted_turns is not None:
-            record["turns"] = counted_turns.of(version)
-        if template is not None and not as_json:
-            show(record, template.format_map(_words(record)), False)
-        elif sizes is not None and not as_json:
+        record |= sizes.of(version) if sizes else {}
+        if sizes and not as_json:
             rows.append(record)
         else:
             show(record, line_of(version), as_json)
     if rows:
-        head = ("session", "version", "age", "kind", "method", *(["turns"] if turns else []), *SIZES, "tags")
+        head = ("session", "version", "age", "kind", "method", *SIZES, "tags")
         click.echo(render(head, [_cells(record) for record in rows]))
-
-
-def _fields(template: str | None) -> set[str]:
-    """Return the fields that a template names. Raises UsageError where one is unknown."""
-    try:
-        named = {field for _, field, _, _ in string.Formatter().parse(template or "") if field is not None}
-    except ValueError as exc:
-        raise UsageError(f"--format {template!r}: {exc}") from exc
-    if unknown := sorted(named - set(FIELDS)):
-        raise UsageError(f"--format has no field {unknown[0]!r}: expected {', '.join(FIELDS)}")
-    return named
-
-
-def _words(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record for a template: tags and absent figures as words."""
-    tags = " ".join(f"{key}={value}" for key, value in record["tags"].items())
-    return {key: "-" if value is None else value for key, value in record.items()} | {"tags": tags}
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
     """Return one line of the table of ``--long``."""
     units = {"tokens": " B" if record["bytewise"] else ""}
-    figures = [(record[name], units.get(name, "")) for name in ("turns", *SIZES) if name in record]
-    numbers = ["?" if figure is None else f"{figure:,}{unit}" for figure, unit in figures]
-    words = _words(record)
+    numbers = ["?" if record[name] is None else f"{record[name]:,}{units.get(name, '')}" for name in SIZES]
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
-    age, tags = duration(record["age"]), printable(words["tags"])
-    return [name, f"{record['version']}", age, kind, words["method"], *numbers, tags]
-
-
-class Turns:
-    """The number of messages of versions, each counted in the decoded session."""
-
-    def __init__(self, cold: "Archive") -> None:
-        self._sessions = cold.sessions
-        self._versions = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
-
-    def of(self, version: "SessionVersion") -> int | None:
-        """Return the number of messages of a version, None where it is no chat or damage hides it."""
-        from pltz.models.session.session import messages_of
-
-        try:
-            messages = messages_of(self._sessions.read(self._versions[version.id]))
-        except (PltzError, KeyError):
-            return None
-        return None if messages is None else len(messages)
+    tags = printable(" ".join(f"{key}={value}" for key, value in record["tags"].items()))
+    return [name, f"{record['version']}", duration(record["age"]), kind, record["method"] or "-", *numbers, tags]
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Count sessions, tokens, bytes, and what sharing saved.",
     examples=[
-        "pltz archive stat /data/cold",
-        "pltz archive stat /data/cold --content",
-        "pltz archive stat /data/cold --json",
+        "pltz archive stat -r /data/cold",
+        "pltz archive stat --content",
+        "pltz archive stat --json",
     ],
 )
-@shared.DIR
 @click.option("--content", is_flag=True, help="Decode the last versions, to count the bytes of their content.")
 @click.option("-v", "--verbose", is_flag=True, help="Also packs, indexes, marks and other parts of the archive.")
-@shared.READ_BUNDLES
 @shared.TOKENIZERS
 @shared.JSON_LINES
-@key_options
-def stat(
-    place: str,
-    content: bool,
-    verbose: bool,
-    bundles: tuple[str, ...],
-    tokenizers: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def stat(content: bool, verbose: bool, tokenizers: tuple[str, ...], as_json: bool) -> None:
     """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
     from pltz.archive.catalog.stat import disk_bytes
 
-    cold = open_archive(place, bundles, tokenizers=tokenizers)
+    cold = open_archive(tokenizers=tokenizers)
     parts = dataclasses.asdict(cold.stat())
     parts["archive"] = parts["archive"].hex()
     found = parts | {"disk_bytes": disk_bytes(cold.parts.store)} | _totals(cold)

@@ -1,8 +1,8 @@
 """Bulk work in parts: ``--part N/M`` does one, ``pltz archive join`` joins their reports, ``--ray`` does both.
 
-    pltz archive verify s3://bucket/cold --part 3/16 --json > 3.jsonl     # by whatever starts 16 processes
-    pltz archive join *.jsonl                                             # an error unless all 16 are there
-    pltz archive verify s3://bucket/cold --ray auto                       # the same on a Ray cluster
+    pltz archive verify --part 3/16 --json > 3.jsonl     # by whatever starts 16 processes
+    pltz archive join *.jsonl                            # an error unless all 16 are there
+    pltz archive verify --ray auto                       # the same on a Ray cluster
 
 A part is a process of its own that asks nobody. Its report is the last line that it prints with ``--json``, and it
 prints none where it did not come to its end. So one that failed, was killed or never ran is missing from the join.
@@ -20,14 +20,16 @@ import click
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.work_part import WorkPart
-from pltz.cli.ui.groups import Command, Interrupted, NamingCommand
+from pltz.cli.archive.files import is_folder
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, archive_words
+from pltz.cli.ui.groups import Command, Interrupted
 from pltz.cli.ui.options import Decorator
 from pltz.cli.ui.output import write_text
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.identity import digest
 
 WORDS, WORK = "pltz.parts.words", "pltz.parts.work"  # in click's context: the words of the call, the id of the work
-APART = ("part", "output", "force", "threads", "device", "progress", "as_json", "state")  # may differ between parts
+APART = ("part", "output", "force", "threads", "device", "progress", "as_json")  # may differ between parts
 # rows of which several parts may print the same, and their number in the report
 COUNTED = {"problem": "problems", "lost_session": "lost", "unfinished": "unfinished", "missing_copy": "missing_copies"}
 DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes of verify
@@ -51,7 +53,7 @@ def parted(of: str) -> Decorator:
     return lambda command: part(ray(command))
 
 
-class PartCommand(NamingCommand):
+class PartCommand(ArchiveCommand):
     """A command with the options of `parted`. With ``--ray`` its parts run elsewhere, and here their reports join."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -63,14 +65,16 @@ class PartCommand(NamingCommand):
         """Run the command, or all its parts. Raises UsageError."""
         address: str | None = ctx.params.pop("ray")
         deciding = sorted((key, value) for key, value in ctx.params.items() if key not in APART)
-        ctx.meta[WORK] = digest(b"pltz part of", repr((ctx.info_name, deciding)).encode()).hex()
+        ctx.meta[WORK] = digest(b"pltz part of", repr((ctx.info_name, archive_place(), deciding)).encode()).hex()
         if address is None:
             return super().invoke(ctx)
         if ctx.params["part"]:
             raise UsageError("--ray does all parts: leave --part out, or --ray")
         if "-" in (*ctx.params.get("inputs", ()), ctx.params.get("output")):
             raise UsageError("several processes can neither read stdin nor write stdout: name files")
-        words = [*ctx.command_path.split()[1:], *_without_ray(ctx.meta[WORDS])]
+        if is_folder(ctx.params.get("output") or ""):
+            raise UsageError("several processes cannot write into one folder: name a file")
+        words = [*archive_words(), *ctx.command_path.split()[1:], *_without_ray(ctx.meta[WORDS])]
         try:
             code = show_joined(on_ray(address, words, ctx.params.get("output")))
         except KeyboardInterrupt as error:

@@ -1,25 +1,25 @@
 """``pltz archive init`` and ``put``: make an archive and put sessions from files into it."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.archive.work_part import WorkPart
-from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.put_meter import PutMeter
 from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_words
 from pltz.cli.ui.options import nonempty
+from pltz.cli.ui.output import printable
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, want_there
 from pltz.datasets.dropped import tags_of as tags_of_dropped
@@ -34,50 +34,35 @@ if TYPE_CHECKING:
     from pltz.datasets.session_columns import RowName
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
-    from pltz.plt_codec.lanes import LayoutName
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Make an empty archive.",
     examples=[
-        "pltz archive init /data/cold",
-        "pltz archive init s3://bucket/cold --json",
-        "pltz archive init /data/sealed --key-file key --parity 10",
+        "pltz archive init -r /data/cold",
+        "pltz archive init -r s3://bucket/cold --json",
+        "pltz archive init -r /data/sealed --key-file key",
     ],
 )
-@shared.DIR
-@click.option(
-    "--parity",
-    type=click.FloatRange(0, 100),
-    metavar="PERCENT",
-    help="Parity for repair. Segments that many sessions need are also kept twice.  [default: 5]",
-)
-@click.option(
-    "--manifest/--no-manifest",
-    default=None,
-    help="Name packs in one object: a get and a put list nothing.  [default: in a bucket]",
-)
 @shared.JSON_LINES
-@key_options
-def init(place: str, parity: float | None, manifest: bool | None, as_json: bool) -> None:
-    """Make an empty archive in DIR. DIR may exist, but must hold no archive.
+def init(as_json: bool) -> None:
+    """Make an empty archive, in a folder that holds nothing else, or in a bucket.
 
     With a key (--key-file, --key-command, --passphrase-env, --passphrase) the archive is sealed: everything in it is
     encrypted, and sessions, tenants and shared base prompts can be erased for good. Keep the key: without it nothing in
     the archive can ever be read again.
     """
     from pltz.archive import opener
-    from pltz.archive.format.parity import SHARE, SHARED
+    from pltz.archive.encryption.keys import Secret
 
-    shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
+    place = archive_place()
     want_own_folder(place)
-    key = secret(confirm=True)
-    made = opener.create(place, key=key, parity=shares, manifest=manifest)
+    key = Secret.chosen(**key_words(confirm=True))
+    made = opener.create(place, key=key)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
-    facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
-    facts["manifest"] = made.settings.manifest
+    facts = {"archive": identity, "place": place, "sealed": key is not None}
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 
@@ -111,22 +96,18 @@ def _is_mark(path: Path) -> bool:
     cls=PartCommand,
     short_help="Freeze the sessions of INPUT... into the archive.",
     examples=[
-        "pltz archive put /data/cold chats.jsonl --tenant acme",
-        "pltz archive put /data/cold chat.json --name support/7 --tag channel=web",
-        "pltz archive put /data/cold old.pltz --dry-run --json",
-        "pltz archive put /data/cold chats.jsonl --layout fast",
-        "pltz archive put /data/cold chats.jsonl --level 3",
-        "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
-        "pltz archive put /data/cold - --name-key id < chats.jsonl",
-        "pltz archive put s3://bucket/cold history/ --ray ray://head:10001",
+        "pltz archive put -r /data/cold ~/.claude/projects",
+        "pltz archive put chats.jsonl --tenant acme --level 4",
+        "pltz archive put chat.json --name support/7 --tag channel=web",
+        "pltz archive put old.pltz --dry-run --json",
+        "pltz archive put ids.jsonl --tokenizer qwen/tokenizer.json",
+        "pltz archive put -r s3://bucket/cold history/ --ray ray://head:10001",
     ],
 )
-@shared.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds only one."
 )
-@click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
 @shared.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")
 @click.option(
@@ -155,39 +136,17 @@ def _is_mark(path: Path) -> bool:
 )
 @options.TARGET
 @options.TOKENIZER
-@options.LAYOUT
-@options.ZSTD_ABOVE
-@options.MERGE_TURNS
-@click.option(
-    "--commit-bytes",
-    type=click.IntRange(min=1),
-    metavar="SIZE",
-    default=COMMIT_BYTES,
-    show_default=True,
-    help="Content after which sessions are made durable.",
-)
-@click.option(
-    "--commit-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    default=COMMIT_SECONDS,
-    show_default=True,
-    help="Time of coding after which they are, about.",
-)
 @options.LEVEL
-@shared.BUNDLES
+@options.BUNDLE
 @shared.DRY_RUN
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
 @shared.JSON_LINES
 @parted("sessions")
-@key_options
 def put(
-    place: str,
     inputs: tuple[str, ...],
     name: str | None,
-    name_key: str | None,
     tenant: str,
     tags: tuple[str, ...],
     base: str | None,
@@ -197,13 +156,8 @@ def put(
     keep_opaque: bool,
     target: str | None,
     tokenizer: str | None,
-    layout: "LayoutName",
-    zstd_above: int | None,
-    merge_turns: bool,
-    commit_bytes: int,
-    commit_seconds: float,
     level: int | None,
-    bundles: tuple[str, ...],
+    bundle: str | None,
     dry_run: bool,
     threads: int | None,
     device: str,
@@ -211,14 +165,14 @@ def put(
     as_json: bool,
     part: WorkPart | None,
 ) -> None:
-    """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
+    """Freeze the sessions of INPUT... into the archive: session files as for compress, or .pltz files.
 
-    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise, and
-    an agent log FOLDER/STEM. A row of a query or table with the columns name, session (JSON) and perhaps tenant and
-    time says these itself. A session that is in the archive gets a new version, which stores only the new part; an
-    unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the others are put
-    (exit code 5), unless it is named by --name-key or --new-version is given. One of several files that
-    cannot be read is refused in the same way, such as a log of which an agent is writing the last line.
+    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name says otherwise, and an agent log
+    FOLDER/STEM, with ./ before a dash. A row of a query or table with the columns name, session (JSON) and perhaps
+    tenant and time says these itself. A session that is in the archive gets a new version, which stores only the new
+    part; an unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the
+    others are put (exit code 5), unless --new-version is given. One of several files that cannot be read is refused in
+    the same way, such as a log of which an agent is writing the last line.
 
     A printed line means that the session is durable, decoded back and compared, whatever happens next. An interrupted
     put goes on when it is run again.
@@ -226,40 +180,21 @@ def put(
     With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
-    names = SessionNames(name, name_key)
-    if by_level := options.level_of(level):
-        bundles, layout, zstd_above = (by_level.bundle,), by_level.layout, by_level.zstd_above
     chosen, time = tags_of(tags), seconds_of(when)
-    cold = open_archive(
-        place,
-        bundles,
-        device=device,
-        threads=threads,
-        layout=layout,
-        zstd_above=zstd_above,
-        merge_turns=merge_turns,
-    )
+    bundle, layout, _, zstd_above = options.level_of(level, bundle)
+    cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
-    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
-    extra["continues"] = not new_version and name_key is None
-    how: PutOptions = {"keep_opaque": keep_opaque, "commit_bytes": commit_bytes, "commit_seconds": commit_seconds}
-    items = names.items(source, extra)
-    click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json, part))
-
-
-class PutOptions(TypedDict, total=False):
-    """The options of a put beside those of its inputs: arguments of `Archive.put_many`."""
-
-    keep_opaque: bool
-    commit_bytes: int
-    commit_seconds: float
+    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time, "continues": not new_version}
+    code = put_all(cold, source, name, extra, keep_opaque, dry_run, progress, as_json, part)
+    click.get_current_context().exit(code)
 
 
 def put_all(
     cold: "Archive",
-    items: "Iterator[tuple[PutRequest, int, bool]]",
     source: "PutInputs",
-    how: PutOptions,
+    name: str | None,
+    extra: Mapping[str, Any],
+    keep_opaque: bool,
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
@@ -267,18 +202,19 @@ def put_all(
 ) -> int:
     """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
 
-    ``items``: of ``source``, with the bytes that each was read from, and whether it is the log of an agent.
+    ``name``: of the only session. ``extra``: what all requests have.
     """
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
         meter = PutMeter(bar, None if part else source.total, dry_run=dry_run)
-        own = (item for item in items if part is None or part.has_session(item[0].tenant, item[0].name))
+        found = requests(source, name, extra)
+        own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
             meter.reading(own),
             dry_run=dry_run,
             coding=meter.coding,
             refused=meter.refuse,
-            **how,
+            keep_opaque=keep_opaque,
         )
         for stored in receipts:
             meter.stored(stored)
@@ -293,8 +229,8 @@ def put_all(
     if as_json and part:
         # each part reads all files, so the first alone counts those that it could not
         unread = source.refused if part.number == 1 else 0
-        found = {"sessions": meter.sessions, "unchanged": meter.unchanged, "bytes": meter.frozen}
-        show(report_of(part, found | {"refused": meter.refused + unread}), "", as_json)
+        counts = {"sessions": meter.sessions, "unchanged": meter.unchanged, "bytes": meter.frozen}
+        show(report_of(part, counts | {"refused": meter.refused + unread}), "", as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions or not meter.sessions else ""
@@ -308,68 +244,43 @@ def put_all(
     return ContentError.exit_code if meter.refused or source.refused else 0
 
 
-@dataclass
-class SessionNames:
-    """The rule that names sessions: one name, a key of each chat, or neither. Raises UsageError for both."""
+def requests(
+    source: "PutInputs", name: str | None, extra: Mapping[str, Any]
+) -> "Iterator[tuple[PutRequest, int]]":
+    """Yield the sessions as requests, each with the bytes that it was read from.
 
-    name: str | None
-    key: str | None
+    ``name``: of the only session. Raises UsageError where it meets a second one, or two inputs give one name.
+    """
+    from pltz.archive.writing.put_request import PutRequest
 
-    def __post_init__(self) -> None:
-        if self.name is not None and self.key is not None:
-            raise UsageError("--name and --name-key exclude each other")
-
-    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[tuple[PutRequest, int, bool]]":
-        """Yield the sessions as items, each with the bytes that it was read from, and whether it is an agent's log.
-
-        Raises UsageError where --name meets a second session, or two files give one name. Raises ContentError where the
-        key is missing.
-        """
-        from pltz.archive.writing.put_request import PutRequest
-
-        if self.name is None and self.key is None:
-            source.heads = heads_of(source.paths)
-        rows = iter(source)
-        first = next(rows, None)
-        if first is None:
-            return
-        second = next(rows, None) if self.name is not None else None
-        if second is not None:
-            raise UsageError("--name is for one session, and there are more: leave it out or use --name-key")
-        files = FileOfName()
-        for row in (first, *rows) if self.name is not None else _chain(first, rows):
-            if self.name is None and self.key is None and row.given is None:
+    if name is None:
+        source.heads = heads_of(source.paths)
+    rows = iter(source)
+    first = list(itertools.islice(rows, 1 if name is None else 2))
+    if len(first) > 1:
+        raise UsageError("--name is for one session, and there are more: leave it out")
+    files = FileOfName()
+    for row in itertools.chain(first, rows):
+        given = row.given if name is None else None
+        if name is None and given is None:
+            try:
                 files.want(row.head, row.file)
-            request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
-            dropped = tags_of_dropped(drops(), row.dropped)
-            form = row.file_tags() if request.name == row.default else {}
-            request = replace(request, tags={**request.tags, **form, **dropped})
-            yield self._as_row(request, row.given), row.size, row.number is None
-
-    def _as_row(self, request: "PutRequest", given: "RowName | None") -> "PutRequest":
-        """Return a request with the tenant and time that its row says, where the row also names it."""
-        if given is None or self.name is not None or self.key is not None:
-            return request
-        time = request.time if given.time is None else given.time
-        return replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
-
-    def _name(self, row: "NamedSession") -> str:
-        if self.name is not None:
-            return self.name
-        if self.key is None:
-            return row.given.name if row.given else row.default
-        value = row.session.value
-        found = value.get(self.key) if row.session.kind == "chat" and isinstance(value, dict) else None
-        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-            raise ContentError(
-                f"session {row.default} has no name: expected a string or number under the key of --name-key"
-            )
-        return str(found)
-
-
-def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[NamedSession]":
-    yield first
-    yield from rest
+            except UsageError as error:  # of this file alone
+                source.refuse(row.file, str(error))
+                continue
+        request = PutRequest(
+            name or (given.name if given else row.default),
+            row.session,
+            target=row.target,
+            tokenizer=row.tokenizer,
+            **extra,
+        )
+        form = row.file_tags() if request.name == row.default else {}
+        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), row.dropped)})
+        if given:
+            time = request.time if given.time is None else given.time
+            request = replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
+        yield request, row.size
 
 
 @dataclass(frozen=True)
@@ -421,6 +332,7 @@ class PutInputs:
     heads: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0
     refused: int = 0
+    clashing: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         want_there(self.paths)
@@ -456,6 +368,13 @@ class PutInputs:
             yield replace(row, dropped=found.dropped, alone=alone and found.is_verbatim)
         self.refused += len(files.refused)
 
+    def refuse(self, file: str, why: str) -> None:
+        """Print why a file is refused, and count it once."""
+        if file not in self.clashing:
+            self.clashing.add(file)
+            self.refused += 1
+            click.echo(f"refused: {printable(why)}", err=True)
+
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target
 
@@ -469,7 +388,7 @@ class PutInputs:
         from pltz.coding.partners import bridge_between
 
         with options.open_reader(path) as reader:
-            codec = options.load_codec_for(reader, None, self.device, self.threads)
+            codec = options.load_codec_for(reader, self.device, self.threads)
             bridge = None if self._json is None else bridge_between(self._json, codec)
             foreign = None if bridge is None or bridge.identity else bridge.fingerprint
             theirs = reader.header.tokenizer_fingerprint

@@ -33,9 +33,9 @@ class PutMeter:
         self._say_how_it_ends()
         bar.begin("read", self._total, "bytes")
 
-    def reading(self, items: "Iterable[tuple[PutRequest, int, bool]]") -> "Iterator[PutRequest]":
-        """Yield requests without the bytes that each was read from and whether it is a log, and count these."""
-        for request, amount, _ in items:
+    def reading(self, items: "Iterable[tuple[PutRequest, int]]") -> "Iterator[PutRequest]":
+        """Yield requests without the bytes that each was read from, and count these."""
+        for request, amount in items:
             self._waiting.append(((request.tenant, request.name), amount))
             if self._bar.label == "read":
                 self._bar.add(amount)

@@ -9,26 +9,25 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_given, key_words
 from pltz.cli.ui.output import write_text
 
 if TYPE_CHECKING:
+    from pltz.archive.encryption.keys import Encryption
+    from pltz.archive.format.settings import Settings
     from pltz.archive.maintenance.repair import Repaired
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Restore damaged parts from parity and second copies.",
     examples=[
-        "pltz archive repair /data/cold --dry-run",
-        "pltz archive repair /data/cold",
-        "pltz archive repair /data/cold --key-file key --json",
-        "pltz archive repair /data/cold --acknowledge",
+        "pltz archive repair -r /data/cold --dry-run",
+        "pltz archive repair",
+        "pltz archive repair --key-file key --json",
+        "pltz archive repair --acknowledge",
     ],
 )
-@shared.DIR
-@key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
     "--acknowledge",
@@ -39,12 +38,11 @@ if TYPE_CHECKING:
 @click.pass_context
 def repair(
     ctx: click.Context,
-    place: str,
     dry_run: bool,
     acknowledge: bool,
     as_json: bool,
 ) -> None:
-    """Restore the damaged parts of the archive in DIR, as far as parity and second copies allow.
+    """Restore the damaged parts of the archive, as far as parity and second copies allow.
 
     Sessions that lost anything are named, also those of which nothing is left. Damaged files are moved to damaged/ in
     the archive, never deleted. Only older keys are deleted, if an erase that was cut off would have destroyed them. A
@@ -55,26 +53,31 @@ def repair(
     get, ls, find, verify and stat report it. A get of a lost session reports it afterwards, too.
     """
     if acknowledge:
-        _acknowledge(place, dry_run, as_json)
+        _acknowledge(dry_run, as_json)
         return
+    from pltz.archive.encryption.keys import Secret
     from pltz.archive.maintenance.repair import Repairer
     from pltz.archive.opener import open_keys
     from pltz.archive.storage.places import open_store
 
-    key = secret()
-    store = open_store(place)
-    keys = (lambda settings: open_keys(store, settings, key)) if key else None
-    done = Repairer(store, keys, dry_run=dry_run).run()
+    words, place = key_words(), archive_place()
+    store, key = open_store(place), Secret.chosen(**words)
+
+
+    def keys(settings: "Settings") -> "Encryption":
+        return open_keys(store, settings, key if settings.sealed or key_given() else None)
+
+    done = Repairer(store, keys if key else None, dry_run=dry_run).run()
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))
     if not done.whole:
         ctx.exit(3)
 
 
-def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
+def _acknowledge(dry_run: bool, as_json: bool) -> None:
     """Record that the user knows of the losses recorded so far, and print them."""
     from pltz.archive.catalog.ledger import as_text as words
 
-    catalog = shared.open_archive(place).parts.catalog
+    catalog = shared.open_archive().parts.catalog
     losses = catalog.damage.losses() if dry_run else catalog.acknowledge()
     if as_json:
         rows = [

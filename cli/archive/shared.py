@@ -1,9 +1,9 @@
 """The parts that the commands of ``pltz archive`` share: options, opening, choosing and showing versions."""
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,7 @@ import click
 
 from pltz.archive.humanize import counted, moment
 from pltz.archive.work_part import WorkPart
-from pltz.cli.ui import options
-from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_words
+from pltz.cli.ui.archive_options import archive_key, archive_place
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -44,22 +43,7 @@ class VersionType(click.ParamType):
         self.fail(f"expected a number from 1, or 8 hex digits or more of an id, found {value!r}", param, ctx)
 
 
-DIR: Decorator = click.argument("place", metavar="DIR")
 NAMES: Decorator = click.argument("names", metavar="[NAME...]", nargs=-1)
-BUNDLES: Decorator = click.option(
-    "--bundle",
-    "bundles",
-    metavar="NAME|DIR",
-    multiple=True,
-    help="Bundle to code with: mini, nano, base or a folder (repeatable: the others are for reading).  [default: mini]",
-)
-READ_BUNDLES: Decorator = click.option(
-    "--bundle",
-    "bundles",
-    metavar="NAME|DIR",
-    multiple=True,
-    help="Bundle to read with, beside those that ship with pltz (repeatable).",
-)
 TOKENIZERS: Decorator = click.option(
     "--tokenizer",
     "tokenizers",
@@ -96,69 +80,26 @@ JSON_LINES: Decorator = click.option(
 )
 
 
-@dataclass(frozen=True)
-class Recoding:
-    """Hold the options of a command that codes stored sessions, as `recoding_options` adds them."""
-
-    bundles: tuple[str, ...]
-    tokenizers: tuple[str, ...]
-    dry_run: bool
-    threads: int | None
-    device: str
-    layout: "LayoutName"
-    progress: bool | None
-    as_json: bool
-
-    def open(self, place: str, *, perhaps_sealed: bool = False) -> "Archive":
-        """Open an archive to code with these options. See `open_archive` for ``perhaps_sealed``, errors."""
-        return open_archive(
-            place,
-            self.bundles,
-            tokenizers=self.tokenizers,
-            device=self.device,
-            threads=self.threads,
-            layout=self.layout,
-            perhaps_sealed=perhaps_sealed,
-        )
-
-
-# The command takes them as ``recoding``, a `Recoding`.
-recoding_options: Decorator = options.together(
-    Recoding,
-    "recoding",
-    BUNDLES,
-    TOKENIZERS,
-    DRY_RUN,
-    options.LAYOUT,
-    options.THREADS,
-    options.DEVICE,
-    options.PROGRESS,
-    JSON_LINES,
-    key_options,
-)
-
-
 def open_archive(
-    place: str,
-    bundles: Iterable[str] = (),
+    place: str | None = None,
     *,
+    bundle: str | None = None,
     tokenizers: Iterable[str] = (),
     device: str = "cpu",
     threads: int | None = None,
     layout: "LayoutName" = "default",
     zstd_above: int | None = ZSTD_ABOVE,
-    merge_turns: bool = True,
     perhaps_sealed: bool = False,
 ) -> "Archive":
-    """Open the archive at ``place``, a sealed one with the key that the command's options name.
+    """Open the archive at ``place``, by default that of the running command, with its key where it is sealed.
 
     A bundle is loaded only when something is coded.
 
     Args:
+        bundle: codes what is put.
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
         layout: layout of long segments that are put.
         zstd_above: put sessions of more bytes by zstd and not by the model.
-        merge_turns: join the last turns of sessions that grow.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
     Raises:
@@ -166,20 +107,16 @@ def open_archive(
     """
     from pltz.archive.archive import Archive
 
-    key: KeyWords = {}
-    if key_is_named():
-        found = Archive.open(place)  # refuse a missing archive before a passphrase is asked for
-        key = key_words() if found.parts.settings.sealed or not perhaps_sealed else {}
+    place = archive_place() if place is None else place
     return Archive.open(
         place,
-        bundle=[*bundles] or None,
+        bundle=bundle,
         tokenizers=[tokenizer_json(name) for name in tokenizers],
         device=device,
         threads=threads,
         layout=layout,
         zstd_above=zstd_above,
-        merge_turns=merge_turns,
-        **key,
+        **archive_key(place, perhaps=perhaps_sealed),
     )
 
 
@@ -213,82 +150,75 @@ def tags_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def choose(
-    archive: "Archive",
+    cold: "Archive",
     names: Iterable[str],
     tenant: str | None,
     tags: Mapping[str, str],
     *,
+    number: "VersionName | None" = None,
     history: bool = False,
     part: WorkPart | None = None,
 ) -> "Iterator[Version]":
-    """Yield versions of the sessions named (of all without names) that have all the tags.
+    """Yield the last versions of sessions, those of ``number``, or all with ``history``, that have all the tags.
 
-    With ``tenant`` only that tenant's, with ``part`` only those in it. Yields the last version of each session, or all
-    with ``history``. Raises NotFound for a name that no session has, LostError where a version of it is damaged or
-    gone, ArchiveError where damage may hide it.
-    """
-    from pltz.archive.errors import NotFound
-
-    wanted, met = set(names), set[tuple[str, str]]()
-    for version in archive.directory.ls(tenant, history=history):
-        if wanted and version.name not in wanted:
-            continue
-        if wanted and (version.tenant, version.name) not in met:
-            met.add((version.tenant, version.name))
-            known = archive.parts.catalog.histories.of(version.tenant, version.name)
-            (known.want_named if history else known.want_newest)()
-        if tags.items() <= version.tags.items() and (part is None or part.has_session(version.tenant, version.name)):
-            yield version
-    if missing := sorted(wanted - {name for _, name in met}):
-        archive.directory.want_whole(f"found no session {missing[0]!r}", tenant)
-        raise NotFound(f"no session {missing[0]!r} in this archive")
-
-
-def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: "VersionName | None") -> list[str]:
-    """Return the names of sessions of a tenant. One that ends in ``*`` may be a beginning that only one of them has.
-
-    A part of what is behind the last slash will do, too. All names are listed for it, and for no other name.
-    ``number``: the version that is wanted, None for the last.
+    A name is that of one session of the tenant, by default of "default", and is looked up alone. One that ends in
+    ``*`` is the beginning of names, or of what is behind their last slash. Without names all sessions are meant, of all
+    tenants or of the one that is named. ``part``: only those in it.
 
     Raises:
-        NotFound: several sessions are meant.
-        ArchiveError: damage may hide the session.
+        NotFound: no session has such a name, or the version.
+        LostError, ArchiveError: damage took a version, or may hide it.
     """
-    from pltz.archive.errors import Erased, NotFound
+    for version in _named(cold, names, tenant or "default", number, history) if names else (
+        cold.directory.ls(tenant, history=history)
+    ):
+        if tags.items() <= version.tags.items() and (part is None or part.has_session(version.tenant, version.name)):
+            yield version
 
-    found = []
-    for name in names:
-        if name.endswith("*"):
-            try:
-                cold.directory.version(name, tenant, number)
-            except NotFound as error:
-                if not isinstance(error, Erased):
-                    name = the_one_meant(cold, name[:-1], tenant)
-        found.append(name)
+
+def _named(
+    cold: "Archive", names: Iterable[str], tenant: str, number: "VersionName | None", history: bool
+) -> "Iterator[Version]":
+    met = set[str]()
+    for name in itertools.chain.from_iterable(meant(cold, name, tenant) for name in names):
+        if name in met:
+            continue
+        met.add(name)
+        last = cold.directory.version(name, tenant, number)
+        if history:
+            known = cold.parts.catalog.histories.of(tenant, name)
+            known.want_named()
+            yield from (each for each in known.versions if not each.forgotten)
+        else:
+            yield last
+
+
+def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
+    """Return the names of a tenant that are meant by one, as `choose` says. Raises NotFound where there is none."""
+    from pltz.archive.errors import NotFound
+
+    if not name.endswith("*"):
+        return [name]
+    start = name[:-1]
+    known = sorted({version.name for version in cold.directory.ls(tenant)})
+    found = [each for each in known if each.startswith(start) or each.rpartition("/")[2].startswith(start)]
+    if not found:
+        cold.directory.want_whole(f"found no session {name!r}", tenant)
+        raise NotFound(f"no session of tenant {tenant!r} begins with {start!r}: see pltz archive ls")
     return found
 
 
-def the_one_meant(cold: "Archive", name: str, tenant: str | None) -> str:
-    """Return the name that is meant by a part of it, as `full_names` says, and print it; else the part.
+def one_meant(cold: "Archive", name: str, tenant: str) -> str:
+    """Return the one name that is meant by a beginning with ``*``, and print it. Raises NotFound for several, none."""
+    from pltz.archive.errors import NotFound
 
-    Raises NotFound where several are meant.
-    """
-    from pltz.archive.errors import ArchiveError, NotFound
-
-    known = set[str]()
-    with suppress(ArchiveError):  # damage may hide sessions: none is guessed
-        known = {version.name for version in cold.list(tenant, forgotten=True)}
-    if name in known:
-        return name
-    meant = sorted(one for one in known if one.startswith(name) or one.rpartition("/")[2].startswith(name))
-    meant = meant or sorted(one for one in known if name in one.rpartition("/")[2])
-    if len(meant) > 1:
-        some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
-        raise NotFound(f"{counted(len(meant), 'session')} are meant by {name!r}: {some}")
-    if not meant:
-        return name
-    click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
-    return meant[0]
+    found = meant(cold, name, tenant)
+    if len(found) > 1:
+        some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise NotFound(f"{counted(len(found), 'session')} are meant by {name!r}: {some}")
+    if found[0] != name:
+        click.echo(f"{printable(name)}: {printable(found[0])}", err=True)
+    return found[0]
 
 
 def facts(version: "SessionVersion") -> dict[str, Any]:

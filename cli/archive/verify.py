@@ -1,9 +1,6 @@
-"""``pltz archive verify``: read everything and report all damage. A run that was stopped resumes where it was."""
+"""``pltz archive verify``: read everything and report all damage."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,15 +10,12 @@ from pltz.cli.archive import shared
 from pltz.cli.archive.parts import COPIES_MISSING, DAMAGED, UNFINISHED, PartCommand, parted, report_of
 from pltz.cli.archive.shared import facts, open_archive, show
 from pltz.cli.ui import options
-from pltz.cli.ui.key_options import key_options
-from pltz.cli.ui.output import Output, printable
+from pltz.cli.ui.output import printable
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.maintenance.verify import Report
 
-MAX_STATE = 1 << 26  # bytes
 COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
 
@@ -29,38 +23,20 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
     cls=PartCommand,
     short_help="Report all damage, and the sessions that are lost.",
     examples=[
-        "pltz archive verify /data/cold",
-        "pltz archive verify /data/cold --expect 3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31",
-        "pltz archive verify /data/cold --decode --fraction 0.05 --json",
-        "pltz archive verify /data/cold --decode --max-seconds 3600 --state /var/lib/pltz/verify.json",
-        "pltz archive verify s3://bucket/cold --part 3/16 --json",
-        "pltz archive verify s3://bucket/cold --decode --ray auto",
+        "pltz archive verify -r /data/cold",
+        "pltz archive verify --expect 3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31",
+        "pltz archive verify --decode --part 3/16 --json",
+        "pltz archive verify --decode --ray auto",
     ],
 )
-@shared.DIR
 @click.option(
     "--decode", is_flag=True, help="Also decode every segment and compare it with its id."
-)
-@click.option(
-    "--fraction",
-    type=click.FloatRange(0, 1),
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Check a random share X of the packs.",
-)
-@click.option("--max-seconds", type=click.IntRange(min=1), metavar="N", help="Stop after about N seconds.")
-@click.option(
-    "--state",
-    metavar="FILE",
-    help="Remember the progress in FILE and resume there. It is removed when all is checked.",
 )
 @click.option(
     "--expect",
     metavar="TOKEN",
     help="A token that put or verify printed. An archive older than it is reported as damaged.",
 )
-@shared.READ_BUNDLES
 @shared.TOKENIZERS
 @options.THREADS
 @options.DEVICE
@@ -68,16 +44,10 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 @shared.JSON_LINES
 @parted("packs")
 @click.pass_context
-@key_options
 def verify(
     ctx: click.Context,
-    place: str,
     decode: bool,
-    fraction: float,
-    max_seconds: int | None,
-    state: str | None,
     expect: str | None,
-    bundles: tuple[str, ...],
     tokenizers: tuple[str, ...],
     threads: int | None,
     device: str,
@@ -85,42 +55,17 @@ def verify(
     as_json: bool,
     part: WorkPart | None,
 ) -> None:
-    """Read the archive in DIR and report exactly what is damaged and which sessions are lost. Changes nothing.
+    """Read the archive and report exactly what is damaged and which sessions are lost. Changes nothing.
 
     Each problem and each lost session is a line, and the last line is the summary. The exit code is 3 where anything is
     damaged. It is else 10 where an erase was cut off, which damages nothing; its line says how to finish it. It is else
     9 where redundant copies are missing (parity, second copies of small files), which pltz archive repair remakes.
     """
-    if state is not None and fraction < 1:
-        raise UsageError("--state covers all packs: leave --fraction out")
-    if part and (max_seconds is not None or fraction < 1):
-        raise UsageError("a part is checked to its end: leave --max-seconds and --fraction out")
-    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    # A state file lets a later call go on behind the packs that were read.
-    file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode, part)
-    before = file.load() if file else None
-    seen = before.packs if before else 0
-    left = cold.stat().packs - seen if fraction == 1 and not part else None
-    with Progress("verify", unit="packs", total=left, shown=wanted(progress)) as bar:
-
-        def note(report: "Report") -> None:
-            nonlocal seen
-            bar.add(report.packs - seen)
-            seen = report.packs
-            if file:
-                file.save(report)
-
+    cold = open_archive(tokenizers=tokenizers, device=device, threads=threads)
+    with Progress("verify", unit="packs", total=None if part else cold.stat().packs, shown=wanted(progress)) as bar:
         report = cold.verify(
-            decode=decode,
-            fraction=fraction,
-            max_seconds=max_seconds,
-            resume=before,
-            expect=expect,
-            part=part,
-            progress=note,
+            decode=decode, expect=expect, part=part, progress=lambda found: bar.add(found.packs - bar.count)
         )
-    if file and report.complete:
-        file.remove()
     _print(report, part, as_json)
     if not report.sound:
         ctx.exit(DAMAGED)
@@ -128,71 +73,6 @@ def verify(
         ctx.exit(UNFINISHED)
     if report.missing_copies:
         ctx.exit(COPIES_MISSING)
-
-
-class VerifyState:
-    """The file that remembers how far a run came.
-
-    It is replaced whole after each pack and after some decoded segments, so that a kill costs no more than these.
-    Raises UsageError for the file of another archive, --decode or --part, CorruptError for a damaged one.
-    """
-
-    def __init__(self, path: str, archive: bytes, decode: bool, part: WorkPart | None = None) -> None:
-        if path == "-":
-            raise UsageError("expected a file for --state, found -: name a file")
-        self.path = Path(path)
-        self.mark = {"archive": archive.hex(), "decode": decode, "part": str(part)}
-        self.load()
-        self.output = Output(path, force=True)
-
-    def load(self) -> "Report | None":
-        """Return what an earlier run had found, or None where there was none.
-
-        Raises CorruptError where the file is no state, UsageError where it is of another archive or check.
-        """
-        if not self.path.exists():
-            return None
-        try:
-            with self.path.open("rb") as source:
-                found = json.loads(source.read(MAX_STATE))
-            report = _report_in(found)
-            mark = {key: found[key] for key in self.mark}
-        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
-        if mark != self.mark:
-            raise UsageError(
-                f"{self.path} belongs to another archive, --decode or --part: name another file"
-            )
-        return report
-
-    def save(self, report: "Report") -> None:
-        """Replace the file."""
-        fields: dict[str, Any] = {key: getattr(report, key) for key in COUNTS}
-        fields["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
-        fields |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
-        fields["bad"] = sorted(b.hex() for b in report.bad)
-        self.output.write([json.dumps(self.mark | fields).encode() + b"\n"])
-
-    def remove(self) -> None:
-        """Remove the file, as all is checked and the next run starts anew."""
-        self.path.unlink(missing_ok=True)
-
-
-def _report_in(fields: Mapping[str, Any]) -> "Report":
-    """Return the report of such fields. Raises ValueError, KeyError, TypeError, AttributeError, ArithmeticError."""
-    from pltz.archive.catalog.problems import Problem
-    from pltz.archive.maintenance.verify import Report
-
-    report = Report(
-        problems=[Problem(*map(str, row)) for row in fields["problems"]],
-        cursor=bytes.fromhex(fields["cursor"]),
-        within=bytes.fromhex(fields.get("within", "")),
-        offset=int(fields.get("offset", 0)),
-        bad={bytes.fromhex(b) for b in fields["bad"]},
-    )
-    for key in COUNTS:
-        setattr(report, key, int(fields.get(key, 0)))
-    return report
 
 
 def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
 
 DATA: Decorator = click.option(
-    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
+    "--data", metavar="FILE|DIR", help="Sessions, as `pltz compress` reads them.  [default: the sample sessions]"
 )
 TARGET: Decorator = click.option(
     "--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model."

@@ -12,7 +12,6 @@ traceback. An interrupt says what was written before it (`say_if_interrupted`).
 import contextlib
 import difflib
 import importlib
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,27 +25,28 @@ from pltz.plt_codec.errors import PltzError
 SENTENCE = 200  # characters
 # Words of other programs, and the commands that do it here. Those of the same group are suggested first.
 MEANT = {
-    "list": ("ls",), "dir": ("ls",), "search": ("find",), "grep": ("find",), "info": ("stat", "show", "inspect"),
-    "rm": ("forget", "remove"), "delete": ("forget", "remove"), "del": ("forget", "remove"), "remove": ("forget",),
-    "purge": ("erase",), "prune": ("collect",), "gc": ("collect",), "clean": ("collect",), "check": ("verify",),
-    "fsck": ("verify",), "test": ("verify",), "fix": ("repair",), "undo": ("undelete",), "cat": ("get",),
-    "read": ("get",), "extract": ("restore", "decompress"), "store": ("put",), "add": ("put",), "create": ("init",),
-    "new": ("init",), "encode": ("compress",), "freeze": ("compress",), "decode": ("decompress",), "load": ("thaw",),
+    "list": ("ls",), "dir": ("ls",), "search": ("ls",), "grep": ("ls",), "find": ("ls",), "info": ("stat", "show"),
+    "rm": ("forget",), "delete": ("forget",), "remove": ("forget",), "purge": ("erase",),
+    "gc": ("collect",), "clean": ("collect",), "fsck": ("verify",), "test": ("verify",), "fix": ("repair",),
+    "undo": ("undelete",), "cat": ("get",), "read": ("get",), "export": ("get",), "restore": ("get",),
+    "dump": ("get",), "extract": ("get", "decompress"), "store": ("put",), "add": ("put",), "save": ("put",),
+    "create": ("init",), "new": ("init",), "encode": ("compress",), "freeze": ("compress",), "decode": ("decompress",),
+    "load": ("thaw",),
 }  # fmt: skip
 HELP = ("-h", "--help")
 
 EXIT_CODES = (
     ("0", "done"),
-    ("1", "interrupted, or the machine failed: disk full, no permission, out of memory"),
-    ("2", "the call is wrong: a bad option, a missing file, an unknown bundle"),
-    ("3", "the file is damaged, not a .pltz file, or from a newer format"),
-    ("4", "the right file with the wrong partner: bundle, tokenizer or target"),
-    ("5", "content refused: not a session, or an image, audio or file part"),
-    ("6", "a bundle or target model cannot be loaded or used"),
-    ("7", "the archive cannot do it now: storage failed or is full, or something in it is damaged"),
-    ("8", "no such session, version or segment in the archive"),
-    ("9", "verify: the archive is sound, but redundant copies are missing; repair makes them again"),
-    ("10", "the archive is sound, but an erase was cut off: repair or erase finishes it"),
+    ("1", "interrupted, or no disk, memory or permission"),
+    ("2", "wrong call: option, file, bundle"),
+    ("3", "damaged, no .pltz file, or of a newer format"),
+    ("4", "wrong partner: bundle, tokenizer, target"),
+    ("5", "content refused"),
+    ("6", "bundle or target unusable"),
+    ("7", "the archive cannot do it now, or is damaged in part"),
+    ("8", "no such session or version"),
+    ("9", "sound, but copies are missing: repair"),
+    ("10", "sound, but an erase was cut off: repair"),
 )
 
 
@@ -92,62 +92,29 @@ class Command(SentenceCommand):
             raise Interrupted(ctx.meta.get(INTERRUPTED, "interrupted")) from error
 
 
-class NamingCommand(Command):
-    """A command whose arguments are names of sessions, which may begin with a dash.
+class _AliasGroup(SentenceCommand, click.Group):
+    """A group whose help names the words of other programs that it takes, and that tells what a wrong word may mean.
 
-    Claude Code names the folder of /home/me/shop -home-me-shop. A word with a dash is an option where it has two
-    dashes, one letter, or letters of options that need no value, as -fv. Every other one is a name. So a value stands
-    apart from its option: -o FILE.
+    Args:
+        sections: heading -> names of commands, for the help page. None: one section with all.
+        aliases: word -> the words that it stands for.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the names behind the options, where click takes each word as it is. Raises UsageError."""
-        values = dict.fromkeys(HELP, 0)  # of each option: the number of words that follow it
-        for option in self.params:
-            if isinstance(option, click.Option):
-                count = 0 if option.is_flag or option.count else option.nargs
-                values |= dict.fromkeys([*option.opts, *option.secondary_opts], count)
-        options: list[str] = []
-        names: list[str] = []
-        rest = iter(args)
-        for word in rest:
-            if word == "--":
-                names += rest
-            elif is_name(word, values):
-                names.append(word)
-            else:
-                options += [word, *itertools.islice(rest, values.get(word, 0))]
-        return super().parse_args(ctx, [*options, "--", *names])
-
-
-def is_name(word: str, options: Mapping[str, int]) -> bool:
-    """Return whether a word is a name and no option. ``options``: the number of values of each option.
-
-    Raises:
-        UsageError: a dash is missing before a long option.
-
-    >>> options = {"-o": 1, "--output": 1, "-f": 0, "-v": 0}
-    >>> [is_name(word, options) for word in ("-home-me", "-opt-x", "--x/y", "-", "a")]
-    [True, True, True, True, True]
-    >>> [is_name(word, options) for word in ("-o", "-fv", "--output=x/y", "--outptu", "-z")]
-    [False, False, False, False, False]
-    """
-    if f"-{word}" in options and len(word) > 2:
-        raise click.UsageError(f"no option {word}: did you mean -{word}?")
-    if word.startswith("--"):
-        return "/" in word.partition("=")[0]
-    if not word.startswith("-") or len(word) == 1:
-        return True
-    return len(word) > 2 and any(options.get(f"-{letter}") != 0 for letter in word[1:])
-
-
-class _Suggesting(SentenceCommand, click.Group):
-    """A group that suggests a command for a misspelt one, or for one of another group."""
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.sections, self.aliases = sections, dict(aliases or {})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names. Raises UsageError, with what may be meant."""
+        args = [*self.aliases.get(args[0], args[:1]), *args[1:]]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -155,8 +122,22 @@ class _Suggesting(SentenceCommand, click.Group):
             hint = f": did you mean {' or '.join(meant)}?" if meant else f": see {ctx.command_path} --help"
             raise click.UsageError(f"no command {args[0]!r}{hint}", ctx) from error
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, and the aliases in a line."""
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        for heading, chosen in (self.sections or {"Commands": names}).items():
+            with formatter.section(heading):
+                found = [(name, self.get_command(ctx, name)) for name in chosen]
+                rows = [(name.ljust(width), command.get_short_help_str()) for name, command in found if command]
+                formatter.write_dl(rows)
+        if self.aliases:
+            words = ", ".join(f"{word} ({' '.join(meant)})" for word, meant in self.aliases.items())
+            formatter.write_paragraph()
+            formatter.write_text(f"Also: {words}.")
 
-class OrderedGroup(_Suggesting):
+
+class OrderedGroup(_AliasGroup):
     """A click group that keeps its commands in the order they were written."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -164,7 +145,7 @@ class OrderedGroup(_Suggesting):
         return list(self.commands)
 
 
-class LazyGroup(_Suggesting):
+class LazyGroup(_AliasGroup):
     """A click group that imports a command when it is asked for.
 
     Args:
@@ -190,6 +171,10 @@ class LazyGroup(_Suggesting):
 
 class RootGroup(LazyGroup):
     """The group every command runs under: it turns errors into one line and an exit code."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``pltz help COMMAND`` for ``pltz COMMAND --help``."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line. Every error ends in a line on stderr and an exit code."""
@@ -218,9 +203,9 @@ class RootGroup(LazyGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit codes of all commands."""
-        with formatter.section("Exit codes"):
-            formatter.write_dl(EXIT_CODES)
+        """Write the exit codes of all commands, in a few lines."""
+        formatter.write_paragraph()
+        formatter.write_text("Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + ".")
 
 
 def suggestions(ctx: click.Context, name: str) -> list[str]:

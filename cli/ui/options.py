@@ -9,18 +9,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
-    from pltz.coding.level import Level
     from pltz.plt_codec.container.file import Reader
+    from pltz.plt_codec.lanes import LayoutName
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+DEFAULT_LEVEL = 6  # of `pltz.coding.level`
 MOST_NUMBERS = 1_000_000  # of sessions that one option names
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -81,12 +81,7 @@ FILE: Decorator = click.argument("file", metavar="FILE")
 BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to code with: mini, nano, base or a folder.  [default: mini]",
-)
-READ_BUNDLE: Decorator = click.option(
-    "--bundle",
-    metavar="NAME|DIR",
-    help="Decoder bundle to read with.  [default: the one that coded, if it is installed]",
+    help="Bundle to code with, in place of that of --level: a name or a folder.  [default: mini]",
 )
 DEVICE: Decorator = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
@@ -94,42 +89,14 @@ DEVICE: Decorator = click.option(
 THREADS: Decorator = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all cores]"
 )
-LAYOUT: Decorator = click.option(
-    "--layout",
-    type=click.Choice(["default", "fast"]),
-    default="default",
-    show_default=True,
-    help="fast: sessions over 2048 tokens (in a file over 512, in an archive turns over 48) and long logs thaw sooner "
-    "on a GPU and take more bytes, a few per cent at most.",
-)
-ZSTD_ABOVE: Decorator = click.option(
-    "--zstd-above",
-    type=size,
-    metavar="SIZE",
-    default="4 MiB",
-    show_default=True,
-    help="Code sessions of more bytes with zstd instead of the model: 500 kB, 1 MiB, 0, or none.",
-)
-MERGE_TURNS: Decorator = click.option(
-    "--merge-turns/--no-merge-turns",
-    default=True,
-    show_default=True,
-    help="Join the last turns of a session that grows after some puts, so that it is read sooner.",
-)
 LEVEL: Decorator = click.option(
     "--level",
     type=click.IntRange(1, 9),
     metavar="1..9",
-    help="1 to 3 code with nano, the fastest bundle, 4 to 7 with mini, 8 and 9 with base, the smallest result. A level "
-    "also chooses layout and --zstd-above, and of a file --independent.  [default: each by its own option]",
+    help="1 to 3 code with nano, the fastest bundle, 4 to 7 with mini, 8 and 9 with base, the smallest. 1 and 4 thaw "
+    "sooner on a GPU. 3 and 6 to 9 try sessions of a file after similar ones. 7 and 9 model what is over 4 MiB, too.  "
+    "[default: 6]",
 )
-CHOSEN_BY_LEVEL = {
-    "bundle": "--bundle",
-    "bundles": "--bundle",
-    "layout": "--layout",
-    "independent": "--independent",
-    "zstd_above": "--zstd-above",
-}
 TARGET: Decorator = click.option(
     "--target",
     metavar="MODEL",
@@ -164,23 +131,18 @@ PROGRESS: Decorator = click.option(
 )
 
 
-def level_of(number: int | None) -> "Level | None":
-    """Return the level of ``--level``, None without it.
+def level_of(
+    number: int | None, bundle: str | None
+) -> "tuple[str | None, LayoutName, bool, int | None]":
+    """Return what ``--level`` and ``--bundle`` choose: bundle, layout, whether neighbours are tried, zstd_above.
 
-    Raises:
-        UsageError: an option that a level chooses is given too, or the level's bundle is not installed.
+    Raises UsageError where the level's bundle is needed and not installed.
     """
-    if number is None:
-        return None
-    from pltz.coding.level import level
+    from pltz.coding.level import LEVELS, level
 
-    given = click.get_current_context()
-    for name, option in CHOSEN_BY_LEVEL.items():
-        if given.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
-            raise UsageError(
-                f"--level chooses the bundle and how it codes: leave {option} out, or --level"
-            )
-    return level(number)
+    chosen = level(number) if number and not bundle else LEVELS[number or DEFAULT_LEVEL]
+    named = chosen.bundle if number and not bundle else bundle
+    return named, chosen.layout, chosen.neighbours, chosen.zstd_above
 
 
 def decode_limits(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,11 +194,6 @@ def together(kind: type, name: str, *added: Decorator) -> Decorator:
     return add
 
 
-def archive_option(text: str) -> Decorator:
-    """Return the option ``--archive`` with its help, required. The command takes it as ``place``."""
-    return click.option("--archive", "place", metavar="DIR", required=True, help=text)
-
-
 def count(name: str, default: int, text: str) -> Decorator:
     """Return an option of a whole number from 1. ``name``: with its dashes; ``text``: its help."""
     return click.option(
@@ -282,14 +239,9 @@ def load_codec(bundle: str | None, device: str, threads: int | None) -> "Codec":
     return Codec.load(bundle, device=device, threads=threads)
 
 
-def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: int | None) -> "Codec":
-    """Load the codec that reads a file: from the bundle given, else from the installed one that the file names.
-
-    Raises:
-        BundleMismatch: no such bundle is installed.
-    """
+def load_codec_for(reader: "Reader", device: str, threads: int | None) -> "Codec":
+    """Load the codec that reads a file, from the installed bundle that it names. Raises BundleMismatch without it."""
     from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
 
-    chosen = bundle or Bundle.find(reader.header.bundle_id).path
-    return Codec.load(chosen, device=device, threads=threads)
+    return Codec.load(Bundle.find(reader.header.bundle_id).path, device=device, threads=threads)

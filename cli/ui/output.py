@@ -84,7 +84,9 @@ class Output:
         try:
             with contextlib.ExitStack() as held:
                 if whole and self.to_stdout:
-                    chunks = _kept(chunks, held.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY)))
+                    file = held.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
+                    file.writelines(chunks)
+                    chunks = kept(file)
                 self._write(self._counted(chunks))
         except OSError as error:
             name = "stdout" if self.to_stdout else self.name
@@ -151,9 +153,8 @@ class Output:
             os.replace(temporary, self.path)
 
 
-def _kept(chunks: Iterable[bytes], file: IO[bytes]) -> Iterator[bytes]:
-    """Yield all chunks after the last one has been written to ``file``."""
-    file.writelines(chunks)
+def kept(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield all that a temporary file holds, in pieces."""
     file.seek(0)
     while piece := file.read(PIECE):
         yield piece

@@ -30,39 +30,42 @@ def form_of(kinds: Sequence[str]) -> str:
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
-def render(sessions: Iterable[Session], form: str, first: int = 0) -> Iterator[bytes]:
+def render(
+    sessions: Iterable[Session], form: str, first: int = 0, names: Sequence[str] = ()
+) -> Iterator[bytes]:
     """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
 
-    ``first``: number of the first of them, for messages.
+    ``first``: number of the first of them, for messages; ``names``: theirs, where they have some.
 
     Raises:
         ContentError: a session cannot be written in the format.
     """
     for number, session in enumerate(sessions, first):
+        name = f"session {names[number]}" if names else f"session {number} of the selection"
         if form == "exact":
             yield session.to_input_bytes()
         elif form == "jsonl":
-            yield json_line(session, number)
+            yield json_line(session, name, "write it alone" if names else "pick one with --session I")
         elif form == "agent-log":
-            yield event_lines(session, number)
+            yield event_lines(session, name)
         elif session.kind != form:
-            raise ContentError(f"session {number} of the selection is of kind {session.kind}, not {form}")
+            raise ContentError(f"{name} is of kind {session.kind}, not {form}: leave --format {form} out")
         else:
             yield session.value if form == "text" else session.to_json_line()
 
 
-def event_lines(session: Session, number: int) -> bytes:
+def event_lines(session: Session, name: str) -> bytes:
     """Return a session as an agent's log has it, a line of JSON per event. Raises ContentError where it is none."""
     from pltz.datasets.json_files import log_lines
 
     if session.kind == "text":
         return cast(bytes, session.value)
     if session.kind != "chat" or not isinstance(session.value, list):
-        raise ContentError(f"session {number} of the selection is no list of events: leave --format agent-log out")
+        raise ContentError(f"{name} is no list of events: leave --format agent-log out")
     return log_lines(session)
 
 
-def json_line(session: Session, number: int) -> bytes:
+def json_line(session: Session, name: str, alone: str) -> bytes:
     """Return one JSONL line, or the lines that a session is. Raises ContentError, with a way out, for other texts."""
     kept = session.to_input_bytes() if session.writing or session.kind == "text" else b""
     if kept and _are_json_lines(lines := kept.removesuffix(b"\n")):
@@ -70,10 +73,7 @@ def json_line(session: Session, number: int) -> bytes:
     try:
         return session.to_json_line()
     except ContentError as error:
-        raise ContentError(
-            f"session {number} of the selection: {error} (pick one with --session I, or join texts "
-            "with --format text)"
-        ) from error
+        raise ContentError(f"{name}: {error} ({alone}, or join texts with --format text)") from error
 
 
 def _are_json_lines(text: bytes) -> bool:

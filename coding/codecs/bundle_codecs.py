@@ -9,7 +9,8 @@ The first bundle codes new sessions; all are for reading.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -17,7 +18,7 @@ from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentC
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
-from pltz.plt_codec.errors import BundleMismatch
+from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -75,6 +76,7 @@ class BundleCodecs:
             registry.replace(codecs_of(bundles, workers=workers, **engine))
         self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
         self.registry, self._engine = registry, engine
+        registry.more = self._at_hand
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
         self._added: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
         self._of_ids: dict[bytes, SegmentCodec] = {}  # the first codec that takes the ids of a tokenizer
@@ -134,9 +136,21 @@ class BundleCodecs:
         return self.zstd_above is not None and size > self.zstd_above
 
     def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
-        """Return the bundle's tokenizer with a fingerprint. Raises BundleMismatch."""
+        """Return the tokenizer with a fingerprint, of a bundle given or at hand. Raises BundleMismatch."""
         if fingerprint not in self._tokenizers:
             raise BundleMismatch(
-                f"frozen under tokenizer {fingerprint.hex()}, which no bundle given has: name its bundle (--bundle)"
+                f"frozen under tokenizer {fingerprint.hex()}, which no bundle at hand has: "
+                "add its bundle with `pltz bundle add FOLDER`"
             )
         return self._tokenizers[fingerprint]
+
+    def _at_hand(self) -> Iterator[SegmentCodec]:
+        """Yield codecs of the bundles at hand beside those given. One that is damaged is passed over."""
+        from pltz.models.bundle.bundle import Bundle
+        from pltz.models.bundle.locations import locations
+
+        for location in locations():
+            with suppress(PltzError):
+                bundle = Bundle.load(location.folder)
+                self._tokenizers.setdefault(bundle.tokenizer.fingerprint, bundle.tokenizer)
+                yield from codecs_of([bundle], **self._engine)

@@ -3,13 +3,14 @@
     codecs = CodecRegistry([BundleCodec(bundle), BytesCodec()])
     codec = codecs.for_context(pack.head.contexts[record.context])     # None: no bundle at hand decodes it
 
-Looking up registers nothing. A codec that follows from one at hand, of an embedded bundle or of ids under zstd, is made
-once and remembered beside the registered ones. So pltz reads for ever what an earlier version froze with its bundle.
+A codec that follows from one at hand, of an embedded bundle or of ids under zstd, is made once and remembered beside
+the registered ones. So pltz reads for ever what an earlier version froze with its bundle. Else looking up registers
+nothing, but the codecs of all other bundles at hand, once, where none decodes a context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
 from pltz.coding.codecs.codec import IdsCodec, SegmentCodec
@@ -27,6 +28,7 @@ class CodecRegistry(Sequence[SegmentCodec]):
     def __init__(self, codecs: Iterable[SegmentCodec] = ()) -> None:
         self._registered = list(codecs)
         self._derived: dict[_Needs, SegmentCodec | None] = {}
+        self.more: Callable[[], Iterable[SegmentCodec]] | None = None  # asked once, where a look-up finds none
 
     def register(self, codec: SegmentCodec) -> None:
         """Add a codec after the others."""
@@ -46,6 +48,10 @@ class CodecRegistry(Sequence[SegmentCodec]):
             if needs not in self._derived:
                 self._derived[needs] = self._derive(context, needs)
             found = self._derived[needs]
+        if found is None and self.more is not None:
+            more, self.more = self.more, None
+            self.replace([*self._registered, *more()])
+            return self.for_context(context)
         return found
 
     def for_ids(self, tokenizer: bytes) -> IdsCodec:

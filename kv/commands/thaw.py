@@ -1,6 +1,7 @@
 """``pltz thaw``: rebuild a session's KV cache in a target, and let the target continue."""
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, size
-from pltz.cli.archive.shared import VERSION, full_names, open_archive
+from pltz.cli.archive.shared import VERSION, one_meant, open_archive
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import NamingCommand
-from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.archive_options import ArchiveCommand, place_given
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=NamingCommand,
-    short_help="Rebuild the KV cache of one session of FILE.",
+    cls=ArchiveCommand,
+    short_help="Rebuild the KV cache of one session.",
     examples=[
         "pltz thaw chats.pltz --session 7",
         "pltz thaw chats.pltz --session 7 --continue 40",
-        "pltz thaw --archive /data/cold support/7 --tenant acme",
-        "pltz thaw --archive /data/cold support/7 --hot /var/cache/pltz --hot-budget 50",
+        "pltz thaw -r /data/cold support/7 --tenant acme",
+        "pltz thaw support/7 --hot /var/cache/pltz --hot-budget 50",
         "pltz thaw chats.pltz --session 0 --target ./my-model --any-target --json",
     ],
 )
 @click.argument("file", metavar="FILE|NAME")
-@click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Number of the session in FILE.")
-@click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
+@click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Session I of FILE, not NAME.")
 @click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of session NAME.  [default: default]")
 @VERSION
 @click.option(
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     "folder",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="With --archive: keep KV in this folder, and reuse the KV that is there.",
+    help="Of an archive: keep KV in this folder, and reuse the KV that is there.",
 )
 @click.option(
     "--hot-budget",
@@ -66,15 +65,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Let the target write N more tokens.",
 )
-@options.READ_BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.JSON
-@key_options
 def thaw(
     file: str,
     index: int | None,
-    place: str | None,
     tenant: str | None,
     number: "VersionName | None",
     folder: str | None,
@@ -82,17 +78,16 @@ def thaw(
     target: str | None,
     any_target: bool,
     more: int,
-    bundle: str | None,
     threads: int | None,
     device: str,
     as_json: bool,
 ) -> None:
-    """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive.
+    """Rebuild the KV cache of the session NAME of an archive, or with --session of one of FILE.
 
     The session is read, decoded, and prefilled into the target in one pass. FILE may be - for stdin, and NAME the
-    beginning of a name with a * behind it where one session alone begins so. Without --target
-    the session is thawed into mini-llama, the small target that ships with pltz. A file frozen for one target does not
-    thaw into another unless --any-target is given.
+    beginning of a name with a * behind it where one session alone begins so. Without --target the session is thawed
+    into mini-llama, the small target that ships with pltz. A file frozen for one target does not thaw into another
+    unless --any-target is given.
 
     Of an agent's log the conversation that the agent had is prefilled, by the target's chat template: instructions,
     user, assistant, calls of tools and their results. A session of more tokens than the target has positions is
@@ -105,12 +100,12 @@ def thaw(
     from pltz.kv.thaw.thawer import Thawer
     from pltz.models import Target
 
-    if place is not None:
-        if index is not None:
-            raise UsageError("--session is the number of a session in a file: leave it out with --archive")
+    if index is None:
+        if os.path.isfile(file) and not place_given():
+            raise UsageError(f"name the session of {file} to thaw: --session I")
         start = time.perf_counter()
-        cold = open_archive(place, [bundle] if bundle else [], device=device, threads=threads)
-        [name] = full_names(cold, [file], tenant or "default", number)
+        cold = open_archive(device=device, threads=threads)
+        name = one_meant(cold, file, tenant or "default")
         version = cold.directory.version(name, tenant or "default", number)
         # Refuse a session that is too long before the target's weights are loaded.
         want_positions(cold, version, target or DEFAULT_TARGET)
@@ -124,13 +119,11 @@ def thaw(
         if hot is not None:
             close(hot)
         return
-    if index is None:
-        raise UsageError("name the session of FILE to thaw: --session I")
-    if tenant is not None or number is not None or folder is not None:
-        raise UsageError("--tenant, --version and --hot need --archive DIR")
+    if tenant is not None or number is not None or folder is not None or place_given():
+        raise UsageError("--session is that of a file: --archive, --tenant, --version and --hot are of an archive")
     with options.open_reader(file) as reader:
         start = time.perf_counter()
-        codec = options.load_codec_for(reader, bundle, device, threads)
+        codec = options.load_codec_for(reader, device, threads)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = thaw_file(reader, model, index, bundle=codec, any_target=any_target)

@@ -35,7 +35,7 @@ def how_to_get(bundle_id: bytes) -> str:
     """Return the command that brings a bundle, as the end of a sentence."""
     if release := RELEASES.get(bundle_id):
         return f"install it with `{release.command}`"
-    return "pass its folder with --bundle, or add it with `pltz bundle add FOLDER`; whoever made the file has it"
+    return "add it with `pltz bundle add FOLDER`; whoever made the file has its folder"
 
 
 def how_to_get_named(name: str) -> str:

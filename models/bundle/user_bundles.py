@@ -1,4 +1,4 @@
-"""Add bundles to the user's folder and remove them from it (docs/bundles.md).
+"""Add bundles to the user's folder (docs/bundles.md). To remove one, remove its folder there.
 
 A bundle comes as a folder. Its bundle.json is read first. It names the files by their exact names and sizes, so
 nothing else is copied. The copy is loaded, which computes its fingerprint. Only then does a rename give it its name,
@@ -28,15 +28,14 @@ from pltz.models.bundle.folder import (
     MAX_WEIGHTS,
     BundleFolder,
     publish,
-    sync,
 )
-from pltz.models.bundle.locations import NAME, PLTZ, USER, BundleLocation, user_folder
+from pltz.models.bundle.locations import NAME, USER, BundleLocation, user_folder
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 
 WRITTEN_CARD = "CARD.md"
 MAX_BUNDLE = MAX_WEIGHTS + MAX_TOKENIZER + MAX_DICTIONARY  # bytes of a bundle's files
 CHUNK = 1 << 20  # bytes copied at once
-PART, REMOVED = ".part-", ".removed-"
+PART = ".part-"
 
 
 def add(source: str | os.PathLike[str], *, name: str | None = None, bundle_id: str | None = None) -> BundleLocation:
@@ -85,38 +84,6 @@ def add(source: str | os.PathLike[str], *, name: str | None = None, bundle_id: s
             shutil.rmtree(part, ignore_errors=True)
 
 
-def added(name: str) -> BundleLocation:
-    """Return the location of an added bundle.
-
-    Raises:
-        UsageError: there is none, or it was not added.
-    """
-    found = locations.by_name(name)
-    if found is None:
-        raise UsageError(f"no bundle {name!r}: expected one that `pltz bundle list` shows")
-    if found.source == PLTZ:
-        raise UsageError(
-            f"bundle {name} is part of pltz: only a bundle from `pltz bundle add` can be removed"
-        )
-    if found.source != USER:
-        raise UsageError(f"bundle {name} came with {found.source}: uninstall that distribution")
-    return found
-
-
-def remove(name: str) -> BundleLocation:
-    """Remove an added bundle and return its former location.
-
-    Raises:
-        UsageError: there is none, or it was not added.
-    """
-    with _held() as root:
-        location = added(name)
-        os.rename(location.folder, Path(tempfile.mkdtemp(prefix=REMOVED, dir=root)) / name)
-        sync(root)
-        _sweep(root)
-        return location
-
-
 @contextmanager
 def _held() -> Iterator[Path]:
     """Make the user's folder and hold its lock. Leftovers of runs that were killed go."""
@@ -133,9 +100,8 @@ def _held() -> Iterator[Path]:
 
 
 def _sweep(root: Path) -> None:
-    for prefix in (PART, REMOVED):
-        for left in root.glob(f"{prefix}*"):
-            shutil.rmtree(left, ignore_errors=True)
+    for left in root.glob(f"{PART}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _copy(source: Path, part: Path) -> None:

@@ -9,15 +9,14 @@ import click
 
 from pltz.archive import counted, size
 from pltz.cli.ui import options
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, archive_secret
 from pltz.cli.ui.groups import Command, OrderedGroup
-from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
-    from pltz.plt_codec import LayoutName
     from pltz.serving.eviction.journal.reader import Status
     from pltz.serving.eviction.worker import Drained
 
@@ -72,7 +71,7 @@ def want_journal(place: str) -> None:
 
 
 @hook.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Put what a journal holds into an archive.",
     examples=[
         "pltz hook drain /run/journal --archive /data/cold",
@@ -80,7 +79,6 @@ def want_journal(place: str) -> None:
     ],
 )
 @click.argument("journal", metavar="DIR")
-@options.archive_option("The archive that takes the sessions.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0),
@@ -96,24 +94,16 @@ def want_journal(place: str) -> None:
     help="Seconds to wait until the worker of a serving process ends its pass.",
 )
 @options.BUNDLE
-@options.LAYOUT
-@options.ZSTD_ABOVE
-@options.MERGE_TURNS
 @options.THREADS
 @options.PROGRESS
 @options.JSON
-@key_options
 @click.pass_context
 def drain(
     ctx: click.Context,
     journal: str,
-    place: str,
     max_seconds: float | None,
     wait: float,
     bundle: str | None,
-    layout: "LayoutName",
-    zstd_above: int | None,
-    merge_turns: bool,
     threads: int | None,
     progress: bool | None,
     as_json: bool,
@@ -128,6 +118,7 @@ def drain(
     from pltz.serving.eviction.worker import Drained, drain as run
 
     want_journal(journal)
+    place = archive_place()
     Archive.open(place)  # report a missing archive even where the journal is empty
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
@@ -141,11 +132,8 @@ def drain(
             journal,
             place,
             bundle=bundle,
-            key=secret(),
+            key=archive_secret(place),
             threads=threads,
-            layout=layout,
-            zstd_above=zstd_above,
-            merge_turns=merge_turns,
             max_seconds=max_seconds,
             wait=wait,
             progress=say,

@@ -14,18 +14,9 @@ import click
 
 from pltz.archive import ArchiveError, counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
-from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
-from pltz.cli.ui.key_options import key_options, key_words, secret
-from pltz.cli.ui.options import (
-    BUNDLE,
-    JSON,
-    THREADS,
-    Decorator,
-    archive_option,
-    nonempty,
-    size as bytes_of,
-    together,
-)
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_key, archive_place, archive_secret
+from pltz.cli.ui.groups import OrderedGroup
+from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty, size as bytes_of, together
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec import MAX_TOKENIZER, ContentError, FormatError, ModelError, UsageError, named_file
@@ -76,7 +67,6 @@ API_KEY: Decorator = click.option(
 class ArchiveOptions:
     """Hold the options that name an archive and what its sessions are coded with."""
 
-    place: str
     tokenizer: str
     tenant: str
     bundle: str | None
@@ -93,9 +83,9 @@ class ArchiveOptions:
         """Open the archive. Raises UsageError, and what `Archive.open` raises."""
         from pltz.archive import Archive
 
-        tokenizers = [self.tokenizer_json()]
+        tokenizers, place = [self.tokenizer_json()], archive_place()
         cold = Archive.open(
-            self.place, bundle=self.bundle, tokenizers=tokenizers, threads=self.threads, **key_words()
+            place, bundle=self.bundle, tokenizers=tokenizers, threads=self.threads, **archive_key(place)
         )
         cold.parts.want_key()
         return cold
@@ -103,7 +93,7 @@ class ArchiveOptions:
 
 # The command takes them as ``into``, an `ArchiveOptions`.
 archive_options: Decorator = together(
-    ArchiveOptions, "into", archive_option("The archive."), TOKENIZER, TENANT, BUNDLE, THREADS, key_options
+    ArchiveOptions, "into", TOKENIZER, TENANT, BUNDLE, THREADS
 )
 
 
@@ -117,7 +107,7 @@ def llama() -> None:
 
 
 @llama.command(
-    cls=NamingCommand,
+    cls=ArchiveCommand,
     short_help="Put the session in a slot of a server into an archive.",
     examples=[
         "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive cold --tokenizer t.json",
@@ -159,7 +149,7 @@ def freeze(
 
 
 @llama.command(
-    cls=NamingCommand,
+    cls=ArchiveCommand,
     short_help="Bring a session back into a slot of a server.",
     examples=[
         "pltz llama thaw http://127.0.0.1:8080 chat-7 --slot 0 --archive /data/cold --tokenizer tokenizer.json"
@@ -230,7 +220,7 @@ def thaw(
 
 
 @llama.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Archive the idle slots of a server by themselves.",
     examples=[
         "pltz llama watch http://127.0.0.1:8080 --slots /tmp/slots --journal j --archive cold --tokenizer t.json",
@@ -285,9 +275,10 @@ def watch(
     server = _server(url, model, api_key)
     server.refresh()  # one that does not answer, and a bad key, are refused now
     into.open()
+    place = archive_place()
     settings = HookSettings() if into.threads is None else HookSettings(threads=into.threads)
-    opened = {"tokenizer": into.tokenizer, "bundle": into.bundle, "key": secret(), "settings": settings}
-    with EvictionHook.open(journal, into.place, **opened) as hook:  # type: ignore[arg-type]
+    opened = {"tokenizer": into.tokenizer, "bundle": into.bundle, "key": archive_secret(place), "settings": settings}
+    with EvictionHook.open(journal, place, **opened) as hook:  # type: ignore[arg-type]
         archiver = SlotArchiver(server, hook, slots, idle=idle, keep=keep or 0, tenant=into.tenant, variant=variant)
         if not once:
             ended = threading.Event()
@@ -317,7 +308,7 @@ def watch(
 
 @llama.command(
     "import",
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Put the sessions in slot files into an archive.",
     examples=[
         "pltz llama import chat-7.bin chat-8.bin --model model.gguf --archive /data/cold --tokenizer tokenizer.json"

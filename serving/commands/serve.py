@@ -13,8 +13,7 @@ import click
 
 from pltz.cli.archive.shared import TENANT
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options, key_words, secret
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_key, archive_place, archive_secret
 from pltz.cli.ui.output import write_text
 from pltz.plt_codec import UsageError, need, secret_file
 
@@ -28,7 +27,7 @@ LAST = 4.0  # seconds that turns have to end after a signal
 
 
 @click.command(
-    cls=Command,
+    cls=ArchiveCommand,
     short_help="Serve a model over OpenAI's API, with sessions that go cold.",
     examples=[
         "pltz serve mini-llama --archive cold",
@@ -36,7 +35,6 @@ LAST = 4.0  # seconds that turns have to end after a signal
     ],
 )
 @click.argument("model", metavar="MODEL")
-@options.archive_option("The archive that takes cold sessions.")
 @click.option(
     "--journal", metavar="DIR", help="Where turns are made durable first.  [default: the archive's folder + .journal]"
 )
@@ -102,10 +100,8 @@ LAST = 4.0  # seconds that turns have to end after a signal
 @options.BUNDLE
 @options.DEVICE
 @options.JSON
-@key_options
 def serve(
     model: str,
-    place: str,
     journal: str | None,
     tenant: str,
     host: str,
@@ -140,6 +136,7 @@ def serve(
     from pltz.serving.eviction.journal.lock import FileLocks
     from pltz.serving.server.service import Service
 
+    place = archive_place()
     if journal is None and "://" in place:
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
     key = _api_key(api_key)
@@ -148,7 +145,7 @@ def serve(
             f"all that reach {host} could use this server: name a key with --api-key FILE or ${KEY}, or say --insecure"
         )
     folder = Path(journal or f"{place.rstrip('/')}.journal")
-    archive = Archive.open(place, bundle=bundle, **key_words())
+    archive = Archive.open(place, bundle=bundle, **archive_key(place))
     archive.parts.want_key()
     with _bound(host, port) as address:  # before the model is loaded
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,7 +162,7 @@ def serve(
             tokenizer=target.tokenizer_json,
             target=target.fingerprint,
             bundle=bundle,
-            key=secret(),
+            key=archive_secret(place),
             settings=HookSettings(flush_seconds=0.01),
         )
         pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
@@ -202,7 +199,7 @@ def _empty(journal: Path, place: str, bundle: str | None) -> None:
     """Put the rest of a journal into the archive, so that no session looks older. Raises UsageError where it cannot."""
     from pltz.serving.eviction.worker import drain
 
-    done = drain(journal, place, bundle=bundle, key=secret())
+    done = drain(journal, place, bundle=bundle, key=archive_secret(place))
     if done.busy or done.left or done.lost:
         raise UsageError(f"the journal {journal} cannot be emptied ({done.failure or 'see pltz hook status'})")
     if done.rejected:

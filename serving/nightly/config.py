@@ -33,7 +33,7 @@ EXAMPLE = """\
 # pltz nightly --config nightly.toml
 # Relative paths are those below this file's folder.
 
-archive = "/data/cold"            # or "s3://bucket/prefix"; make it first: pltz archive init /data/cold
+archive = "/data/cold"            # or "s3://bucket/prefix"; make it first: pltz archive init -r /data/cold
 state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the lock
 # key_file = "/etc/pltz/key"      # of a sealed archive; or key_command = "my-vault print pltz"
 # bundles = ["mini"]              # the first one codes; default: the one that ships with pltz

@@ -28,3 +28,8 @@ def chat(turns: int, **more: Any) -> dict[str, Any]:
 def lines(done: Result) -> list[dict[str, Any]]:
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def into(folder: object) -> str:
+    """Return a folder as `pltz archive get -o` takes it."""
+    return f"{folder}/"

@@ -132,7 +132,7 @@ def bundle_at_hand(request: pytest.FixtureRequest) -> None:
 def cold(run: Run, tmp_path: Path) -> Path:
     """Make an empty archive."""
     place = tmp_path / "cold"
-    assert run("archive", "init", place).exit_code == 0
+    assert run("archive", "init", "-r", place).exit_code == 0
     return place
 
 
@@ -142,6 +142,6 @@ def put(run: Run, cold: Path) -> Put:
 
     def invoke(value: Any, *words: object) -> list[dict[str, Any]]:
         line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
-        return lines(run("archive", "put", cold, "-", "--format", "jsonl", *words, "--json", input=line))
+        return lines(run("archive", "put", "-r", cold, "-", "--format", "jsonl", *words, "--json", input=line))
 
     return invoke

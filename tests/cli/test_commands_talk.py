@@ -24,11 +24,10 @@ from tests.cli.commands import Put, Run, chat
         (["undelete"], "pltz archive undelete"),
         (["help", "inspct"], "pltz inspect"),
         (["archive", "delete"], "pltz archive forget"),
-        (["archive", "prune"], "pltz archive collect"),
+        (["archive", "export"], "pltz archive get"),
         (["archive", "list"], "pltz archive ls"),
-        (["bundle", "rm"], "pltz bundle remove"),
-        (["check"], "pltz archive verify or pltz bundle verify"),
-        (["list"], "pltz bundle list or pltz archive ls"),
+        (["fsck"], "pltz archive verify"),
+        (["dir"], "pltz archive ls"),
     ],
 )
 def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str) -> None:
@@ -60,7 +59,7 @@ def test_nothing_is_suggested_for_noise(run: Run) -> None:
         (["inspect", "nothing.pltz", "--json"], "UsageError", 2),
         (["inspect", "--json"], "UsageError", 2),
         (["inspect", "a", "--no-such-option", "--json"], "UsageError", 2),
-        (["archive", "ls", "nowhere", "--json"], "UsageError", 2),
+        (["archive", "ls", "-r", "nowhere", "--json"], "UsageError", 2),
     ],
 )
 def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kind: str, code: int) -> None:
@@ -72,11 +71,11 @@ def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kin
 
 
 def test_help_topics(run: Run) -> None:
-    assert json.loads(run("help", "exit-codes", "--json").stdout) == dict(EXIT_CODES)
-    assert all(meaning in run("help", "exit-codes").stdout for _, meaning in EXIT_CODES)
+    assert all(f"{code} {meaning}" in " ".join(run("help").stdout.split()) for code, meaning in EXIT_CODES)
     assert run("help", "archive", "put").stdout == run("archive", "put", "--help").stdout
     assert run("help").stdout == run("--help").stdout
     assert "Exit codes" not in run("archive", "put", "--help").stdout
+    assert run("help", "inspct").exit_code == 2
 
 
 def test_sessions_by_ranges(run: Run, frozen: Path) -> None:
@@ -98,18 +97,18 @@ def test_a_name_that_is_not_there_reads_no_pack(
     monkeypatch.setattr(Listing, "scan", lambda *_, **__: pytest.fail("a pack is read"))
     monkeypatch.setattr(Listing, "opened", lambda *_, **__: pytest.fail("a pack is opened"))
     for words in (["get"], ["forget"], ["undelete"]):
-        done = run("archive", *words, cold, "s")
+        done = run("archive", *words, "-r", cold, "s")
         assert done.exit_code == 8 and "acme" not in done.stderr
 
 
 def test_an_archive_is_not_made_among_other_files(run: Run, tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     (tmp_path / "lost+found").mkdir()
-    assert run("archive", "init", tmp_path).exit_code == 0
+    assert run("archive", "init", "-r", tmp_path).exit_code == 0
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").touch()
-    done = run("archive", "init", other)
+    done = run("archive", "init", "-r", other)
     assert done.exit_code == 2 and "thesis.tex" in done.stderr and [p.name for p in other.iterdir()] == ["thesis.tex"]
 
 
@@ -152,14 +151,3 @@ def test_a_script_for_a_shell(run: Run, shell: str) -> None:
     script = run("completion", shell).stdout
     assert "_PLTZ_COMPLETE" in script and shell in script
     assert json.loads(run("completion", shell, "--json").stdout)["script"].strip() == script.strip()
-
-
-def test_a_manual_page_for_each_command(run: Run, tmp_path: Path) -> None:
-    assert run("completion", "man", "-o", tmp_path / "missing").exit_code == 2
-    assert run("completion", "man", "-o", tmp_path).exit_code == 0
-    pages = {page.name: page.read_text() for page in tmp_path.iterdir()}
-    assert {"pltz.1", "pltz-archive.1", "pltz-archive-put.1", "pltz-doctor.1"} <= pages.keys()
-    put = pages["pltz-archive-put.1"]
-    for part in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS"):
-        assert f".SH {part}\n" in put
-    assert "\\-\\-share\\-base" in put

@@ -59,39 +59,25 @@ def test_level_7_sends_no_session_to_zstd_for_its_size(run: Run, tiny: Path, cha
 
 
 @pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])
-@pytest.mark.parametrize("command", ["archive put", "compress"])
 def test_an_archive_is_put_into_as_the_level_says(
     run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, level: int, bundle: str, layout: str,
+    level: int, bundle: str, layout: str,
 ) -> None:  # fmt: skip
     how = heard(monkeypatch, Archive, "open")
-    words = ["archive", "put", cold, chats] if command == "archive put" else ["compress", chats, "--archive", cold]
-    assert run(*words, "--level", level).exit_code == 0
-    assert ([*how["bundle"]], how["layout"]) == ([bundle], layout)
+    assert run("archive", "put", "-r", cold, chats, "--level", level).exit_code == 0
+    assert (how["bundle"], how["layout"]) == (bundle, layout)
 
 
-EXCLUDED = [["--bundle", "mini"], ["--layout", "default"], ["--zstd-above", "1 MiB"]]
-
-
-@pytest.mark.parametrize("other", [*EXCLUDED, ["--independent"]], ids=str)
-def test_what_a_level_chooses_is_refused_beside_it(
-    run: Run, tiny: Path, chats: Path, tmp_path: Path, other: list[object]
+def test_a_bundle_is_coded_with_as_the_level_says(
+    run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 5, *other)
-    assert done.exit_code == 2 and f"leave {other[0]} out, or --level" in done.stderr
-    assert not (tmp_path / "a.pltz").exists()
-
-
-@pytest.mark.parametrize("other", EXCLUDED, ids=str)
-def test_it_is_refused_beside_it_for_an_archive_too(
-    run: Run, tiny: Path, cold: Path, chats: Path, other: list[object]
-) -> None:
-    done = run("archive", "put", cold, chats, "--level", 5, *other)
-    assert done.exit_code == 2 and f"leave {other[0]} out, or --level" in done.stderr
+    how = heard(monkeypatch, api, "compress")
+    assert run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 8, "--bundle", "nano").exit_code == 0
+    assert Reader((tmp_path / "a.pltz").read_bytes()).header.bundle_id == nano and not how["independent"]
 
 
 def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path, chats: Path, tmp_path: Path) -> None:
-    for words in (["compress", chats, "-o", tmp_path / "a.pltz"], ["archive", "put", cold, chats]):
+    for words in (["compress", chats, "-o", tmp_path / "a.pltz"], ["archive", "put", "-r", cold, chats]):
         done = run(*words, "--level", 8)
         assert done.exit_code == 2 and "pip install pltz-base" in done.stderr
 
@@ -100,7 +86,7 @@ def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path,
 def test_a_session_that_grows_at_another_level_keeps_its_earlier_part(run: Run, cold: Path) -> None:
     def put(turns: int, level: int) -> dict[str, Any]:
         line = json.dumps(chat(turns)).encode()
-        words = ["archive", "put", cold, "-", "--format", "jsonl", "--name", "a", "--level", level, "--json"]
+        words = ["archive", "put", "-r", cold, "-", "--format", "jsonl", "--name", "a", "--level", level, "--json"]
         return lines(run(*words, input=line))[0]
 
     assert put(4, 5)["method"] == "model"
@@ -109,5 +95,5 @@ def test_a_session_that_grows_at_another_level_keeps_its_earlier_part(run: Run, 
     opened = Archive.open(cold).parts.catalog.listing
     coded = {context.bundle for pack in opened.packs for context in opened.opened(pack).head.contexts}
     assert {Bundle.load("mini").id, Bundle.load("nano").id} <= coded
-    assert json.loads(run("archive", "get", cold, "a").stdout) == chat(8)
-    assert run("archive", "verify", cold, "--decode").exit_code == 0
+    assert json.loads(run("archive", "get", "-r", cold, "a").stdout) == chat(8)
+    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0

@@ -260,7 +260,7 @@ def test_another_bundle_is_refused_with_both_ids(codec: Codec, bundle: FakeBundl
     with pytest.raises(BundleMismatch) as caught:
         other.decompress(codec.compress([TALK]))
     assert bundle.id.hex() in str(caught.value) and bytes(16).hex() in str(caught.value)
-    assert "--bundle" in str(caught.value)
+    assert "bundle add" in str(caught.value)
 
 
 def test_another_contract_is_refused(codec: Codec, bundle: FakeBundle) -> None:

@@ -13,9 +13,13 @@ def test_a_log_has_one_name_however_it_is_given(tmp_path: Path, monkeypatch: pyt
     file.parent.mkdir(parents=True)
     file.touch()
     for given in (file.parent.parent, file.parent, file):
-        assert log_name(str(given), str(file)) == "-home-me/events"
+        assert log_name(str(given), str(file)) == "./-home-me/events"
+    (dashed := file.with_name("-a.jsonl")).touch()
+    for given in (file.parent.parent, file.parent, dashed):
+        assert log_name(str(given), str(dashed)) == "./-home-me/-a"
+    assert below(str(file.parent), str(dashed)) == "./-a" == heads_of([str(dashed)])[str(dashed)]
     monkeypatch.chdir(file.parent)
-    assert log_name("events.jsonl", "events.jsonl") == log_name(".", "events.jsonl") == "-home-me/events"
+    assert log_name("events.jsonl", "events.jsonl") == log_name(".", "events.jsonl") == "./-home-me/events"
 
 
 def test_files_of_one_stem_get_their_folders(tmp_path: Path) -> None:
@@ -34,5 +38,5 @@ def test_two_files_never_give_one_name() -> None:
     names = FileOfName()
     names.want("sub/log", "one/sub/log.jsonl")
     names.want("sub/log", "one/sub/log.jsonl")
-    with pytest.raises(UsageError, match="put the folder that holds both"):
+    with pytest.raises(UsageError, match=r"put the folder .*, or two/sub/log\.jsonl alone"):
         names.want("sub/log", "two/sub/log.jsonl")

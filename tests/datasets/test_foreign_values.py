@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pltz.cli.archive.restore import content_of
+from pltz.cli.archive.files import content_of
 from pltz.datasets import registry
 from pltz.datasets.continuation import continues
 from pltz.datasets.conversation import messages_of

@@ -6,7 +6,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pltz.cli.ui.progress import wanted
 from pltz.plt_codec import UsageError, need
 
 if TYPE_CHECKING:
+    from pltz.coding import Codec
     from pltz.models import Session
     from pltz.training.data.records import LabelledSession
     from pltz.training.settings import TrainSettings
@@ -129,10 +130,9 @@ def run(
     # The trainer is below the CLI, so what reads sessions and measures a bundle is handed to it.
     def measure(bundle: Path, records: "list[LabelledSession]", limit: int) -> dict[str, Any]:
         from pltz.cli.bench import machine
-        from pltz.training.commands import eval
 
         codec = options.load_codec(str(bundle), "cpu", threads)
-        figures = eval.measured(codec, records, limit, shown=shown)
+        figures = measured(codec, records, limit, shown=shown)
         return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
 
     target = Path(output)
@@ -154,6 +154,22 @@ def run(
         write_text(json.dumps({"output": output, "stopped": str(exc)}) if as_json else line)
         return
     report(card, output, as_json)
+
+
+def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *, shown: bool) -> dict[str, Any]:
+    """Return the figures of a codec on records, at most ``limit`` content bytes per source. See `codec.figures`.
+
+    Raises:
+        UsageError: every session is longer than that.
+    """
+    from pltz.cli.bench.codec import command as codec, compressors as peers, corpus
+    from pltz.models import content_bytes
+
+    records = corpus.select((corpus.SampleSession(r.source, r.session, content_bytes(r.session)) for r in found), limit)
+    if not records:
+        raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
+    others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)
+    return {"limit_bytes": limit, **codec.figures(loaded, records, others, shown=shown)}
 
 
 def read(name: str) -> "Iterator[Session]":

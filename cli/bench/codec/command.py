@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     examples=[
         "pltz bench codec",
         "pltz bench codec --data chats.jsonl.zst --limit-bytes 300000",
-        "pltz bench codec --peers zstd+dict,ppmd --json",
+        "pltz bench codec --bundle ./my-bundle --data held-out/ --peers zstd+dict --json",
     ],
 )
 @shared.DATA
@@ -52,7 +52,7 @@ def codec(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure the codec on records {"id", "messages", ...}. The source of a record is its id up to the last "-".
+    """Measure the codec and a bundle on sessions. The source of one is its id up to the last "-", or its file's name.
 
     All bytes of the .pltz file count. Peers code each session alone at their best settings, without magic numbers,
     checksums or lengths, in the rendering that suits them better. Every size, theirs and ours, is of data that was

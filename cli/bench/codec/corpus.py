@@ -1,23 +1,19 @@
-"""Sessions to measure on: records of JSONL files, grouped by source, up to a number of bytes per source.
+"""Sessions to measure on, from any files that `pltz compress` reads, up to a number of bytes per source.
 
 A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``, or has a "text" in place of messages. Its source is
-the id up to the last ``-``. Only the messages are kept, as ``{"messages": [...]}``, or the text: ids and licences are
-not part of a session.
+the id up to the last ``-``, or the name of its file. Of a record with messages or a text only these are kept: ids and
+licences are not part of a session.
 """
 
+import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pltz.plt_codec.errors import UsageError
-
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
-
-SUFFIXES = (".jsonl", ".jsonl.zst")
-
 
 @dataclass(frozen=True)
 class SampleSession:
@@ -29,50 +25,29 @@ class SampleSession:
 
 
 def read(path: str | None) -> Iterator[SampleSession]:
-    """Yield the records of a file, of every JSONL file of a folder, or (None) the sample sessions.
+    """Yield the sessions of a file or folder, or (None) the sample sessions. Raises UsageError for none there."""
+    from pltz.datasets.loaders import recognise, sample_path
+    from pltz.models.session.session import Session
 
-    Raises:
-        UsageError: there is no such file, no JSONL file in the folder, or a line without messages or text.
-    """
-    from pltz.datasets.loaders import load, sample_path
-
-    for file in files(sample_path() if path is None else Path(path)):
-        for number, session in enumerate(load(file, "jsonl"), 1):
-            yield record(session, f"{file}: session {number}")
-
-
-def files(path: Path) -> list[Path]:
-    """Return the file itself, or the JSONL files of a folder by name.
-
-    Raises:
-        UsageError: the folder has none.
-    """
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
-    if not found:
-        raise UsageError(f"expected {' or '.join(SUFFIXES)} files in {path}, found none")
-    return found
+    for found in recognise(sample_path() if path is None else path):
+        if found.noun == "json" and found.session.kind == "text" and found.place != found.file:
+            for line in io.BytesIO(found.session.value):  # records of texts, a line each
+                yield record(Session.from_json_line(line.removesuffix(b"\n")), found.file)
+        else:
+            yield record(found.session, found.file)
 
 
-def record(line: "Session", place: str) -> SampleSession:
-    """Return the session of one line. ``place`` names the line in errors.
-
-    Raises:
-        UsageError: the line has neither messages nor a text.
-    """
+def record(found: "Session", file: str) -> SampleSession:
+    """Return a session of a file with its source and size."""
     from pltz.models.session.session import Session, content_bytes
 
-    value = line.value if line.kind == "chat" else None
-    if not isinstance(value, dict):
-        raise UsageError(f"{place}: expected a record, found another value")
+    value = found.value if found.kind == "chat" and isinstance(found.value, dict) else {}
+    source = value["id"].rsplit("-", 1)[0] if isinstance(value.get("id"), str) else Path(file).name.split(".")[0]
     if isinstance(value.get("messages"), list):
-        session = Session("chat", {"messages": value["messages"]})
-    elif isinstance(value.get("text"), str):
-        session = Session("text", value["text"].encode("utf-8", "surrogatepass"))
-    else:
-        raise UsageError(f'{place}: expected a record with "messages" or "text", found neither')
-    return SampleSession(str(value.get("id", "all")).rsplit("-", 1)[0], session, content_bytes(session))
+        found = Session("chat", {"messages": value["messages"]})
+    elif isinstance(value.get("text"), str) and "conversations" not in value:
+        found = Session("text", value["text"].encode("utf-8", "surrogatepass"))
+    return SampleSession(source or "all", found, content_bytes(found))
 
 
 def select(records: Iterable[SampleSession], limit: int) -> list[SampleSession]:

@@ -1,6 +1,6 @@
 """Logs of coding agents: every log below a folder is one session, as `pltz archive put FOLDER` makes it.
 
-A log is named by its path below the folder, with one folder at least (``-home-me-shop/4f35e220``). The logs in the
+A log is named by its path below the folder, with one folder at least (``./-home-me-shop/4f35e220``). The logs in the
 lines of one file, or in one list, are named as chats are (``output/0``). Files that are no logs of an agent are left
 out. A log that grew is a new version, and an unchanged one is known by a digest of its bytes: it is read, and neither
 parsed nor coded. A log that another one replaced is refused, unless ``new_version`` is set.

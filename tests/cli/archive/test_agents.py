@@ -15,7 +15,7 @@ from pltz import api
 from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
 from pltz.datasets.loaders import recognise
-from tests.cli.commands import Run, lines
+from tests.cli.commands import Run, into, lines
 from tests.datasets.test_conversation import CLAUDE as CLAUDE_CODE, CODEX, COPILOT, PI
 from tests.datasets.test_formats import AIDER, DOCUMENTS, GEMINI_LINES, MARKDOWN, OH_MY_PI, lines as jsonl
 
@@ -103,10 +103,10 @@ def by_night(run: Run, home: Path, place: Path) -> None:
 
 
 def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, cold: Path, home: Path) -> None:
-    done = run("archive", "put", cold, home, "--tenant", "acme")
+    done = run("archive", "put", "-r", cold, home, "--tenant", "acme")
     assert done.exit_code == 0, done.output
     other = home.parent / "other"
-    assert run("archive", "init", other).exit_code == 0
+    assert run("archive", "init", "-r", other).exit_code == 0
     by_night(run, home, other)
     first, second = stored(cold), stored(other)
     first.pop("shop/README/0")  # put takes other files, too
@@ -122,14 +122,14 @@ def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, col
 
 
 def test_a_log_given_alone_is_the_one_that_its_folder_has(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", cold, home / "tasks", home / "swe-agent").exit_code == 0
+    assert run("archive", "put", "-r", cold, home / "tasks", home / "swe-agent").exit_code == 0
     for file in ("tasks/8.jsonl", "swe-agent/8.traj", "swe-agent/issue-7.traj"):
-        [again] = lines(run("archive", "put", cold, home / file, "--json"))
+        [again] = lines(run("archive", "put", "-r", cold, home / file, "--json"))
         assert (again["name"], again["unchanged"]) == (file.rpartition(".")[0], True)
 
 
 def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", cold, home, "--tenant", "acme").exit_code == 0
+    assert run("archive", "put", "-r", cold, home, "--tenant", "acme").exit_code == 0
     wanted = stored(cold)
     documents = {n: d for n, d in FILES.items() if not n.endswith((".jsonl", ".md"))}
     with closing(sqlite3.connect(home.parent / "logs.db")) as base, base:
@@ -142,8 +142,8 @@ def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home:
         ]
         base.executemany("INSERT INTO logs VALUES (?, ?, ?, ?)", rows)
     other = home.parent / "other"
-    assert run("archive", "init", other).exit_code == 0
-    done = run("archive", "put", other, home.parent / "logs.db", "--query", "SELECT * FROM logs")
+    assert run("archive", "init", "-r", other).exit_code == 0
+    done = run("archive", "put", "-r", other, home.parent / "logs.db", "--query", "SELECT * FROM logs")
     assert done.exit_code == 0, done.output
     found = stored(other)
     assert found.keys() == {name for name, *_ in rows}
@@ -158,19 +158,19 @@ def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home:
 
 
 def test_compress_takes_the_sessions_that_put_takes(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", cold, home).exit_code == 0
+    assert run("archive", "put", "-r", cold, home).exit_code == 0
     packed = home.parent / "home.pltz"
     assert run("compress", home, "-o", packed).exit_code == 0
     assert sorted(s.to_bytes() for s in api.open(packed)) == sorted(s.content for s in stored(cold).values())
 
 
 def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", cold, home, "--exact").exit_code == 0
+    assert run("archive", "put", "-r", cold, home, "--exact").exit_code == 0
     back = home.parent / "back"
-    assert run("archive", "restore", cold, "-o", back).exit_code == 0
+    assert run("archive", "get", "-r", cold, "-o", into(back)).exit_code == 0
     found = {path.relative_to(back).as_posix(): path.read_bytes() for path in back.rglob("*") if path.is_file()}
     assert found == {**FILES, "shop/README.md": b"# no log\n"}
-    got = run("archive", "get", cold, "tasks/8", "-o", home.parent / "8.jsonl")
+    got = run("archive", "get", "-r", cold, "tasks/8", "-o", home.parent / "8.jsonl")
     assert got.exit_code == 0 and (home.parent / "8.jsonl").read_bytes() == FILES["tasks/8.jsonl"]
 
 

@@ -1,4 +1,4 @@
-"""pltz archive copy and export: histories go into another archive, sessions into files."""
+"""pltz archive copy: histories go into another archive."""
 
 import json
 from pathlib import Path
@@ -11,28 +11,25 @@ from tests.cli.commands import Put, Run, chat, lines
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
-@pytest.mark.parametrize("manifest", [(), ("--manifest",)], ids=["listed", "manifest"])
-def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path, manifest: tuple[str, ...]) -> None:
-    """So an archive that is listed becomes one with a manifest."""
+def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
     put(chat(2), "--name", "s", "--tag", "a=1", "--time", 10)
     put(chat(4), "--name", "s", "--tag", "a=2", "--time", 20)
     put(chat(2), "--name", "u", "--tenant", "b", "--share-base", "shop", "--time", 5)
     put({"messages": []}, "--name", "empty")
     other = tmp_path / "other"
-    run("archive", "init", other, *manifest)
-    assert len(lines(run("archive", "copy", cold, other, "--dry-run", "--json"))) == 4
-    assert lines(run("archive", "ls", other, "--json")) == []
-    assert len(lines(run("archive", "copy", cold, other, "--json"))) == 4
+    run("archive", "init", "-r", other)
+    assert len(lines(run("archive", "copy", "-r", cold, other, "--dry-run", "--json"))) == 4
+    assert lines(run("archive", "ls", "-r", other, "--json")) == []
+    assert len(lines(run("archive", "copy", "-r", cold, other, "--json"))) == 4
     listing = ("--history", "--json")
-    assert lines(run("archive", "ls", other, *listing)) == lines(run("archive", "ls", cold, *listing))
-    again = lines(run("archive", "copy", cold, other, "--json"))
+    assert lines(run("archive", "ls", "-r", other, *listing)) == lines(run("archive", "ls", "-r", cold, *listing))
+    again = lines(run("archive", "copy", "-r", cold, other, "--json"))
     assert all(row["there"] for row in again)
-    assert json.loads(run("archive", "get", other, "s", "--version", 1).stdout) == chat(2)
+    assert json.loads(run("archive", "get", "-r", other, "s", "--version", 1).stdout) == chat(2)
     assert put(chat(1), "--name", "new")
-    assert [r["name"] for r in lines(run("archive", "copy", cold, other, "new", "--json"))] == ["new"]
-    assert run("archive", "copy", cold, cold).exit_code == 2
-    assert any((other / "manifest").glob("*")) == bool(manifest)
-    assert run("archive", "verify", other, "--decode").exit_code == 0
+    assert [r["name"] for r in lines(run("archive", "copy", "-r", cold, other, "new", "--json"))] == ["new"]
+    assert run("archive", "copy", "-r", cold, cold).exit_code == 2
+    assert run("archive", "verify", "-r", other, "--decode").exit_code == 0
 
 
 def test_a_copy_that_was_stopped_goes_on(
@@ -43,7 +40,7 @@ def test_a_copy_that_was_stopped_goes_on(
     for n in range(1, 5):
         put(chat(n), "--name", f"s{n}")
     other = tmp_path / "other"
-    run("archive", "init", other)
+    run("archive", "init", "-r", other)
     monkeypatch.setattr(transfer, "COMMIT_SESSIONS", 1)
     whole, calls = transfer._commit, 0
 
@@ -55,30 +52,9 @@ def test_a_copy_that_was_stopped_goes_on(
         return whole(*args)
 
     monkeypatch.setattr(transfer, "_commit", stop)
-    assert run("archive", "copy", cold, other).exit_code == 1
-    assert len(lines(run("archive", "ls", other, "--json"))) == 2
+    assert run("archive", "copy", "-r", cold, other).exit_code == 1
+    assert len(lines(run("archive", "ls", "-r", other, "--json"))) == 2
     monkeypatch.setattr(transfer, "_commit", whole)
-    rows = lines(run("archive", "copy", cold, other, "--json"))
+    rows = lines(run("archive", "copy", "-r", cold, other, "--json"))
     assert [row["there"] for row in rows].count(True) == 2
-    assert len(lines(run("archive", "ls", other, "--history", "--json"))) == 4
-
-
-def test_export(run: Run, cold: Path, put: Put, chats: Path, tmp_path: Path) -> None:
-    put(chat(2), "--name", "s", "--tag", "a=1", "--time", 7)
-    run("archive", "put", cold, chats, "--tenant", "b")
-    out = tmp_path / "b.jsonl"
-    assert (
-        json.loads(run("archive", "export", cold, "--tenant", "b", "-o", out, "--json").stdout)["sessions"]
-        == 4
-    )
-    assert [json.loads(x) for x in out.read_bytes().splitlines()] == [
-        json.loads(x) for x in chats.read_bytes().splitlines()
-    ]
-    named = json.loads(run("archive", "export", cold, "s", "--with-names", "-o", "-").stdout)
-    assert named == {
-        "tenant": "default", "name": "s", "version": 1, "time": 7, "tags": {"a": "1"}, "session": chat(2)
-    }  # fmt: skip
-    packed = tmp_path / "all.pltz"
-    assert run("archive", "export", cold, "-o", packed).exit_code == 0
-    assert len(run("decompress", packed).stdout.splitlines()) == 5
-    assert run("archive", "export", cold, "-o", packed).exit_code == 2, "it exists"
+    assert len(lines(run("archive", "ls", "-r", other, "--history", "--json"))) == 4

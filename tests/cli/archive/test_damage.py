@@ -34,17 +34,17 @@ def spoil(cold: Path, name: str) -> Path:
 
 def the_one_left(run: Run, cold: Path, name: str) -> str:
     """Return the id of the only version that the error of a get names, 8 digits of it."""
-    done = run("archive", "get", cold, name)
+    done = run("archive", "get", "-r", cold, name)
     [found] = re.findall("name a version of those left by its id: ([0-9a-f]{8}) of [^,]*$", done.stderr)
-    numbered = run("archive", "get", cold, name, "--version", 1)
+    numbered = run("archive", "get", "-r", cold, name, "--version", 1)
     assert numbered.exit_code == done.exit_code != 0, "numbers count what is hidden, too"
     return str(found)
 
 
 def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> None:
-    assert run("archive", "get", hurt, "a", "--version", the_one_left(run, hurt, "a")).exit_code == 0
+    assert run("archive", "get", "-r", hurt, "a", "--version", the_one_left(run, hurt, "a")).exit_code == 0
     for name in ("a", "b", "nobody"):
-        done = run("archive", "get", hurt, name)
+        done = run("archive", "get", "-r", hurt, name)
         assert done.exit_code == 7 and "1 pack damaged" in done.stderr and "repair" in done.stderr, (
             done.output
         )
@@ -54,13 +54,13 @@ def test_get_says_that_a_newer_version_may_be_hidden(run: Run, cold: Path, put: 
     """A pack that no index covers vanishes: it may have held a newer version of any session."""
     for number in ("first", "second"):
         put(f"the {number}", "--name", "s", "--new-version")
-    assert not run("archive", "get", cold, "s").stderr
+    assert not run("archive", "get", "-r", cold, "s").stderr
     archive = TowerArchive.open(cold, [])
     (cold / "packs" / archive.version("s").location.pack.hex()).unlink()
-    done = run("archive", "get", cold, "s")
+    done = run("archive", "get", "-r", cold, "s")
     assert done.exit_code == 7 and not done.stdout
     assert "1 pack damaged or gone may have other versions" in done.stderr
-    assert run("archive", "get", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
+    assert run("archive", "get", "-r", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
 
 
 def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put) -> None:
@@ -68,10 +68,10 @@ def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put
         put(f"a text of {name}", "--name", name)
     TowerArchive.open(cold, []).write_index()
     spoil(cold, "b")
-    done = run("archive", "get", cold, "b")
+    done = run("archive", "get", "-r", cold, "b")
     assert done.exit_code == 3 and "damaged" in done.stderr, done.output
-    assert run("archive", "get", cold, "nobody").exit_code == 8, "an index says so"
-    assert run("archive", "get", cold, "a").exit_code == 0
+    assert run("archive", "get", "-r", cold, "nobody").exit_code == 8, "an index says so"
+    assert run("archive", "get", "-r", cold, "a").exit_code == 0
 
 
 def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put: Put) -> None:
@@ -80,8 +80,8 @@ def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put:
     archive = TowerArchive.open(cold, [])
     archive.write_index()
     (cold / "packs" / archive.version("b").location.pack.hex()).unlink()
-    assert run("archive", "get", cold, "b").exit_code == 7, "repair may bring it back"
-    assert run("archive", "get", cold, "nobody").exit_code == 8
+    assert run("archive", "get", "-r", cold, "b").exit_code == 7, "repair may bring it back"
+    assert run("archive", "get", "-r", cold, "nobody").exit_code == 8
 
 
 def test_where_packs_are_gone_of_which_only_parity_tells(
@@ -90,21 +90,21 @@ def test_where_packs_are_gone_of_which_only_parity_tells(
     for name in ("a", "b"):
         put(f"a text of {name}", "--name", name)
     (cold / "packs" / TowerArchive.open(cold, []).version("b").location.pack.hex()).unlink()
-    assert run("archive", "get", cold, "a", "--version", the_one_left(run, cold, "a")).exit_code == 0
+    assert run("archive", "get", "-r", cold, "a", "--version", the_one_left(run, cold, "a")).exit_code == 0
     for name in ("a", "b"):
-        done = run("archive", "get", cold, name)
+        done = run("archive", "get", "-r", cold, name)
         assert done.exit_code == 7 and "1 pack damaged or gone" in done.stderr, done.output
-    for command in ("ls", "find", "stat"):
-        done = run("archive", command, cold)
+    for command in ("ls", "stat"):
+        done = run("archive", command, "-r", cold)
         assert (
             done.exit_code == (0 if command == "stat" else 7)
             and "sessions may be missing: 1 pack" in done.stderr
         ), done.output
-    done = run("archive", "export", cold, "-o", tmp_path / "all.jsonl")
+    done = run("archive", "get", "-r", cold, "-o", tmp_path / "all.jsonl")
     assert done.exit_code == 7 and "wrote 1 session, but" in done.stderr, done.output
-    assert run("archive", "repair", cold).exit_code == 0
-    assert run("archive", "get", cold, "b").exit_code == 0
-    done = run("archive", "ls", cold)
+    assert run("archive", "repair", "-r", cold).exit_code == 0
+    assert run("archive", "get", "-r", cold, "b").exit_code == 0
+    done = run("archive", "ls", "-r", cold)
     assert len(done.stdout.splitlines()) == 2 and not done.stderr
 
 
@@ -116,58 +116,56 @@ def test_an_older_version_is_not_given_for_the_last(run: Run, cold: Path, put: P
     pack = spoil(cold, "s")
     if how == "gone":
         pack.unlink()
-    done, code = run("archive", "get", cold, "s"), 7 if how == "gone" else 3
+    done, code = run("archive", "get", "-r", cold, "s"), 7 if how == "gone" else 3
     assert done.exit_code == code, done.output
-    assert run("archive", "get", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
-    assert run("archive", "get", cold, "s", "--version", 2).exit_code == code
+    assert run("archive", "get", "-r", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
+    assert run("archive", "get", "-r", cold, "s", "--version", 2).exit_code == code
 
 
-def test_export_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
+def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
     run: Run, hurt: Path, tmp_path: Path
 ) -> None:
-    done = run("archive", "export", hurt, "-o", tmp_path / "all.jsonl")
+    done = run("archive", "get", "-r", hurt, "-o", tmp_path / "all.jsonl")
     assert done.exit_code == 7 and "wrote 2 sessions, but" in done.stderr, done.output
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
-    assert run("archive", "init", tmp_path / "to").exit_code == 0
-    done = run("archive", "copy", hurt, tmp_path / "to")
+    assert run("archive", "init", "-r", tmp_path / "to").exit_code == 0
+    done = run("archive", "copy", "-r", hurt, tmp_path / "to")
     assert done.exit_code == 7 and "may be missing" in done.stderr, done.output
     assert sorted(v.name for v in TowerArchive.open(tmp_path / "to", []).ls()) == ["a", "c"]
-    assert run("archive", "export", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 7
-    assert run("archive", "export", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 7
-    assert run("archive", "export", hurt, "b", "--tenant", "other", "-o", "-").exit_code == 7
+    assert run("archive", "get", "-r", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 7
+    assert run("archive", "get", "-r", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 7
 
 
 def test_undelete_of_what_damage_may_hide(run: Run, hurt: Path) -> None:
-    assert run("archive", "undelete", hurt, "b").exit_code == 7
-    assert run("archive", "repair", hurt).exit_code == 0
-    assert run("archive", "undelete", hurt, "b").exit_code == 8
+    assert run("archive", "undelete", "-r", hurt, "b").exit_code == 7
+    assert run("archive", "repair", "-r", hurt).exit_code == 0
+    assert run("archive", "undelete", "-r", hurt, "b").exit_code == 8
 
 
 def test_after_repair_all_is_there_again(run: Run, hurt: Path) -> None:
-    assert run("archive", "repair", hurt).exit_code == 0
-    assert run("archive", "get", hurt, "b").exit_code == 0
-    assert run("archive", "get", hurt, "nobody").exit_code == 8
+    assert run("archive", "repair", "-r", hurt).exit_code == 0
+    assert run("archive", "get", "-r", hurt, "b").exit_code == 0
+    assert run("archive", "get", "-r", hurt, "nobody").exit_code == 8
 
 
 def test_a_condemned_pack_that_is_gone_is_damage(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(f"a text of {name}", "--name", name)
-    assert run("archive", "collect", cold, "--grace", "0s").exit_code == 0
+    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 0
     (cold / "packs" / TowerArchive.open(cold, []).version("b").location.pack.hex()).unlink()
     parity = sorted((cold / "parity").iterdir())
-    for command in ("ls", "find"):
-        done = run("archive", command, cold)
-        assert done.exit_code == 7 and len(done.stdout.splitlines()) == 2 and "1 pack" in done.stderr
-    assert run("archive", "get", cold, "b").exit_code == 7
-    assert run("archive", "get", cold, "a", "--version", the_one_left(run, cold, "a")).exit_code == 0
-    assert run("archive", "init", tmp_path / "to").exit_code == 0
-    assert run("archive", "copy", cold, tmp_path / "to").exit_code == 7
-    assert run("archive", "collect", cold, "--grace", "0s").exit_code == 7
-    assert run("archive", "verify", cold).exit_code == 3 and sorted((cold / "parity").iterdir()) == parity
-    assert run("archive", "repair", cold).exit_code == 0
-    assert run("archive", "get", cold, "b").stdout == '"a text of b"\n'
-    assert run("archive", "collect", cold, "--grace", "0s").exit_code == 0
-    assert run("archive", "ls", cold).exit_code == 0 and run("archive", "verify", cold).exit_code == 0
+    done = run("archive", "ls", "-r", cold)
+    assert done.exit_code == 7 and len(done.stdout.splitlines()) == 2 and "1 pack" in done.stderr
+    assert run("archive", "get", "-r", cold, "b").exit_code == 7
+    assert run("archive", "get", "-r", cold, "a", "--version", the_one_left(run, cold, "a")).exit_code == 0
+    assert run("archive", "init", "-r", tmp_path / "to").exit_code == 0
+    assert run("archive", "copy", "-r", cold, tmp_path / "to").exit_code == 7
+    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 7
+    assert run("archive", "verify", "-r", cold).exit_code == 3 and sorted((cold / "parity").iterdir()) == parity
+    assert run("archive", "repair", "-r", cold).exit_code == 0
+    assert run("archive", "get", "-r", cold, "b").stdout == '"a text of b"\n'
+    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 0
+    assert run("archive", "ls", "-r", cold).exit_code == 0 and run("archive", "verify", "-r", cold).exit_code == 0
 
 
 def test_a_loss_is_reported_until_it_is_acknowledged(run: Run, cold: Path, put: Put) -> None:
@@ -178,20 +176,20 @@ def test_a_loss_is_reported_until_it_is_acknowledged(run: Run, cold: Path, put: 
     pack = archive.version("b").location.pack.hex()
     for folder in ("packs", "parity"):
         (cold / folder / pack).unlink()
-    assert run("archive", "repair", cold).exit_code == 3
-    done = run("archive", "repair", cold)
+    assert run("archive", "repair", "-r", cold).exit_code == 3
+    done = run("archive", "repair", "-r", cold)
     assert done.exit_code == 3 and f"not acknowledged: pack {pack}" in done.stdout
-    assert run("archive", "get", cold, "b").exit_code == 3
-    done = run("archive", "ls", cold)
+    assert run("archive", "get", "-r", cold, "b").exit_code == 3
+    done = run("archive", "ls", "-r", cold)
     assert done.exit_code == 7 and "repair gave up" in done.stderr, done.output
-    assert run("archive", "verify", cold).exit_code == 3
-    assert json.loads(run("archive", "stat", cold, "--json").stdout)["losses"] == 1
-    dry = run("archive", "repair", cold, "--acknowledge", "--dry-run")
+    assert run("archive", "verify", "-r", cold).exit_code == 3
+    assert json.loads(run("archive", "stat", "-r", cold, "--json").stdout)["losses"] == 1
+    dry = run("archive", "repair", "-r", cold, "--acknowledge", "--dry-run")
     assert dry.exit_code == 0 and f"would be acknowledged: pack {pack}" in dry.stdout
-    [row] = json.loads(run("archive", "repair", cold, "--acknowledge", "--json").stdout)["acknowledged"]
+    [row] = json.loads(run("archive", "repair", "-r", cold, "--acknowledge", "--json").stdout)["acknowledged"]
     assert row["pack"] == pack and len(row["sessions"]) == 1 and row["complete"]
-    assert "0 losses acknowledged" in run("archive", "repair", cold, "--acknowledge").stdout
+    assert "0 losses acknowledged" in run("archive", "repair", "-r", cold, "--acknowledge").stdout
     for command in ("ls", "verify", "repair"):
-        assert run("archive", command, cold).exit_code == 0
-    done = run("archive", "get", cold, "b")
+        assert run("archive", command, "-r", cold).exit_code == 0
+    done = run("archive", "get", "-r", cold, "b")
     assert done.exit_code == 8 and "was lost" in done.stderr and "acknowledged at" in done.stderr

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
 def test_init_refuses_what_is_an_archive(run: Run, cold: Path) -> None:
-    done = run("archive", "init", cold)
+    done = run("archive", "init", "-r", cold)
     assert done.exit_code == 2 and "already" in done.stderr
 
 
@@ -35,17 +35,17 @@ def test_init_refuses_what_is_an_archive(run: Run, cold: Path) -> None:
 def test_init_refuses_a_folder_of_other_files(run: Run, tmp_path: Path, name: str) -> None:
     place = tmp_path / "home"
     (place / name).mkdir(parents=True)
-    done = run("archive", "init", place)
+    done = run("archive", "init", "-r", place)
     assert done.exit_code == 2 and name in done.stderr and "empty or a new folder" in done.stderr
     assert os.listdir(place) == [name]
     (place / name).rmdir()
     (place / ".DS_Store").touch()
-    assert run("archive", "init", place).exit_code == 0
+    assert run("archive", "init", "-r", place).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["ls", "stat", "verify", "collect", "find"])
+@pytest.mark.parametrize("name", ["ls", "stat", "verify", "collect"])
 def test_no_archive_here(run: Run, tmp_path: Path, name: str) -> None:
-    done = run("archive", name, tmp_path)
+    done = run("archive", name, "-r", tmp_path)
     assert done.exit_code == 2 and f"no archive at {tmp_path}" in done.stderr
     assert "pltz archive init" in done.stderr
 
@@ -53,16 +53,20 @@ def test_no_archive_here(run: Run, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["init", "ls", "stat"])
 def test_what_can_be_no_archive(run: Run, chats: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(chats.parent)
-    for place in ("", "http://example.org/cold", chats):
-        done = run("archive", name, place)
+    for place in ("http://example.org/cold", chats):
+        done = run("archive", name, "-r", place)
         assert done.exit_code == 2 and "expected" in done.stderr and str(place) in done.stderr
+    done = run("archive", name)
+    assert done.exit_code == 2 and "-r ARCHIVE" in done.stderr and "PLTZ_ARCHIVE" in done.stderr
+    for empty in (("-r", ""), ("-r", "a", "--key-file", "")):
+        assert "found nothing" in run("archive", name, *empty).stderr
     assert os.listdir() == [chats.name]
 
 
 def test_sessions_come_back(run: Run, cold: Path, chats: Path) -> None:
-    found = lines(run("archive", "put", cold, chats, "--json"))
+    found = lines(run("archive", "put", "-r", cold, chats, "--json"))
     assert [row["name"] for row in found] == [f"chats/{n}" for n in range(4)]
-    done = run("archive", "get", cold, *(row["name"] for row in found))
+    done = run("archive", "get", "-r", cold, *(row["name"] for row in found))
     assert done.stdout_bytes == chats.read_bytes().replace(b", ", b",").replace(b": ", b":")
     assert [json.loads(a) for a in done.stdout.splitlines()] == [
         json.loads(a) for a in chats.read_text("utf8").splitlines()
@@ -76,12 +80,12 @@ def test_texts_and_ids(run: Run, cold: Path, tmp_path: Path) -> None:
     import numpy as np
 
     np.save(ids, np.array([5, 900, 1023, 0, 31], np.int64))
-    rows = lines(run("archive", "put", cold, text, log, ids, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, text, log, ids, "--json"))
     assert [(r["name"], r["kind"]) for r in rows] == [("a/0", "text"), ("b/0", "text"), ("c/0", "ids")]
     assert rows[1]["method"] == "zstd" and rows[1]["bytes"] < 200
-    assert run("archive", "get", cold, "a/0").stdout_bytes == text.read_bytes()
-    assert run("archive", "get", cold, "b/0").stdout_bytes == log.read_bytes()
-    assert json.loads(run("archive", "get", cold, "c/0").stdout) == [5, 900, 1023, 0, 31]
+    assert run("archive", "get", "-r", cold, "a/0").stdout_bytes == text.read_bytes()
+    assert run("archive", "get", "-r", cold, "b/0").stdout_bytes == log.read_bytes()
+    assert json.loads(run("archive", "get", "-r", cold, "c/0").stdout) == [5, 900, 1023, 0, 31]
 
 
 def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
@@ -90,8 +94,8 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
     call = "archive", "put", "--bundle", "mini"  # nano in the fast layout loses to zstd
     found = [
         json.loads(line)
-        for words in (("--name", "plain"), ("--name", "fast", "--tenant", "other", "--layout", "fast"))
-        for line in run(*call, cold, tmp_path / "long.txt", *words, "--json").stdout.splitlines()
+        for words in (("--name", "plain"), ("--name", "fast", "--tenant", "other", "--level", 4))
+        for line in run(*call, "-r", cold, tmp_path / "long.txt", *words, "--json").stdout.splitlines()
     ]
     assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
     assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
@@ -99,9 +103,9 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
     modes = {v.name: peek(archive, v.name, v.tenant)[-1].context.mode for v in archive.ls()}
     assert modes == {"plain": ALONE, "fast": FAST}
     for words in (("plain",), ("fast", "--tenant", "other")):
-        done = run("archive", "get", cold, *words)
+        done = run("archive", "get", "-r", cold, *words)
         assert done.exit_code == 0 and done.stdout_bytes == (tmp_path / "long.txt").read_bytes()
-    assert run("archive", "verify", cold, "--decode").exit_code == 0
+    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0
 
 
 def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path,
     log.write_bytes(b"2026-11-21 the same line again and again\n" * 400)
     assert run("compress", chats, log, "-o", tmp_path / "c.pltz").exit_code == 0
     frames = Reader((tmp_path / "c.pltz").read_bytes())
-    rows = lines(run("archive", "put", cold, chats, log, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, chats, log, "--json"))
     for row, frame in zip(rows, frames, strict=True):
         if row["segments"] == 1:
             assert row["bytes"] <= len(frame.data)
@@ -126,10 +130,10 @@ def test_turns_add_what_is_new(trained: None, run: Run, cold: Path, put: Put) ->
     assert same["unchanged"] and same["version"] == 2
     other = put(chat(2), "--name", "t")[0]
     assert other["new"] == 0, "the same two segments, under another name"
-    history = lines(run("archive", "ls", cold, "--history", "--json"))
+    history = lines(run("archive", "ls", "-r", cold, "--history", "--json"))
     assert [(h["name"], h["version"]) for h in history] == [("s", 1), ("s", 2), ("t", 1)]
-    assert json.loads(run("archive", "get", cold, "s", "--version", 1).stdout) == chat(2)
-    assert json.loads(run("archive", "get", cold, "s").stdout) == chat(4)
+    assert json.loads(run("archive", "get", "-r", cold, "s", "--version", 1).stdout) == chat(2)
+    assert json.loads(run("archive", "get", "-r", cold, "s").stdout) == chat(4)
 
 
 def test_other_keys_are_not_in_the_way_of_new_turns(
@@ -138,8 +142,8 @@ def test_other_keys_are_not_in_the_way_of_new_turns(
     monkeypatch.setattr("pltz.archive.writing.cut.META_AFTER", 0)
     put(chat(2, state="open", n=1.0), "--name", "s")
     assert put(chat(4, state="closed"), "--name", "s")[0]["known"] == 2
-    assert json.loads(run("archive", "get", cold, "s").stdout) == chat(4, state="closed")
-    found = json.loads(run("archive", "get", cold, "s", "--version", 1).stdout)
+    assert json.loads(run("archive", "get", "-r", cold, "s").stdout) == chat(4, state="closed")
+    found = json.loads(run("archive", "get", "-r", cold, "s", "--version", 1).stdout)
     assert found == chat(2, state="open", n=1.0) and isinstance(found["n"], float)
 
 
@@ -151,7 +155,7 @@ def test_bases_are_shared_as_told(trained: None, run: Run, cold: Path, put: Put)
     assert put(chat(2), "--name", "u", "--tenant", "b", "--share-base", "shop")[0]["new"] == 1
     grown = put(chat(4), "--name", "u", "--tenant", "b")[0]
     assert (grown["known"], grown["new"]) == (2, 1), "as its last version did"
-    assert json.loads(run("archive", "get", cold, "u", "--tenant", "b").stdout) == chat(4)
+    assert json.loads(run("archive", "get", "-r", cold, "u", "--tenant", "b").stdout) == chat(4)
 
 
 def test_opaque_parts(run: Run, cold: Path) -> None:
@@ -159,17 +163,17 @@ def test_opaque_parts(run: Run, cold: Path) -> None:
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]
     }
     line = json.dumps(value).encode()
-    refused = run("archive", "put", cold, "-", "--format", "jsonl", input=line)
+    refused = run("archive", "put", "-r", cold, "-", "--format", "jsonl", input=line)
     assert refused.exit_code == 5 and "--keep-opaque" in refused.stderr
-    kept = lines(run("archive", "put", cold, "-", "--format", "jsonl", "--keep-opaque", "--json", input=line))
+    kept = lines(run("archive", "put", "-r", cold, "-", "--format", "jsonl", "--keep-opaque", "--json", input=line))
     assert kept[0]["method"] == "zstd"
-    assert json.loads(run("archive", "get", cold, "stdin/0").stdout) == value
+    assert json.loads(run("archive", "get", "-r", cold, "stdin/0").stdout) == value
 
 
 def test_put_from_a_pltz_file(run: Run, cold: Path, frozen: Path, chats: Path) -> None:
-    rows = lines(run("archive", "put", cold, frozen, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, frozen, "--json"))
     assert [row["name"] for row in rows] == [f"chats/{n}" for n in range(4)]
-    done = run("archive", "export", cold, "-o", "-")
+    done = run("archive", "get", "-r", cold, "-o", "-")
     assert [json.loads(a) for a in done.stdout.splitlines()] == [
         json.loads(a) for a in chats.read_text("utf8").splitlines()
     ]
@@ -177,21 +181,15 @@ def test_put_from_a_pltz_file(run: Run, cold: Path, frozen: Path, chats: Path) -
 
 def test_dry_run_of_put_changes_nothing(run: Run, cold: Path, chats: Path) -> None:
     before = sorted(cold.rglob("*"))
-    rows = lines(run("archive", "put", cold, chats, "--dry-run", "--json"))
+    rows = lines(run("archive", "put", "-r", cold, chats, "--dry-run", "--json"))
     assert len(rows) == 4 and "version" not in rows[0] and rows[0]["bytes"] > 0
     assert sorted(cold.rglob("*")) == before
 
 
 def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
-    assert put(chat(1, id="abc"), "--name-key", "id")[0]["name"] == "abc"
-    line = json.dumps(chat(1)).encode()
-    missing = run("archive", "put", cold, "-", "--format", "jsonl", "--name-key", "id", input=line)
-    assert missing.exit_code == 5
-    many = run("archive", "put", cold, chats, "--name", "x")
-    assert many.exit_code == 2 and "--name-key" in many.stderr
-    both = run("archive", "put", cold, chats, "--name", "x", "--name-key", "id")
-    assert both.exit_code == 2
-    bad = run("archive", "put", cold, chats, "--tag", "novalue")
+    many = run("archive", "put", "-r", cold, chats, "--name", "x")
+    assert many.exit_code == 2 and "for one session" in many.stderr
+    bad = run("archive", "put", "-r", cold, chats, "--tag", "novalue")
     assert bad.exit_code == 2 and "KEY=VALUE" in bad.stderr
 
 
@@ -199,7 +197,6 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
     "words",
     [
         ["put", "-", "--name", ""],
-        ["put", "-", "--name-key", ""],
         ["put", "-", "--share-base", ""],
         ["put", "-", "--tenant", ""],
         ["put", "-", "--tag", ""],
@@ -207,22 +204,16 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
         ["put", "-", "--tag", "=web"],
         ["get", "a", "--tenant", ""],
         ["ls", "--tenant", ""],
-        ["find", "--tag", "channel="],
+        ["ls", "--tag", "channel="],
         ["erase", "--tenant", "", "--all", "--dry-run"],
         ["erase", "--tenant", "a", "--name", "", "--dry-run"],
     ],
 )
 def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str]) -> None:
     """Refuse an empty name, as the shell passes for an unset variable."""
-    done = run("archive", words[0], cold, *words[1:], input=json.dumps(chat(1)).encode())
+    done = run("archive", words[0], "-r", cold, *words[1:], input=json.dumps(chat(1)).encode())
     assert done.exit_code == 2 and ("found nothing" in done.stderr or "KEY=VALUE" in done.stderr)
-    assert run("archive", "ls", cold).stdout == ""
-
-
-def test_a_key_without_a_name_is_refused(run: Run, cold: Path) -> None:
-    done = run("archive", "put", cold, "-", "--name-key", "id", input=json.dumps(chat(1, id="")).encode())
-    assert done.exit_code == 5 and "no name" in done.stderr
-    assert run("archive", "ls", cold).stdout == ""
+    assert run("archive", "ls", "-r", cold).stdout == ""
 
 
 def test_no_name_or_text_in_file_names(cold: Path, put: Put) -> None:
@@ -230,13 +221,13 @@ def test_no_name_or_text_in_file_names(cold: Path, put: Put) -> None:
     assert not [p for p in cold.rglob("*") if "secret" in p.name or "bicycle" in p.name]
 
 
-def test_find_and_stat(run: Run, cold: Path, put: Put) -> None:
+def test_ls_by_text_and_stat(run: Run, cold: Path, put: Put) -> None:
     put(chat(1), "--name", "support/1", "--tag", "channel=web", "--time", "1970-01-02")
     put(chat(2), "--name", "support/2", "--tag", "channel=mail", "--time", "1970-01-03T00:00")
     put(chat(3), "--name", "sales/1", "--tag", "channel=web", "--tenant", "b", "--time", "1")
 
     def names(*words: object) -> list[str]:
-        return [row["name"] for row in lines(run("archive", "find", cold, *words, "--json"))]
+        return [row["name"] for row in lines(run("archive", "ls", "-r", cold, *words, "--json"))]
 
     assert names() == ["sales/1", "support/1", "support/2"]
     assert names("support") == ["support/1", "support/2"]
@@ -244,23 +235,25 @@ def test_find_and_stat(run: Run, cold: Path, put: Put) -> None:
     assert names("--since", "1970-01-03") == ["support/2"]
     assert names("--until", "86401") == ["sales/1", "support/1"]
     assert names("--tenant", "b") == ["sales/1"]
-    found = lines(run("archive", "stat", cold, "--json"))[0]
+    nothing = run("archive", "ls", "-r", cold, "bicycle")
+    assert nothing.exit_code == 0 and "what was said is not searched" in nothing.stderr
+    found = lines(run("archive", "stat", "-r", cold, "--json"))[0]
     assert found["sessions"] == 3 and found["packs"] == 3 and found["problems"] == 0
-    assert "pack bytes" in run("archive", "stat", cold, "-v").stdout
+    assert "pack bytes" in run("archive", "stat", "-r", cold, "-v").stdout
 
 
 @pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])
 def test_a_name_that_is_no_unicode_is_refused(run: Run, cold: Path, words: list[str]) -> None:
     """Refuse arguments in another encoding, as the shell passes them."""
-    done = run("archive", "put", cold, "-", *words, input=b'{"messages":[]}\n')
+    done = run("archive", "put", "-r", cold, "-", *words, input=b'{"messages":[]}\n')
     assert done.exit_code == 5 and r"\udcff' is not valid Unicode" in done.output
-    done = run("archive", "get", cold, *(words if words[0] == "--tenant" else []), "e\udcff")
+    done = run("archive", "get", "-r", cold, *(words if words[0] == "--tenant" else []), "e\udcff")
     assert done.exit_code == 5 and r"\udcff' is not valid Unicode" in done.output
 
 
 def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> None:
     put(chat(1), "--name", "a\x1b[2Jb")
-    out = run("archive", "ls", cold).stdout
+    out = run("archive", "ls", "-r", cold).stdout
     assert "\x1b" not in out and "a\\x1b[2Jb" in out
 
 
@@ -290,13 +283,13 @@ def test_what_was_printed_survives_a_kill(run: Run, cold: Path, tiny: Path) -> N
         process.send_signal(signal.SIGKILL)
         acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
     start = time.monotonic()
-    found = json.loads(run("archive", "get", cold, "s", "--version", acknowledged).stdout)
+    found = json.loads(run("archive", "get", "-r", cold, "s", "--version", acknowledged).stdout)
     assert [m["content"] for m in found["messages"]] == [f"turn {n}" for n in range(acknowledged)]
-    assert run("archive", "verify", cold, "--decode").exit_code == 0
+    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0
     assert time.monotonic() - start < 60
 
 
-def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) -> None:
+def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path) -> None:
     """Run init, put, get, ls, verify, repair, copy to an open archive, and erase.
 
     Without the key, and after erase, nothing opens.
@@ -304,62 +297,93 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     key, place, plain = tmp_path / "key", tmp_path / "sealed", tmp_path / "plain"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
-    made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]
-    assert made["sealed"] and made["parity"] == [50, 1000] and not made["manifest"]
-    named = lines(run("archive", "init", tmp_path / "named", "--manifest", "--json"))[0]
-    assert named["manifest"] and (tmp_path / "named" / "manifest").is_dir()
-    for converted in (True, False):
-        row = lines(run("archive", "convert", place, "--json"))[0]
-        assert row == {"place": str(place), "manifest": True, "converted": converted}
-    source = tmp_path / "chats.jsonl"
-    source.write_text("".join(json.dumps({"id": f"chat{n}", **chat(n)}) + "\n" for n in (2, 3)))
+    made = lines(run("archive", "init", "-r", place, "--key-file", key, "--json"))[0]
+    assert made["sealed"]
     keyed = ("--key-file", key)
-    rows = lines(run("archive", "put", place, source, "--name-key", "id", "--json", *keyed))
-    assert [row["name"] for row in rows[:2]] == ["chat2", "chat3"]
-    assert run("archive", "get", place, "chat2").exit_code != 0
-    listed = run("archive", "ls", place)
+    for n in (2, 3):
+        line = json.dumps({"id": f"chat{n}", **chat(n)}).encode()
+        words = ("archive", "put", "-r", place, "-", "--format", "jsonl", "--name", f"chat{n}", "--json", *keyed)
+        assert [row["name"] for row in lines(run(*words, input=line))] == [f"chat{n}"]
+    assert run("archive", "get", "-r", place, "chat2").exit_code != 0
+    listed = run("archive", "ls", "-r", place)
     assert listed.exit_code == 0 and "--key-file" in listed.stderr and "chat2" not in listed.stdout
-    assert not run("archive", "ls", place, *keyed).stderr
-    assert json.loads(run("archive", "get", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
+    assert not run("archive", "ls", "-r", place, *keyed).stderr
+    assert json.loads(run("archive", "get", "-r", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
     wrong = tmp_path / "wrong"
     wrong.write_bytes(bytes(32))
     wrong.chmod(0o600)
-    assert run("archive", "get", place, "chat2", "--key-file", wrong).exit_code == 4
-    assert run("archive", "get", place, "chat2", *keyed, "--passphrase").exit_code == 2
+    assert run("archive", "get", "-r", place, "chat2", "--key-file", wrong).exit_code == 4
+    assert run("archive", "get", "-r", place, "chat2", *keyed, "--passphrase").exit_code == 2
     raw = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
     assert (
         b"bicycle" not in raw
         and b"default" not in raw
         and b"chat2" not in b"".join(p.name.encode() for p in place.rglob("*"))
     )
-    assert lines(run("archive", "verify", place, "--decode", "--json", *keyed))[-1]["sound"]
-    assert json.loads(run("archive", "repair", place, "--json").stdout)["whole"]
-    assert run("archive", "init", plain).exit_code == 0
-    done = run("archive", "copy", place, plain, "--json", *keyed)
+    assert lines(run("archive", "verify", "-r", place, "--decode", "--json", *keyed))[-1]["sound"]
+    assert json.loads(run("archive", "repair", "-r", place, "--json").stdout)["whole"]
+    assert run("archive", "init", "-r", plain).exit_code == 0
+    done = run("archive", "copy", "-r", place, plain, "--json", *keyed)
     assert done.exit_code == 0 and f"{plain} is not sealed" in done.stderr
-    assert json.loads(run("archive", "get", plain, "chat3").stdout) == {"id": "chat3", **chat(3)}
-    assert run("archive", "get", plain, "chat3", *keyed).exit_code == 2, "an open archive takes no key"
-    done = run("archive", "erase", place, "--tenant", "default", "--name", "chat2", "--yes", "--json", *keyed)
+    assert json.loads(run("archive", "get", "-r", plain, "chat3").stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "get", "-r", plain, "chat3", *keyed).exit_code == 2, "an open archive takes no key"
+    done = run("archive", "erase", "-r", place, "--tenant", "default", "--name", "chat2", "--yes", "--json", *keyed)
     assert done.exit_code == 0, done.output
-    assert run("archive", "get", place, "chat2", *keyed).exit_code != 0
-    assert json.loads(run("archive", "get", place, "chat3", *keyed).stdout) == {"id": "chat3", **chat(3)}
-    assert run("archive", "erase", plain, "--tenant", "default", "--name", "chat3", "--yes").exit_code != 0
+    assert run("archive", "get", "-r", place, "chat2", *keyed).exit_code != 0
+    assert json.loads(run("archive", "get", "-r", place, "chat3", *keyed).stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "erase", "-r", plain, "--tenant", "default", "--name", "chat3", "--yes").exit_code != 0
+
+
+def test_the_environment_names_archive_and_key(
+    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, sealed = tmp_path / "key", tmp_path / "sealed"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    monkeypatch.setenv("PLTZ_ARCHIVE", str(sealed))
+    monkeypatch.setenv("PLTZ_KEY_FILE", str(key))
+    assert "sealed" in run("archive", "init").stdout
+    assert put(chat(1), "--name", "open")[0]["version"] == 1, "an open archive needs none"
+    line = json.dumps(chat(2)).encode()
+    assert run("archive", "put", "-", "--name", "s", "--format", "jsonl", input=line).exit_code == 0
+    assert json.loads(run("archive", "get", "s").stdout) == chat(2)
+    assert json.loads(run("-r", cold, "archive", "get", "open").stdout) == chat(1)
+    assert json.loads(run("archive", "-r", sealed, "get", "open", "-r", cold).stdout) == chat(1)
+    assert run("archive", "copy", "-r", cold, sealed).exit_code == 0 == run("archive", "get", "open").exit_code
+    for name in ("verify", "repair", "stat"):
+        assert run("archive", name).exit_code == 0 == run("archive", name, "-r", cold).exit_code
+    assert run("thaw", "s", "--json").exit_code == 0
+    wrong = run("archive", "get", "s", "--passphrase-env", "NOT_SET")
+    assert wrong.exit_code == 2, "an option stands above the environment"
+
+
+@pytest.mark.parametrize(
+    ("word", "command"), [("backup", "put"), ("check", "verify"), ("snapshots", "ls"), ("prune", "collect")]
+)
+def test_words_of_restic_are_taken(run: Run, cold: Path, put: Put, word: str, command: str) -> None:
+    for turns in (1, 2):
+        put(chat(turns), "--name", "s")
+    more = ("-", "--name", "s", "--format", "jsonl") if word == "backup" else ()
+    done = run("archive", word, "-r", cold, *more, "--json", input=json.dumps(chat(2)).encode())
+    assert done.exit_code == 0 and len(done.stdout.splitlines()) == (2 if word == "snapshots" else 1), done.output
+    assert run("archive", word, "--help").stdout == run("archive", command, "--help").stdout
+    assert f"{word} ({command}" in run("archive", "--help").stdout
 
 
 def test_one_of_something_is_no_plural(run: Run, cold: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("one", "utf8")
     other, out = tmp_path / "other", tmp_path / "one.pltz"
-    run("archive", "init", other)
+    run("archive", "init", "-r", other)
     said = ""
     for words in (
-        ("archive", "put", cold, tmp_path / "one.txt", "--dry-run"),
-        ("archive", "put", cold, tmp_path / "one.txt"),
-        ("archive", "export", cold, "-o", tmp_path / "all.pltz"),
-        ("archive", "copy", cold, other),
-        ("archive", "forget", cold, "one/0"),
-        ("archive", "undelete", cold, "one/0"),
-        ("archive", "collect", cold),
-        ("archive", "repair", cold),
+        ("archive", "put", "-r", cold, tmp_path / "one.txt", "--dry-run"),
+        ("archive", "put", "-r", cold, tmp_path / "one.txt"),
+        ("archive", "get", "-r", cold, "-o", tmp_path / "all.pltz"),
+        ("archive", "copy", "-r", cold, other),
+        ("archive", "forget", "-r", cold, "one/0"),
+        ("archive", "undelete", "-r", cold, "one/0"),
+        ("archive", "collect", "-r", cold),
+        ("archive", "repair", "-r", cold),
         ("compress", tmp_path / "one.txt", "-o", out),
         ("inspect", out),
     ):
@@ -376,52 +400,41 @@ def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Pa
         path.parent.mkdir()
         line = json.dumps(chat(1, id=path.parent.name)).encode() + b"\n"
         path.write_bytes(gzip.compress(line) if path.suffix == ".gz" else line)
-    done = run("archive", "put", cold, paths[0], paths[0])
-    assert done.exit_code == 2 and "both be named chats/0" in done.stderr and "--name-key" in done.stderr
-    assert run("compress", paths[0], paths[0], "--archive", cold).exit_code == 2
-    assert not lines(run("archive", "ls", cold, "--json"))
-    names = [row["name"] for row in lines(run("archive", "put", cold, *paths, "--name-key", "id", "--json"))]
-    assert names == ["monday", "tuesday"]
-    both = lines(run("archive", "put", cold, *paths, "--json"))
+    done = run("archive", "put", "-r", cold, paths[0], paths[0])
+    assert done.exit_code == 2 and "both be named chats/0" in done.stderr
+    assert not lines(run("archive", "ls", "-r", cold, "--json"))
+    both = lines(run("archive", "put", "-r", cold, *paths, "--json"))
     assert [row["name"] for row in both] == ["monday/chats/0", "tuesday/chats/0"]
-    assert [row["name"] for row in lines(run("archive", "put", cold, paths[1], "--json"))] == ["chats/0"]
-    refused = run("archive", "put", cold, paths[0])
+    assert [row["name"] for row in lines(run("archive", "put", "-r", cold, paths[1], "--json"))] == ["chats/0"]
+    refused = run("archive", "put", "-r", cold, paths[0])
     assert refused.exit_code == 5 and "--new-version" in refused.stderr and "chats/0" in refused.stderr
-    assert run("compress", paths[0], "--archive", cold).exit_code == 5
-    [stored] = lines(run("archive", "put", cold, paths[0], "--new-version", "--json"))
+    [stored] = lines(run("archive", "put", "-r", cold, paths[0], "--new-version", "--json"))
     assert (stored["name"], stored["version"]) == ("chats/0", 2)
 
 
-def test_ls_in_natural_order_long_and_by_template(run: Run, cold: Path, put: Put) -> None:
+def test_ls_in_natural_order_and_long(run: Run, cold: Path, put: Put) -> None:
     for number in (10, 9, 100):
         put(chat(2), "--name", f"chat-{number}", "--tag", "channel=web")
-    names = [version["name"] for version in lines(run("archive", "ls", cold, "--json"))]
+    names = [version["name"] for version in lines(run("archive", "ls", "-r", cold, "--json"))]
     assert names == ["chat-9", "chat-10", "chat-100"]
-    rows = lines(run("archive", "ls", cold, "--long", "--json"))
+    rows = lines(run("archive", "ls", "-r", cold, "--long", "--json"))
     assert all(row["tokens"] > 90 and row["size"] > 0 and row["segments"] >= 1 and row["age"] >= 0 for row in rows)
-    table = run("archive", "ls", cold, "-l").stdout
+    table = run("archive", "ls", "-r", cold, "-l").stdout
     assert "tokens" in table and f"{rows[0]['tokens']:,}" in table and "channel=web" in table
-    done = run("archive", "find", cold, "chat-1", "--format", "{name} {tokens} {tags}")
-    assert done.stdout.splitlines() == [f"{row['name']} {row['tokens']} channel=web" for row in rows[1:]]
-    assert [row["turns"] for row in lines(run("archive", "ls", cold, "--turns", "--json"))] == [3, 3, 3]
-    assert run("archive", "ls", cold, "--format", "{name} {turns}").stdout.startswith("chat-9 3\n")
-    assert "turns" in run("archive", "ls", cold, "--turns").stdout and "turns" not in table
-    for wrong in ("{nothing}", "{name.__class__}", "{name"):
-        assert run("archive", "ls", cold, "--format", wrong).exit_code == 2
 
 
 def test_stat_counts_what_sharing_saved(run: Run, cold: Path, put: Put) -> None:
-    assert run("archive", "stat", cold).exit_code == 0
+    assert run("archive", "stat", "-r", cold).exit_code == 0
     one = put(chat(2), "--name", "a")[0]
     put(chat(2), "--name", "b")
-    found = lines(run("archive", "stat", cold, "--content", "--json"))[0]
+    found = lines(run("archive", "stat", "-r", cold, "--content", "--json"))[0]
     assert (found["named_sessions"], found["versions"], found["tenants"]) == (2, 2, 1)
     assert found["tokens_unshared"] == 2 * found["tokens"] == 2 * one["tokens"]
     assert found["frozen_bytes_unshared"] == 2 * found["frozen_bytes"]
     assert found["content_bytes"] == 2 * sum(len(m["content"]) for m in chat(2)["messages"])
-    text = run("archive", "stat", cold).stdout
+    text = run("archive", "stat", "-r", cold).stdout
     assert "sharing" in text and "50%" in text and "epoch" not in text
-    assert "epoch" in run("archive", "stat", cold, "-v").stdout
+    assert "epoch" in run("archive", "stat", "-r", cold, "-v").stdout
 
 
 def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
@@ -431,20 +444,20 @@ def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, 
     rows = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": text}} for text in texts]
     text = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
     (projects / "shop/b.jsonl").write_text("".join(text[:2]))
-    first = lines(run("archive", "put", cold, projects, "--json"))
+    first = lines(run("archive", "put", "-r", cold, projects, "--json"))
     assert [(found["name"], found["version"]) for found in first] == [("shop/b", 1)]
     (projects / "shop/a.jsonl").write_text(text[0])
     (projects / "shop/b.jsonl").write_text("".join(text))
-    again = {found["name"]: found for found in lines(run("archive", "put", cold, projects, "--json"))}
+    again = {found["name"]: found for found in lines(run("archive", "put", "-r", cold, projects, "--json"))}
     assert again["shop/b"]["version"] == 2 and again["shop/b"]["known"] > 0 and again["shop/a"]["version"] == 1
-    assert run("archive", "get", cold, "shop/b", "--format", "agent-log").stdout == "".join(text)
+    assert run("archive", "get", "-r", cold, "shop/b", "--format", "agent-log").stdout == "".join(text)
 
 
 def test_put_shows_its_phases(run: Run, cold: Path, chats: Path) -> None:
-    done = run("archive", "put", cold, chats, "--progress")
+    done = run("archive", "put", "-r", cold, chats, "--progress")
     drawn = [line for line in done.stderr.splitlines() if "B/s" in line]
     phases = [line.split("  ")[0] for line in drawn]  # a slow phase has more than one line
     assert list(dict.fromkeys(phases)) == ["read", "store"] and "100 %" in drawn[-1]
     assert f"{size(chats.stat().st_size)} / {size(chats.stat().st_size)}" in drawn[-1]
     assert "coding 4 sessions" in drawn[-1]
-    assert "B/s" not in run("archive", "put", cold, chats, "-q").stderr
+    assert "B/s" not in run("archive", "put", "-r", cold, chats, "-q").stderr

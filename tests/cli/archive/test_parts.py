@@ -36,20 +36,25 @@ def history(tmp_path: Path) -> Path:
 def packed(run: Run, history: Path, tmp_path: Path) -> Path:
     """Make an archive of seven packs, of which the later ones need segments of the earlier ones."""
     place = tmp_path / "cold"
-    run("archive", "init", place)
+    run("archive", "init", "-r", place)
     for file in sorted(history.iterdir())[:7]:
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         one = tmp_path / "one.json"
         one.write_text(json.dumps(rows[0]))
-        assert run("archive", "put", place, one, "--name", "grows", "--no-merge-turns").exit_code == 0
+        assert run("archive", "put", "-r", place, one, "--name", "grows").exit_code == 0
         one.write_text(json.dumps(rows[1]))
-        assert run("archive", "put", place, one, "--name", f"s/{file.stem}", "--no-merge-turns").exit_code == 0
+        assert run("archive", "put", "-r", place, one, "--name", f"s/{file.stem}").exit_code == 0
     assert len(list((place / "packs").iterdir())) == 14
     return place
 
 
+def placed(words: tuple[object, ...]) -> tuple[object, ...]:
+    """Return a command with -r before its first word; join has no archive."""
+    return words if words[0] == "join" else (words[0], "-r", *words[1:])
+
+
 def printed(run: Run, *words: object) -> tuple[int, list[dict[str, Any]]]:
-    done = run("archive", *words)
+    done = run("archive", *placed(words))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.output
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -58,7 +63,7 @@ def in_parts(run: Run, folder: Path, *words: object) -> list[Path]:
     """Run all parts of a command and return the files of what they printed."""
     files = [folder / f"{n}.report" for n in range(1, OF + 1)]
     for n, file in enumerate(files, 1):
-        file.write_text(run("archive", *words, "--part", f"{n}/{OF}", "--json").stdout)
+        file.write_text(run("archive", *placed(words), "--part", f"{n}/{OF}", "--json").stdout)
     return files
 
 
@@ -116,7 +121,7 @@ def test_a_part_that_is_missing_is_never_sound(run: Run, packed: Path, tmp_path:
     # of other work, or of another number of parts
     for words in (("--decode", "--part", "3/3"), ("--part", "3/4")):
         other = tmp_path / "other.report"
-        other.write_text(run("archive", "verify", packed, *words, "--json").stdout)
+        other.write_text(run("archive", "verify", "-r", packed, *words, "--json").stdout)
         done = run("archive", "join", *files[:2], other)
         assert done.exit_code == 2 and "is of another command" in done.stderr
     for text in ("", "nonsense", "{}", "[]", '{"part": "3/3"}', files[2].read_text()[:-9]):
@@ -125,12 +130,12 @@ def test_a_part_that_is_missing_is_never_sound(run: Run, packed: Path, tmp_path:
         assert done.exit_code == 7 and "run that part again" in done.stderr and '"parts"' not in done.stdout
 
 
-def test_parts_of_export_and_copy_and_put(run: Run, packed: Path, history: Path, tmp_path: Path) -> None:
-    # export: each session once
-    run("archive", "export", packed, "-o", tmp_path / "all.jsonl")
+def test_parts_of_get_and_copy_and_put(run: Run, packed: Path, history: Path, tmp_path: Path) -> None:
+    # get: each session once
+    run("archive", "get", "-r", packed, "-o", tmp_path / "all.jsonl")
     for n in range(1, OF + 1):
         out = tmp_path / f"all-{n}.jsonl"
-        code, [row] = printed(run, "export", packed, "-o", out, "--part", f"{n}/{OF}", "--json")
+        code, [row] = printed(run, "get", packed, "-o", out, "--part", f"{n}/{OF}", "--json")
         (tmp_path / f"{n}.report").write_text(json.dumps(row))
         assert code == 0 and row["sessions"] == out.read_text().count("\n") > 0
     whole, found = (sorted(b"".join(f.read_bytes() for f in tmp_path.glob(p)).splitlines()) for p in ("all.*", "all-*"))
@@ -138,7 +143,7 @@ def test_parts_of_export_and_copy_and_put(run: Run, packed: Path, history: Path,
     assert printed(run, "join", *tmp_path.glob("*.report"))[1][-1]["sessions"] == 8
     # copy: all versions, and nothing the second time
     other = tmp_path / "other"
-    run("archive", "init", other)
+    run("archive", "init", "-r", other)
     for copied, there in ((14, 0), (0, 14)):
         _, rows = printed(run, "join", *in_parts(run, tmp_path, "copy", packed, other))
         assert len(rows) == 15 and (rows[-1]["copied"], rows[-1]["there"]) == (copied, there)
@@ -146,7 +151,7 @@ def test_parts_of_export_and_copy_and_put(run: Run, packed: Path, history: Path,
     assert [(row["name"], row["version"]) for row in lists[0]] == [(row["name"], row["version"]) for row in lists[1]]
     # put: a file that is no session is refused once
     third = tmp_path / "third"
-    run("archive", "init", third)
+    run("archive", "init", "-r", third)
     code, rows = printed(run, "join", *in_parts(run, tmp_path, "put", third, history))
     assert code == 5 and (rows[-1]["sessions"], rows[-1]["refused"]) == (14, 1)
     assert {row["name"] for row in rows[:-1]} == {row["name"] for row in printed(run, "ls", third, "--json")[1]}
@@ -154,7 +159,7 @@ def test_parts_of_export_and_copy_and_put(run: Run, packed: Path, history: Path,
 
 def test_a_part_that_damage_may_have_cut_short_reports_nothing(run: Run, packed: Path, tmp_path: Path) -> None:
     flip(min((packed / "packs").iterdir()))
-    done = run("archive", "export", packed, "-o", tmp_path / "a.jsonl", "--part", "1/2", "--json")
+    done = run("archive", "get", "-r", packed, "-o", tmp_path / "a.jsonl", "--part", "1/2", "--json")
     assert done.exit_code in (3, 7) and '"part"' not in done.stdout
 
 
@@ -187,17 +192,17 @@ def test_ray_runs_all_parts(run: Run, packed: Path, history: Path, tmp_path: Pat
     assert code == 0 and rows == [printed(run, "verify", packed, "--json")[1][-1] | {"parts": OF}]
     assert [words[-3:] for words in here] == [["--part", f"{n}/3", "--json"] for n in (3, 2, 1)]
     out = tmp_path / "all.jsonl"
-    code, rows = printed(run, "export", packed, "--ray=auto", "-o", out, "grows", "--", "s/1")
+    code, rows = printed(run, "get", packed, "--ray=auto", "-o", out, "grows", "--", "s/1")
     assert code == 0 and rows[-1]["sessions"] == 2 and rows[-1]["output"] is None and not out.exists()
     assert sum((tmp_path / f"all-{n}-of-3.jsonl").read_text().count("\n") for n in (1, 2, 3)) == 2
     third = tmp_path / "third"
-    run("archive", "init", third)
+    run("archive", "init", "-r", third)
     code, rows = printed(run, "put", third, history, "--ray", "auto")
     assert code == 5 and rows[-1]["sessions"] == 14 == len(printed(run, "ls", third, "--json")[1])
     # a part that fails: its reason, and no report
     flip(min((packed / "packs").iterdir()))
     assert printed(run, "verify", packed, "--ray", "auto")[0] == 3
-    done = run("archive", "export", packed, "-o", tmp_path / "b.jsonl", "--ray", "auto")
+    done = run("archive", "get", "-r", packed, "-o", tmp_path / "b.jsonl", "--ray", "auto")
     assert done.exit_code == 7 and "(exit code " in done.stderr and '"parts"' not in done.stdout
 
 
@@ -205,20 +210,19 @@ def test_ray_runs_all_parts(run: Run, packed: Path, history: Path, tmp_path: Pat
     ("words", "why"),
     [
         (("verify", "COLD", "--part", "4/3"), "N/M"),
-        (("verify", "COLD", "--part", "1/3", "--fraction", "0.5"), "leave --max-seconds and --fraction out"),
         (("verify", "COLD", "--part", "1/3", "--ray", "auto"), "--ray does all parts"),
         (("put", "COLD", "-", "--ray", "auto"), "name files"),
-        (("export", "COLD", "-o", "-", "--ray", "auto"), "name files"),
+        (("get", "COLD", "-o", "-", "--ray", "auto"), "name files"),
     ],
 )
 def test_what_cannot_be_divided_is_said(run: Run, cold: Path, words: tuple[str, ...], why: str) -> None:
-    done = run("archive", *(word.replace("COLD", str(cold)) for word in words))
+    done = run("archive", *placed(tuple(word.replace("COLD", str(cold)) for word in words)))
     assert done.exit_code == 2 and why in done.stderr, done.stderr
 
 
 def test_without_ray_it_is_said(run: Run, cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    done = run("archive", "verify", cold, "--ray", "auto")
+    done = run("archive", "verify", "-r", cold, "--ray", "auto")
     assert done.exit_code == 2 and "pltz[ray]" in done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -40,20 +39,20 @@ def event(session: str, number: int) -> bytes:
 
 
 def test_a_log_that_another_file_replaced_is_refused_and_the_others_are_put(run: Run, cold: Path, logs: Path) -> None:
-    first = lines(run("archive", "put", cold, logs, "--json"))
+    first = lines(run("archive", "put", "-r", cold, logs, "--json"))
     assert [(row["name"], row["version"]) for row in first] == [
         ("garden/events", 1), ("garden/other", 1), ("shop/events", 1)
     ]
     (logs / "garden/events.jsonl").write_bytes(event("new", 0) + event("new", 1))
     with (logs / "shop/events.jsonl").open("ab") as file:
         file.write(event("shop/events", 2))
-    done = run("archive", "put", cold, logs, "--json")
+    done = run("archive", "put", "-r", cold, logs, "--json")
     assert done.exit_code == 5 and "garden/events" in done.stderr and "--new-version" in done.stderr
     found = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert found["garden/other"]["unchanged"] and found["shop/events"]["version"] == 2 and len(found) == 2
-    again = {row["name"]: row for row in lines(run("archive", "put", cold, logs, "--new-version", "--json"))}
+    again = {row["name"]: row for row in lines(run("archive", "put", "-r", cold, logs, "--new-version", "--json"))}
     assert again["garden/events"]["version"] == 2 and again["shop/events"]["unchanged"]
-    texts = run("archive", "get", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
+    texts = run("archive", "get", "-r", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
     assert texts == event("garden/events", 0) + event("garden/events", 1)
 
 
@@ -62,31 +61,31 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
     row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
     with (logs / "shop/events.jsonl").open("a") as file:
         file.write(json.dumps(row, separators=(",", ":")) + "\n")
-    done = run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand")
+    done = run("archive", "put", "-r", cold, logs, "--drop", "signatures", "--tag", "by=hand")
     assert done.exit_code == 0 and "200 B of signatures dropped" in done.stderr
     assert next(line for line in done.stdout.splitlines() if "dropped" in line).endswith("200 B of signatures dropped")
-    found = {row["name"]: row["tags"] for row in lines(run("archive", "ls", cold, "--json"))}
+    found = {row["name"]: row["tags"] for row in lines(run("archive", "ls", "-r", cold, "--json"))}
     assert found["shop/events"] == {"by": "hand", "dropped": "signatures", "dropped-bytes": "200"}
     assert found["garden/events"] == {"by": "hand"}
-    assert b'"signature":"dropped by pltz"' in run("archive", "get", cold, "shop/events").stdout_bytes
+    assert b'"signature":"dropped by pltz"' in run("archive", "get", "-r", cold, "shop/events").stdout_bytes
     assert b"EqEq" in (logs / "shop/events.jsonl").read_bytes()
-    again = lines(run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand", "--json"))
+    again = lines(run("archive", "put", "-r", cold, logs, "--drop", "signatures", "--tag", "by=hand", "--json"))
     assert all(row["unchanged"] for row in again)
     assert [(row["dropped"], row["dropped_bytes"]) for row in again if "dropped" in row] == [(["signatures"], 200)]
-    refused = run("archive", "put", cold, logs, "--drop", "signatures", "--exact")
+    refused = run("archive", "put", "-r", cold, logs, "--drop", "signatures", "--exact")
     assert refused.exit_code == 2 and "exact keeps every byte" in refused.stderr
 
 
 def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:
-    lines(run("archive", "put", cold, logs, "--json"))
+    lines(run("archive", "put", "-r", cold, logs, "--json"))
     for words in ([logs / "shop/events.jsonl"], [logs / "shop"], sorted((logs / "garden").iterdir())):
-        assert all(row["unchanged"] for row in lines(run("archive", "put", cold, *words, "--json")))
+        assert all(row["unchanged"] for row in lines(run("archive", "put", "-r", cold, *words, "--json")))
 
 
 def test_an_archive_in_a_folder_is_left_out(run: Run, cold: Path) -> None:
     (cold.parent / "a.txt").write_bytes(b"one")
     for unchanged in (False, True):
-        done = run("archive", "put", cold, cold.parent, "--json")
+        done = run("archive", "put", "-r", cold, cold.parent, "--json")
         assert done.exit_code == 0 and f"{cold}: a pltz archive, left out" in done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [(row["name"], row["unchanged"]) for row in rows] == [("a/0", unchanged)]
@@ -97,24 +96,24 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
     (logs / "garden/cut.jsonl").write_bytes((logs / "garden/other.jsonl").read_bytes()[:-9])  # an agent writes it
     names = ["garden/events", "garden/other", "garden/z/0", "shop/events"]
     for unchanged in (False, True):
-        done = run("archive", "put", cold, logs, "--json")
+        done = run("archive", "put", "-r", cold, logs, "--json")
         assert done.exit_code == 5 and "refused: " in done.stderr
         assert "z.jsonl: line 2" in done.stderr and "cut.jsonl: line" in done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
-    assert "4 sessions, 4 unchanged; 2 files refused\n" in run("archive", "put", cold, logs).stderr
+    assert "4 sessions, 4 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
     (cold.parent / "alone").mkdir()
     (cold.parent / "alone/cut.jsonl").write_bytes((logs / "garden/cut.jsonl").read_bytes())
-    alone = run("archive", "put", cold, cold.parent / "alone")
+    alone = run("archive", "put", "-r", cold, cold.parent / "alone")
     assert alone.exit_code == 5 and alone.stderr.endswith("nothing is stored; 1 file refused\n")
     files = [logs / "garden/z.jsonl", logs / "shop/events.jsonl"]
-    given = run("archive", "put", cold, *files, "--json")
+    given = run("archive", "put", "-r", cold, *files, "--json")
     assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == [
         "z/0", "shop/events"
     ]
-    missing = run("archive", "put", cold, files[1], logs / "nobody.jsonl")
+    missing = run("archive", "put", "-r", cold, files[1], logs / "nobody.jsonl")
     assert missing.exit_code == 2 and "found nothing" in missing.stderr and not missing.stdout
-    alone = run("archive", "put", cold, logs / "garden/z.jsonl", "--json")
+    alone = run("archive", "put", "-r", cold, logs / "garden/z.jsonl", "--json")
     assert alone.exit_code == 2 and "z.jsonl: line 2" in alone.stderr
 
 
@@ -131,10 +130,10 @@ def test_an_interrupted_put_keeps_its_commits_and_goes_on(
         return put(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ArchiveWriter, "put", interrupted)
-    done = run("archive", "put", cold, logs)
+    done = run("archive", "put", "-r", cold, logs)
     assert done.exit_code == 1 and "2 sessions stored" in done.stderr and "same command again" in done.stderr
     monkeypatch.setattr(ArchiveWriter, "put", put)
-    rows = lines(run("archive", "put", cold, logs, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, logs, "--json"))
     assert [row["unchanged"] for row in rows] == [True, True, False]
 
 
@@ -144,10 +143,10 @@ def test_files_of_a_folder_are_numbered_each_for_itself(run: Run, cold: Path, tm
     for name, count in (("b", 2), ("en/a", 1)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(chat(1, id=n)) + "\n" for n in range(count)))
     (folder / "notes.txt").write_text("a note")
-    rows = lines(run("archive", "put", cold, folder, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
     assert [row["name"] for row in rows] == ["b/0", "b/1", "en/a/0", "notes/0"]
     (folder / "a.txt").write_text("first by name")
-    rows = lines(run("archive", "put", cold, folder, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
     assert [(row["name"], row["unchanged"]) for row in rows] == [
         ("a/0", False), ("b/0", True), ("b/1", True), ("en/a/0", True), ("notes/0", True)
     ]
@@ -159,11 +158,11 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
         rows = [(n, json.dumps(chat(n)), "acme" if n else None, "1970-01-02") for n in range(3)]
         base.executemany("INSERT INTO chats VALUES (?, ?, ?, ?)", rows)
     query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats"
-    put = ("archive", "put", cold, tmp_path / "app.db", "--query")
+    put = ("archive", "put", "-r", cold, tmp_path / "app.db", "--query")
     found = lines(run(*put, query, "--json"))
     assert [(row["tenant"], row["name"]) for row in found] == [("default", "0"), ("acme", "1"), ("acme", "2")]
-    assert json.loads(run("archive", "get", cold, "2", "--tenant", "acme").stdout) == chat(2)
-    [version] = lines(run("archive", "ls", cold, "--tenant", "default", "--json"))
+    assert json.loads(run("archive", "get", "-r", cold, "2", "--tenant", "acme").stdout) == chat(2)
+    [version] = lines(run("archive", "ls", "-r", cold, "--tenant", "default", "--json"))
     assert version["time"] == 86400
     assert run("compress", tmp_path / "app.db", "--query", query, "-o", tmp_path / "a.pltz").exit_code == 0
     assert json.loads(run("decompress", tmp_path / "a.pltz", "--session", "2", "-o", "-").stdout) == chat(2)
@@ -176,19 +175,3 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
     assert bad.exit_code == 5 and "as name, found float" in bad.stderr
 
 
-def test_a_large_session_is_a_commit_of_its_own(
-    run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    put, commits = ArchiveWriter.put, list[int]()
-
-    def counted(self: ArchiveWriter, sessions: Sequence[object], **options: object) -> object:
-        commits.append(len(sessions))
-        return put(self, sessions, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ArchiveWriter, "put", counted)
-    for name, size in (("a", 10), ("b", 10), ("c", 5000), ("d", 10), ("e", 10)):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / f"in/{name}.txt").write_text(f"{name} " * size)
-    assert len(lines(run("archive", "put", cold, tmp_path / "in", "--commit-bytes", "1000", "--json"))) == 5
-    assert commits == [2, 1, 2]

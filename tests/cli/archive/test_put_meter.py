@@ -17,7 +17,7 @@ RECEIPT = PutReceipt("default", "", 1, b"", 1, 10, True, False, "text", 1, 1, No
 def test_what_is_read_stored_and_refused_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Progress("read", unit="bytes", shown=False)
     meter = PutMeter(bar, 1000, dry_run=False)
-    items = [(PutRequest(str(n), Session("text", b"")), 100, n > 6) for n in range(10)]
+    items = [(PutRequest(str(n), Session("text", b"")), 100) for n in range(10)]
     assert [request.name for request in meter.reading(items)] == [str(n) for n in range(10)]
     assert (bar.label, bar.count) == ("read", 1000)
     meter.coding(3, 300)
@@ -37,7 +37,7 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
     monkeypatch.setattr("pltz.cli.archive.put_meter.say_if_interrupted", said.append)
     bar = Progress("read", unit="bytes", shown=False)
     meter = PutMeter(bar, 3100, dry_run=False)
-    items = [(PutRequest(name, Session("text", b"")), size, True) for name, size in (("large", 3000), ("small", 100))]
+    items = [(PutRequest(name, Session("text", b"")), size) for name, size in (("large", 3000), ("small", 100))]
     assert len(list(meter.reading(items))) == 2
     for part, done in ((1000, 0), (1000, 1000), (980, 2000)):
         meter.coding(1, part)

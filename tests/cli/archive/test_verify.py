@@ -1,4 +1,4 @@
-"""pltz archive verify: damage and lost sessions are reported, and a stopped run resumes."""
+"""pltz archive verify: damage and lost sessions are reported."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,12 @@ def flip(pack: Path) -> None:
 def test_verify_says_what_is_lost(trained: None, run: Run, cold: Path, put: Put) -> None:
     put(chat(1), "--name", "t")
     [pack] = (cold / "packs").iterdir()
+    assert "all of it: 1 pack, 2 records, 0 decoded" in run("archive", "verify", "-r", cold).stdout
     put(chat(8), "--name", "s")
-    sound = lines(run("archive", "verify", cold, "--decode", "--json"))
+    sound = lines(run("archive", "verify", "-r", cold, "--decode", "--json"))
     assert len(sound) == 1 and sound[0]["sound"] and sound[0]["complete"] and sound[0]["decoded"] == 3
     flip(pack)
-    done = run("archive", "verify", cold, "--json")
+    done = run("archive", "verify", "-r", cold, "--json")
     assert done.exit_code == 3
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert any("problem" in row for row in rows) and not rows[-1]["sound"]
@@ -36,75 +37,22 @@ def test_verify_says_what_is_lost(trained: None, run: Run, cold: Path, put: Put)
     assert "s" in lost, (
         "its base is gone; the record of t points at the damaged one and may not be read at all"
     )
-    assert "DAMAGED" in run("archive", "verify", cold).stdout
-
-
-def test_verify_a_part(run: Run, cold: Path, put: Put) -> None:
-    put(chat(1), "--name", "s")
-    found = lines(run("archive", "verify", cold, "--fraction", 0, "--json"))[0]
-    assert found["packs"] == 0 and not found["complete"]
-    assert "all of it: 1 pack, 1 record, 0 decoded" in run("archive", "verify", cold).stdout
-
-
-def test_verify_goes_on_where_it_was(
-    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kill a run after two of five packs. The next checks three, and still reports what the first found."""
-    from pltz.archive.maintenance.verify import Verifier
-
-    for n in range(1, 6):
-        put(chat(n), "--name", f"s{n}")
-    flip(min((cold / "packs").iterdir()))
-    state = tmp_path / "state.json"
-    whole = Verifier._check_pack
-    seen: list[bytes] = []
-
-    def two(self: Verifier, pack: bytes, decode: bool) -> None:
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(pack)
-        whole(self, pack, decode)
-
-    monkeypatch.setattr(Verifier, "_check_pack", two)
-    assert run("archive", "verify", cold, "--decode", "--state", state).exit_code == 1
-    assert state.exists() and len(seen) == 2
-
-    def note(self: Verifier, pack: bytes, decode: bool) -> None:
-        seen.append(pack)
-        whole(self, pack, decode)
-
-    monkeypatch.setattr(Verifier, "_check_pack", note)
-    done = run("archive", "verify", cold, "--decode", "--state", state, "--json")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 3 and any("problem" in row for row in rows)
-    assert len(seen) == len(set(seen)) == 5 and rows[-1]["packs"] == 5 and rows[-1]["complete"]
-    assert not state.exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [(b"", 3), (b"{}", 3), (b"[1]", 3), (b"\xff", 3), (b'{"archive": 1' * 9, 3), (b'{"packs": 1e999}', 3)],
-)
-def test_a_state_file_that_is_none(run: Run, cold: Path, tmp_path: Path, content: bytes, code: int) -> None:
-    state = tmp_path / "state.json"
-    state.write_bytes(content)
-    assert run("archive", "verify", cold, "--state", state).exit_code == code
-    assert state.read_bytes() == content
+    assert "DAMAGED" in run("archive", "verify", "-r", cold).stdout
 
 
 def test_missing_copies_have_an_exit_code_of_their_own(run: Run, cold: Path, put: Put) -> None:
     put({"messages": [{"role": "user", "content": "Hi"}]})
     (cold / "parity" / "archive.json").unlink()
-    done = run("archive", "verify", cold, "--json")
+    done = run("archive", "verify", "-r", cold, "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 9
     assert found[0] == {"missing_copy": "parity/archive.json"}
     assert found[-1]["missing_copies"] == 1 and found[-1]["sound"]
-    text = run("archive", "verify", cold)
+    text = run("archive", "verify", "-r", cold)
     assert text.exit_code == 9
     assert "sound, but 1 redundant copy is missing: run repair" in text.stdout
-    assert run("archive", "repair", cold).exit_code == 0
-    again = run("archive", "verify", cold)
+    assert run("archive", "repair", "-r", cold).exit_code == 0
+    again = run("archive", "verify", "-r", cold)
     assert again.exit_code == 0 and "missing" not in again.stdout
 
 
@@ -112,16 +60,16 @@ def test_a_token_that_put_printed_tells_of_a_rollback(run: Run, cold: Path, put:
     first = put({"messages": [{"role": "user", "content": "Hi"}]}, "--name", "a")[-1]["token"]
     before = set(cold.glob("p*/" + "?" * 32))
     last = put({"messages": [{"role": "user", "content": "Ho"}]}, "--name", "b")[-1]["token"]
-    verified = lines(run("archive", "verify", cold, "--expect", last, "--json"))
+    verified = lines(run("archive", "verify", "-r", cold, "--expect", last, "--json"))
     assert verified[-1]["sound"] and verified[-1]["token"].split("-")[:2] == last.split("-")[:2]
     for path in set(cold.glob("p*/" + "?" * 32)) - before:
         path.unlink()
-    done = run("archive", "verify", cold, "--expect", last)
+    done = run("archive", "verify", "-r", cold, "--expect", last)
     assert done.exit_code == 3 and "rolled back" in done.stdout
     assert "token" not in done.stderr  # a script that keeps the last token would take the damage for good
-    told = run("archive", "verify", cold, "--expect", last, "--json").stdout.splitlines()[-1]
+    told = run("archive", "verify", "-r", cold, "--expect", last, "--json").stdout.splitlines()[-1]
     assert json.loads(told)["token"] is None
-    assert run("archive", "verify", cold, "--expect", first).exit_code == 0
+    assert run("archive", "verify", "-r", cold, "--expect", first).exit_code == 0
 
 
 def test_verify_never_says_all_of_it_over_segments_that_it_could_not_decode(
@@ -132,5 +80,5 @@ def test_verify_never_says_all_of_it_over_segments_that_it_could_not_decode(
     (tmp_path / "bundles/mini").symlink_to(Bundle.load("mini").path)
     monkeypatch.setattr("pltz.models.bundle.locations.EMBEDDED", tmp_path / "bundles")
     monkeypatch.setattr("pltz.models.bundle.bundle.DEFAULT", "mini")
-    text = run("archive", "verify", cold, "--decode").stdout
+    text = run("archive", "verify", "-r", cold, "--decode").stdout
     assert "not decoded, whose bundle or key is not here" in text and "a part of it" in text

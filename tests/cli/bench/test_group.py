@@ -32,20 +32,12 @@ def test_selection_is_by_source_in_order_and_skips_what_is_too_long(tmp_path: Pa
     assert all(list(r.session.value) == ["messages"] for r in chosen)
 
 
-def test_a_folder_is_its_jsonl_files(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_sources(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", [("b-1", "x")])
-    write(tmp_path / "a.jsonl", [("a-1", "x")])
-    (tmp_path / "c.txt").write_text("no records")
-    assert [r.source for r in corpus.read(str(tmp_path))] == ["a", "b"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="jsonl"):
-        list(corpus.read(str(tmp_path / "empty")))
-
-
-def test_a_record_needs_messages(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"id": "a-1"}\n')
-    with pytest.raises(UsageError, match="session 1"):
-        list(corpus.read(str(tmp_path / "a.jsonl")))
+    (tmp_path / "c.txt").write_text("a text")
+    (tmp_path / "d.jsonl").write_text('{"id": "e-1", "text": "one"}\n{"id": "e-2", "text": "two"}\n')
+    found = [(r.source, r.session.kind) for r in corpus.read(str(tmp_path))]
+    assert found == [("b", "chat"), ("c", "text"), ("e", "text"), ("e", "text")]
 
 
 def test_the_lean_rendering_can_be_read_back() -> None:

@@ -87,15 +87,8 @@ def test_the_session_must_be_named(run: Run, frozen: Path) -> None:
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
-def test_compress_into_an_archive(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    assert len(lines(run("compress", chats, "--archive", cold, "--json"))) == 4
-    assert [v["name"] for v in lines(run("archive", "ls", cold, "--json"))] == [f"chats/{n}" for n in range(4)]
-    assert run("compress", chats, "--archive", cold, "-o", tmp_path / "x").exit_code == 2
-    assert run("compress", chats).exit_code == 2
-
-
 def test_thaw_from_an_archive_is_that_of_a_file(run: Run, cold: Path, frozen: Path) -> None:
-    run("archive", "put", cold, frozen, "--tenant", "acme")
+    run("archive", "put", "-r", cold, frozen, "--tenant", "acme")
     words = ("--tenant", "acme", "--continue", 5, "--json")
     found = json.loads(run("thaw", "--archive", cold, "chats/1", *words).stdout)
     expected = json.loads(run("thaw", frozen, "--session", 1, "--continue", 5, "--json").stdout)
@@ -105,7 +98,7 @@ def test_thaw_from_an_archive_is_that_of_a_file(run: Run, cold: Path, frozen: Pa
 
 
 def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path, tmp_path: Path) -> None:
-    run("archive", "put", cold, frozen)
+    run("archive", "put", "-r", cold, frozen)
     words = ["thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "hot", "--continue", 5, "--json"]
     first, second = (json.loads(run(*words).stdout) for _ in range(2))
     assert (first["hot_tokens"], second["hot_tokens"]) == (0, first["tokens"])
@@ -121,12 +114,12 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
 
 def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
     chats.write_text(json.dumps(chat(2)) + "\n")
-    rows = lines(run("archive", "put", cold, chats, "--target", "mini-llama", "--json"))
+    rows = lines(run("archive", "put", "-r", cold, chats, "--target", "mini-llama", "--json"))
     assert rows[0]["kind"] == "ids"
     assert run("thaw", "--archive", cold, "chats/0").exit_code == 0
     packed = tmp_path / "t.pltz"
     assert run("compress", chats, "-o", packed, "--target", "mini-llama").exit_code == 0
-    again = lines(run("archive", "put", cold, packed, "--name", "chats/0", "--json"))
+    again = lines(run("archive", "put", "-r", cold, packed, "--name", "chats/0", "--json"))
     assert again[0]["unchanged"], "the same ids for the same target, straight or by way of a file"
 
 
@@ -150,13 +143,13 @@ def test_a_log_is_thawed_as_the_conversation_that_it_tells(run: Run, cold: Path,
         path = tmp_path / f"logs/{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(log(4, "where is my bicycle?"))
-        assert run("archive", "put", cold, path, *words).exit_code == 0
+        assert run("archive", "put", "-r", cold, path, *words).exit_code == 0
         thawed = json.loads(run("thaw", "--archive", cold, f"logs/{name}", "--json").stdout)
         assert thawed["tokens"] == len(model.render(said))
         assert run("compress", path, *words, "-o", tmp_path / f"{name}.pltz").exit_code == 0
         again = json.loads(run("thaw", tmp_path / f"{name}.pltz", "--session", 0, "--json").stdout)
         assert again["tokens"] == thawed["tokens"]
-    rows = lines(run("archive", "put", cold, path, "--target", "mini-llama", "--tenant", "ids", "--json"))
+    rows = lines(run("archive", "put", "-r", cold, path, "--target", "mini-llama", "--tenant", "ids", "--json"))
     assert (rows[0]["kind"], rows[0]["tokens"]) == ("ids", len(model.render(said)))
 
 
@@ -168,7 +161,7 @@ def test_a_log_longer_than_the_target_is_refused_before_anything_is_loaded(
 
     path = tmp_path / "long.jsonl"
     path.write_bytes(log(40, "where is my bicycle? " * POSITIONS))
-    assert run("archive", "put", cold, path, "--name", "long", "--zstd-above", "1").exit_code == 0
+    assert run("archive", "put", "-r", cold, path, "--name", "long", "--level", 7).exit_code == 0
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("loaded"))
     done = run("thaw", "--archive", cold, "long")
     assert done.exit_code == 5 and f"{POSITIONS:,} positions" in done.stderr and "--target" in done.stderr
@@ -189,27 +182,27 @@ def test_a_target_with_another_tokenizer(run: Run, cold: Path, chats: Path, stra
     from pltz.models.target.target import Target
 
     chats.write_text(json.dumps(chat(2)) + "\n" + json.dumps(chat(3)) + "\n")
-    rows = lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))
+    rows = lines(run("archive", "put", "-r", cold, chats, "--target", stranger, "--json"))
     assert [(row["kind"], row["method"]) for row in rows] == [("ids", "model")] * 2
     model = Target.load(stranger)
     wanted = [list(model.render(chat(n))) for n in (2, 3)]
-    got = run("archive", "get", cold, "chats/0", "chats/1", "--tokenizer", stranger)
+    got = run("archive", "get", "-r", cold, "chats/0", "chats/1", "--tokenizer", stranger)
     assert [json.loads(line) for line in got.stdout.splitlines()] == wanted
-    assert lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))[0]["unchanged"]
+    assert lines(run("archive", "put", "-r", cold, chats, "--target", stranger, "--json"))[0]["unchanged"]
     done = run("thaw", "--archive", cold, "chats/1", "--target", stranger, "--json")
     assert json.loads(done.stdout)["tokens"] == len(wanted[1])
-    checked = lines(run("archive", "verify", cold, "--decode", "--tokenizer", stranger, "--json"))[-1]
+    checked = lines(run("archive", "verify", "-r", cold, "--decode", "--tokenizer", stranger, "--json"))[-1]
     assert checked["decoded"] and not checked["undecoded"]
     for refused in (
-        run("archive", "get", cold, "chats/0"),
+        run("archive", "get", "-r", cold, "chats/0"),
         run("thaw", "--archive", cold, "chats/1", "--any-target"),
-        run("archive", "export", cold, "-o", tmp_path / "x.pltz", "--tokenizer", stranger),
+        run("archive", "get", "-r", cold, "-o", tmp_path / "x.pltz", "--tokenizer", stranger),
     ):
         assert refused.exit_code not in (0, 1) and "tokenizer" in refused.stderr, refused.output
     other = tmp_path / "other"
-    assert run("archive", "init", other).exit_code == 0
-    assert run("archive", "copy", cold, other, "--tokenizer", stranger).exit_code == 0
-    again = run("archive", "get", other, "chats/1", "--tokenizer", stranger / "tokenizer.json")
+    assert run("archive", "init", "-r", other).exit_code == 0
+    assert run("archive", "copy", "-r", cold, other, "--tokenizer", stranger).exit_code == 0
+    again = run("archive", "get", "-r", other, "chats/1", "--tokenizer", stranger / "tokenizer.json")
     assert json.loads(again.stdout) == wanted[1]
 
 
@@ -217,11 +210,11 @@ def test_ids_of_another_tokenizer_from_files(run: Run, cold: Path, chats: Path, 
     ids, packed, plain = tmp_path / "ids.jsonl", tmp_path / "theirs.pltz", tmp_path / "ours.pltz"
     ids.write_text("[1, 5, 899, 7, 7, 300]\n")
     named = "--tokenizer", stranger / "tokenizer.json"
-    assert lines(run("archive", "put", cold, ids, "--format", "ids", *named, "--json"))[0]["tokens"] == 6
-    assert json.loads(run("archive", "get", cold, "ids/0", *named).stdout) == [1, 5, 899, 7, 7, 300]
+    assert lines(run("archive", "put", "-r", cold, ids, "--format", "ids", *named, "--json"))[0]["tokens"] == 6
+    assert json.loads(run("archive", "get", "-r", cold, "ids/0", *named).stdout) == [1, 5, 899, 7, 7, 300]
     assert run("compress", ids, "-o", packed, "--format", "ids", *named).exit_code == 0
-    assert lines(run("archive", "put", cold, packed, "--name", "ids/0", *named, "--json"))[0]["unchanged"]
-    assert run("archive", "put", cold, packed).exit_code not in (0, 1), "whose ids they are is not lost"
+    assert lines(run("archive", "put", "-r", cold, packed, "--name", "ids/0", *named, "--json"))[0]["unchanged"]
+    assert run("archive", "put", "-r", cold, packed).exit_code not in (0, 1), "whose ids they are is not lost"
     assert run("compress", ids, "-o", plain, "--format", "ids").exit_code == 0
-    assert run("archive", "put", cold, plain, *named).exit_code not in (0, 1)
-    assert run("archive", "put", cold, ids, *named, "--target", stranger).exit_code == 2
+    assert run("archive", "put", "-r", cold, plain, *named).exit_code not in (0, 1)
+    assert run("archive", "put", "-r", cold, ids, *named, "--target", stranger).exit_code == 2

@@ -87,7 +87,7 @@ def test_unknown_bundles(tmp_path: Path) -> None:
         Bundle.load("nonesuch")
     with pytest.raises(UsageError):
         Bundle.load(tmp_path)
-    with pytest.raises(BundleMismatch, match="--bundle"):
+    with pytest.raises(BundleMismatch, match="bundle add"):
         Bundle.find(b"\0" * 16)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 
 from pltz.models.bundle import locations
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.bundle.user_bundles import add, remove
+from pltz.models.bundle.user_bundles import add
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 from pltz.plt_codec.weights import random_weights
 
@@ -104,17 +103,6 @@ def test_damage_is_refused(folder: Path, user: Path, damage: str) -> None:
 def test_no_such_source() -> None:
     with pytest.raises(UsageError, match=r"found none at './nope\.zip': unpack it first"):
         add("./nope.zip")
-
-
-def test_removed(folder: Path, user: Path, tmp_path: Path) -> None:
-    add(str(folder))
-    remove("tiny")
-    assert Bundle.names() == [] and [path.name for path in user.iterdir()] == [".lock"]
-    with pytest.raises(UsageError, match="no bundle 'tiny'"):
-        remove("tiny")
-    shutil.copytree(folder, tmp_path / "embedded/tiny")
-    with pytest.raises(UsageError, match="part of pltz"):
-        remove("tiny")
 
 
 def test_a_killed_add_leaves_nothing_that_counts(folder: Path, user: Path) -> None:

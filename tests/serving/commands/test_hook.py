@@ -29,7 +29,7 @@ def journal(tiny: Path, tmp_path: Path) -> Path:
 
 def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path) -> None:
     cold = tmp_path / "cold"
-    assert run("archive", "init", cold).exit_code == 0
+    assert run("archive", "init", "-r", cold).exit_code == 0
     held = json.loads(run("hook", "status", journal, "--json").output)
     assert held["segments"] == 1 and held["waiting"] > 100 and held["living"] == 0
     done = run("hook", "drain", journal, "--archive", cold, "--json")
@@ -38,7 +38,7 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
     assert found["refused"][0][:2] == ["acme", "bad"]
     text = run("hook", "status", journal).output
     assert "not archived  0 B" in text and ".refused" in text
-    got = run("archive", "get", cold, "a", "--tenant", "acme")
+    got = run("archive", "get", "-r", cold, "a", "--tenant", "acme")
     assert json.loads(got.output) == [1, 2, 3, 4]
     again = run("hook", "drain", journal, "--archive", cold)
     assert again.exit_code == 0 and "0 sessions stored" in again.output
@@ -49,7 +49,7 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
 
 
 def test_a_file_of_the_journal_that_disappeared(run: Run, journal: Path, tmp_path: Path) -> None:
-    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     [file] = journal.glob("*.journal")
     file.unlink()
     told = run("hook", "status", journal)
@@ -62,7 +62,7 @@ def test_a_file_of_the_journal_that_disappeared(run: Run, journal: Path, tmp_pat
 
 
 def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:
-    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     lock = FileLocks(journal).take("worker.lock")
     assert lock
     done = run("hook", "drain", journal, "--archive", tmp_path / "cold", "--wait", "0")
@@ -90,7 +90,7 @@ def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("command", ["status", "drain"])
 def test_a_folder_that_no_hook_opened_is_no_journal(run: Run, tmp_path: Path, command: str) -> None:
-    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     words = ["hook", command, tmp_path / "folder", *(["--archive", tmp_path / "cold"] if command == "drain" else [])]
     for inside in (".", "sub/folder"):
         (tmp_path / "folder" / inside).mkdir(parents=True, exist_ok=True)

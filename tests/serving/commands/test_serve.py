@@ -13,7 +13,7 @@ pytest.importorskip("prometheus_client")
 
 
 def test_an_address_that_is_taken_is_told_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:
-    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", tmp_path / "no-model", "--archive", tmp_path / "cold", "--port", port)
@@ -23,8 +23,10 @@ def test_an_address_that_is_taken_is_told_before_the_model_is_loaded(run: Run, t
     assert done.exit_code == 2 and "cannot listen on no.such.invalid" in done.stderr
 
 
-def test_others_are_let_in_with_a_key_or_on_purpose(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+def test_others_are_let_in_with_a_key_or_on_purpose(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     words = ["serve", tmp_path / "no-model", "--archive", tmp_path / "cold", "--host", "no.such.invalid"]
     done = run(*words)
     assert done.exit_code == 2 and "--api-key FILE or $PLTZ_API_KEY, or say --insecure" in done.stderr

@@ -66,7 +66,7 @@ def test_a_list_of_trajectories_is_a_session_each_as_put_has_it(nightly: Nightly
     count = 2 if exact else 4
     assert nightly.counts() == (count, 0, 0, 0) and nightly.counts() == (0, count, 0, 0)
     # the same files put by hand; the mixed list is no log, and no business of this source
-    words = ["archive", "put", str(nightly.root / "hand"), str(nightly.root / "logs"), "--bundle", nightly.bundle]
+    words = ["archive", "put", "-r", str(nightly.root / "hand"), str(nightly.root / "logs"), "--bundle", nightly.bundle]
     opener.create(nightly.root / "hand")
     assert CliRunner().invoke(cli, [*words, *["--exact"] * exact]).exit_code == 0
     places = [Archive.open(nightly.root / name, bundle=nightly.bundle) for name in ("cold", "hand")]

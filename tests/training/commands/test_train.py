@@ -1,4 +1,4 @@
-"""bundle train, distill and eval: make a bundle that codes from sessions, by the command line."""
+"""bundle train and distill: make a bundle that codes from sessions, by the command line."""
 
 import json
 import shutil
@@ -47,11 +47,12 @@ limit_bytes = 5000
 licence = "CC-BY-SA-4.0"
 """
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with SESSIONS of the sample and a configuration."""
     lines = sample_path().read_text("utf8").splitlines(True)
     (tmp_path / "sessions.jsonl").write_text("".join(lines[:: len(lines) // SESSIONS]), "utf8")
     (tmp_path / "tiny.toml").write_text(CONFIG.format(steps=4))
+    monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path / "added"))
     return tmp_path
 
 
@@ -68,7 +69,7 @@ def test_train_needs_a_configuration_and_an_output(run: Run, tmp_path: Path) -> 
     assert done.exit_code == 2 and "none.toml" in done.stderr
 
 
-def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
+def test_train_measure_compress_decompress(run: Run, project: Path) -> None:
     """Train a bundle on the sample on a CPU, check its card and figures, and code sessions with it."""
     output, config = project / "mine", project / "tiny.toml"
     call = ("bundle", "train", "--config", config, "--output", output, "--device", "cpu", "--threads", 1)
@@ -86,7 +87,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     assert card["id"] in (output / "CARD.md").read_text()
     assert all(str(project) not in (output / name).read_text() for name in ("card.json", "CARD.md"))
 
-    assert run("bundle", "verify", output).exit_code == 0
+    assert run("bundle", "show", output).exit_code == 0
     again = run(*call, "--progress")  # no stage runs twice, and the results are right
     assert again.exit_code == 0 and "is this bundle already" in again.stderr
     assert "begins" not in again.stderr
@@ -95,18 +96,21 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
     packed, back = project / "some.pltz", project / "back.jsonl"
     assert run("compress", chats, "-o", packed, "--bundle", output).exit_code == 0
-    assert run("decompress", packed, "-o", back, "--bundle", output).exit_code == 0
+    assert run("bundle", "add", output).exit_code == 0
+    assert run("decompress", packed, "-o", back).exit_code == 0
     assert [json.loads(a) for a in back.open()] == [json.loads(a) for a in chats.open()]
 
-    (project / "notes.txt").write_text("plain words\n" * 30)
-    done = run(
-        "bundle", "eval", output, "--data", chats, "--data", project / "notes.txt", "--limit-bytes", 9000, "--json",
-    )
+    data = project / "more"
+    data.mkdir()
+    chats.rename(data / "some.jsonl")
+    (data / "notes.txt").write_text("plain words\n" * 30)
+    words = ("--data", data, "--limit-bytes", 9000, "--peers", "zstd+dict", "--json")
+    done = run("bench", "codec", "--bundle", output, *words)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["bundle"] == card["id"] and found["peers"]["zstd+dict"]["settings"].startswith("level 19")
     by = {row["source"]: row for row in found["sources"]}
-    assert by["text:notes"]["content_bytes"] == 360 and by["text:notes"]["sessions"] == 1
+    assert by["notes"]["content_bytes"] == 360 and by["notes"]["sessions"] == 1
     assert sum(row["pltz_bytes"] for row in by.values()) == pytest.approx(found["file_bytes"], abs=1)
 
 
@@ -115,7 +119,7 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
     from pltz.cli.ui import options
     from pltz.models.bundle.bundle import Bundle
     from pltz.training import pipeline, settings
-    from pltz.training.commands import eval, train
+    from pltz.training.commands import train
 
     (project / "tiny.toml").write_text(CONFIG.format(steps=2))
     found, output = settings.load(project / "tiny.toml"), project / "mine"
@@ -131,7 +135,7 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
             raise Cut
 
     def measure(bundle: Path, records: list[LabelledSession], limit: int) -> dict[str, object]:
-        return eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
+        return train.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
 
     def run() -> pipeline.TrainingRun:
         return pipeline.TrainingRun(output, project / "work", train.read, measure, "cpu", 1, False, tell)
@@ -251,7 +255,7 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
     call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--no-progress")
     done = run(*call)
     assert done.exit_code == 2 and "holds another bundle" in done.stderr
-    assert run("bundle", "verify", project / "mine").exit_code == 0
+    assert run("bundle", "show", project / "mine").exit_code == 0
     assert json.loads((project / "mine/bundle.json").read_text())["name"] == "mini"
     assert run(*call, "--force").exit_code == 0
     assert json.loads((project / "mine/bundle.json").read_text())["name"] == "tiny"
@@ -265,8 +269,6 @@ def test_data_that_cannot_do(run: Run, project: Path) -> None:
     (project / "sessions.jsonl").write_text('{"messages": []}\n')
     done = run("bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu")
     assert done.exit_code == 2 and "no session for" in done.stderr and not (project / "b").exists()
-    done = run("bundle", "eval", "mini", "--data", project / "absent.jsonl")
-    assert done.exit_code == 2 and "absent.jsonl" in done.stderr
 
 
 def distilled(run: Run, project: Path, *words: object) -> tuple[dict[str, Any], str]:
@@ -301,7 +303,8 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
     chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
     done = run("compress", chats, "-o", packed, "--bundle", project / "d", "--target", foreign)
     assert done.exit_code == 0, done.output
-    back = run("decompress", packed, "-o", project / "ids.jsonl", "--bundle", project / "d", "--target", foreign)
+    assert run("bundle", "add", project / "d").exit_code == 0
+    back = run("decompress", packed, "-o", project / "ids.jsonl", "--target", foreign)
     assert back.exit_code == 0, back.output
 
 

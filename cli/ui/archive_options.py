@@ -1,0 +1,164 @@
+"""The options that name an archive and its key: once for all commands, before a command or behind it.
+
+    pltz -r /data/cold archive ls                       pltz archive ls -r /data/cold
+    export PLTZ_ARCHIVE=/data/cold PLTZ_KEY_FILE=key    pltz archive ls
+
+What they say is kept in click's context, so that commands need not pass it on. `archive_place` and `archive_key` read
+it. No option takes the secret itself on the command line, where every user of the machine could read it.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import click
+
+from pltz.cli.ui.groups import Command, LazyGroup
+from pltz.cli.ui.options import nonempty
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.encryption.keys import Secret
+
+PLACE, KEY_FILE = "PLTZ_ARCHIVE", "PLTZ_KEY_FILE"  # environment variables
+META = "pltz.archive"
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        ctx.meta.setdefault(META, {})[parameter.name] = value
+
+
+def _option(*names: str, **settings: Any) -> click.Option:
+    return click.Option(list(names), expose_value=False, callback=_keep, **settings)
+
+
+OPTIONS: list[click.Parameter] = [
+    _option(
+        "-r",
+        "--archive",
+        "place",
+        type=nonempty,
+        metavar="ARCHIVE",
+        help=f"A folder, or s3://bucket/prefix.  [env: {PLACE}]",
+    ),
+    _option("--key-file", type=nonempty, metavar="FILE", help=f"Key of a sealed archive.  [env: {KEY_FILE}]"),
+    _option("--key-command", type=nonempty, metavar="CMD", help="Shell command that prints the key."),
+    _option("--passphrase-env", type=nonempty, metavar="VAR", help="Environment variable that holds the passphrase."),
+    _option("--passphrase", is_flag=True, help="Ask for the passphrase."),
+]
+
+
+class OnArchive(click.Command):
+    """A command or group that takes the options of an archive beside its own."""
+
+    shown: tuple[str, ...] = ("place", "key_file")  # in its help; all are in that of `pltz archive`
+    heading = "Archive and key"
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return its own parameters, and the options of an archive."""
+        return super().get_params(ctx) + OPTIONS
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write its own options, those of an archive under a heading, and the commands of a group."""
+        own, archive = super().get_params(ctx), [option for option in OPTIONS if option.name in self.shown]
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for heading, options in (("Options", own), (self.heading, archive)):
+            found = [option.get_help_record(ctx) for option in options if isinstance(option, click.Option)]
+            sections.setdefault(heading, []).extend(record for record in found if record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+
+
+class ArchiveCommand(OnArchive, Command):
+    """A command on an archive."""
+
+
+class ArchiveGroup(OnArchive, LazyGroup):
+    """The group of commands on an archive."""
+
+    shown = ("place", "key_file", "key_command", "passphrase_env", "passphrase")
+
+
+class KeyWords(TypedDict, total=False):
+    """The arguments of `pltz.Archive.open` that name a key, at most one of them."""
+
+    key_file: str
+    key_command: str
+    passphrase_env: str
+    passphrase: str
+
+
+def _given() -> dict[str, Any]:
+    found: dict[str, Any] = click.get_current_context().meta.get(META, {})
+    return found
+
+
+def key_given() -> bool:
+    """Return whether an option names a key in the running command, and not the environment alone."""
+    return bool(set(_given()) - {"place"})
+
+
+def place_given() -> str | None:
+    """Return the archive that -r names in the running command, None where only the environment may name one."""
+    return _given().get("place")
+
+
+def archive_place() -> str:
+    """Return the archive of the running command. Raises UsageError where none is named."""
+    place = place_given() or os.environ.get(PLACE)
+    if not place:
+        raise UsageError(f"no archive is named: add -r ARCHIVE, or set {PLACE}")
+    return place
+
+
+def key_words(*, confirm: bool = False) -> KeyWords:
+    """Return the key of the running command, as arguments of `pltz.Archive.open`; of options before the environment.
+
+    With ``confirm`` a passphrase is asked for twice. Raises UsageError where more than one option was given.
+    """
+    given = {name: value for name, value in _given().items() if name != "place"}
+    if len(given) > 1:
+        raise UsageError(
+            "expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more"
+        )
+    if "passphrase" in given:
+        words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+        return {"passphrase": words}
+    if not given and (file := os.environ.get(KEY_FILE)):
+        return {"key_file": file}
+    return cast(KeyWords, given)
+
+
+def archive_key(place: str, *, perhaps: bool = False) -> KeyWords:
+    """Return the key with which the archive at ``place`` is opened, as `key_words`.
+
+    None for an archive that is not sealed, where the environment alone names the key, or with ``perhaps``: opening it
+    refuses any other key. Raises UsageError for a missing archive before a passphrase is asked for.
+    """
+    by_option = key_given()
+    if not by_option and not os.environ.get(KEY_FILE):
+        return {}
+    if by_option and not perhaps and "passphrase" not in _given():
+        return key_words()
+    from pltz.archive import opener
+
+    sealed = opener.open_at(place).settings.sealed
+    return key_words() if sealed or (by_option and not perhaps) else {}
+
+
+def archive_words() -> list[str]:
+    """Return the archive and key as words for a process that has not this environment. Raises UsageError."""
+    if "passphrase" in _given():
+        raise UsageError("--passphrase asks at this terminal alone: name a key file for other processes")
+    named = {"archive": archive_place(), **key_words()}
+    return [word for name, value in named.items() for word in ("--" + name.replace("_", "-"), str(value))]
+
+
+def archive_secret(place: str) -> "Secret | None":
+    """Return the key with which the archive at ``place`` is opened, if any. Raises as `archive_key`."""
+    from pltz.archive.encryption.keys import Secret
+
+    return Secret.chosen(**archive_key(place))
