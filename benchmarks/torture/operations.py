@@ -369,9 +369,7 @@ class Twins(Texts):
             ]
             for put, receipts in done:
                 [receipt] = receipts.result()
-                there = archives[0].directory.sight(put.key[1], put.key[0]).versions
-                [version] = [v for v in there if v.id == receipt.id]
-                place = [version.version, version.time, version.leaf.hex()]
+                place = [receipt.moment, receipt.id.hex()]
                 voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex(), place=place)
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
@@ -379,7 +377,7 @@ class Twins(Texts):
         return super().heard(record, facts)
 
     def ended(self, record: AcknowledgedRecord) -> None:
-        """Order the two as the archive does: by number, time and leaf."""
+        """Order the two as the archive does: by moment and id."""
         order = {version: number for number, (_, version) in enumerate(sorted(self.places))}
         session = record.main[self.commits[0][0].key]
         twins = sorted((k for k in session.known if k.version in order), key=lambda k: order[k.version])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEAST_DIGITS = 8  # of an id; a number has fewer
 
 
-class VersionType(click.ParamType):
+class VersionType(click.ParamType["VersionName"]):
     """A version of a session: its number, from 1, or the first 8 digits of its id or more."""
 
     name = "version"

@@ -29,7 +29,7 @@ from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
 NO = 0, 0  # shares of parity
-Facts = frozenset[tuple[str, int, tuple[int, ...], bool]]  # name, number, tokens, forgotten
+Facts = frozenset[tuple[str, bytes, tuple[int, ...], bool]]  # name, number, tokens, forgotten
 Files = frozenset[tuple[str, bytes]]  # those outside tmp/, with their bytes
 
 
