@@ -50,7 +50,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("pltz.archive.archive.helpers", lambda _: 2)
     monkeypatch.setattr("pltz.archive.writing.commits.START_BYTES", 1)
     monkeypatch.setattr("pltz.archive.writing.commits.AT_ONCE", 7)
-    monkeypatch.setattr("pltz.coding.codecs.bundle_codecs.WORTH_SENDING", 1)
+    monkeypatch.setattr("pltz.coding.codecs.codec.WORTH_SENDING", 1)
     return calls
 
 

@@ -298,14 +298,14 @@ def test_an_undelete_brings_back_what_a_collector_deletes_meanwhile(
 def test_a_put_looks_again_where_a_collector_deleted_a_pack(
     archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    within, gone = ArchiveWriter._within_runs, list[str]()
+    within, gone = ArchiveWriter._take_out_of_runs, list[str]()
 
     def beside_a_collector(self: ArchiveWriter, *args: Any) -> Any:
         if gone:
             raise FileNotFoundError(2, "no longer listed", gone.pop())
         return within(self, *args)
 
-    monkeypatch.setattr(ArchiveWriter, "_within_runs", beside_a_collector)
+    monkeypatch.setattr(ArchiveWriter, "_take_out_of_runs", beside_a_collector)
     new = NewSession("a", [np.arange(9)])
     gone[:] = ["packs/a"]
     assert archive.put([new])[0].version == 1 and len(archive.history("a")) == 1
