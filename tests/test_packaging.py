@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
 APART_ROOMS = {"benchmarks", "experiments"}
 FOLDERS = sorted(MAY_IMPORT.keys() - APART_ROOMS)
-DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
+DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".table", ".html", ".cu", ".cuh"}  # read when pltz runs
 APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 
 

@@ -1,10 +1,12 @@
-"""Known lines: make the lines of known agents that every table of a log starts from (coding/log/known_lines.jsonl).
+"""Known lines: make the lines of known agents that every table of a log starts from (coding/log/known.table).
 
-    python -m pltz.benchmarks.records.known_lines agents_train.jsonl.zst coding/log/known_lines.jsonl
+    python -m pltz.benchmarks.records.known_lines agents_train.jsonl.zst benchmarks/records/known_lines.jsonl
+    python -m pltz.benchmarks.records.known_lines benchmarks/records/known_lines.jsonl coding/log/known.table
 
-The input has a record with ``id`` (kind/repository/name), ``kind`` and ``text`` per log. From the logs of each kind
-come lines that show its shapes, in order and about 10 kB. Keys stay, and short names that at least two repositories
-have: roles, types, tools. Ids are drawn anew, the same one for the same one. All other strings become stand-ins.
+The second makes the table anew for a new version of the format. The input of the first has a record with ``id``
+(kind/repository/name), ``kind`` and ``text`` per log. From the logs of each kind come lines that show its shapes, in
+order and about 10 kB. Keys stay, and short names that at least two repositories have: roles, types, tools. Ids are
+drawn anew, the same one for the same one. All other strings become stand-ins.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Final
 
 import zstandard
 
-from pltz.coding.log import opaque, protobuf, times
+from pltz.coding.log import opaque, protobuf, table, times
 from pltz.models.session import spelling
 
 KINDS: Final = ("pi", "other", "gemini-cli", "opencode", "copilot", "codex", "claude-code")  # the last is at hand first
@@ -198,6 +200,9 @@ def lines_of(logs: list[Log], common: set[str], draw: random.Random) -> Iterator
 def main(arguments: Iterable[str]) -> None:
     """See the head of this file."""
     source, target = map(Path, arguments)
+    if target.suffix == ".table":
+        target.write_bytes(table.teach(source.read_bytes()))
+        return
     logs = list(read(source))
     owners: defaultdict[str, set[str]] = defaultdict(set)
     for log in logs:

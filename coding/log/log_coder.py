@@ -54,7 +54,6 @@ BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 REACH = 1 << 22  # bytes above that count at most,
 LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
 
-END = b"\xff"  # of a piece of text; no UTF-8 has it
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
 
 EIGHT = Layout(8, 256)  # of a narrow text
@@ -252,14 +251,14 @@ class LogTables:
         parts: list[Tokens] = [repeats.NOTHING]
         for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
             parts += [np.array([VOICES[piece.voice]]), tokens]
-        return Text(np.concatenate(parts), b"".join(text + END for text in texts))
+        return Text(np.concatenate(parts), b"".join(text + table.END for text in texts))
 
     def _pieces(self, parsed: Parsed, above: bytes) -> list[str]:
         """Return the pieces of a text under zstd."""
         data = Fallback.after(self.past(above).data).decompress(parsed.coded, parsed.count)
-        if data and not data.endswith(END):
+        if data and not data.endswith(table.END):
             raise CorruptError("the text of a log ends within a piece: the file is damaged")
-        return [_decoded(piece) for piece in data.split(END)[:-1]]
+        return [_decoded(piece) for piece in data.split(table.END)[:-1]]
 
     def _spoken(self, tokens: Tokens) -> list[str]:
         """Return the pieces of a text in tokens, (T,)."""

@@ -7,7 +7,7 @@ said twice. `split` takes the table out, so that a language model codes the text
     content bytes <--join--- columns | opaque bits | pieces of text
 
 The columns are decisions of an adaptive arithmetic coder (bit_coder.py). Its models learn, on both sides, from lines of
-known agents (known_lines.jsonl) and from the bytes above. Any bytes can be split: lines that are no JSON are text.
+known agents (known.table) and from the bytes above. Any bytes can be split: lines that are no JSON are text.
 Spec: FORMAT.md.
 
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
@@ -33,10 +33,12 @@ from pltz.coding.log.kept import Kept
 from pltz.coding.log.past import Past
 from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 VERSION: Final = 7
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
+END: Final = b"\xff"  # of a piece in bytes: no byte of UTF-8
 PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
 
 
@@ -126,6 +128,25 @@ def _copied(data: bytes) -> Past:
 @cache
 def _known() -> bytes:
     """Return a copy, to be copied once more, of the past after the known lines: faster than to learn them each time."""
-    past = Past()
-    Splitter(past, BitLearner()).content((files(__package__) / "known_lines.jsonl").read_bytes())
-    return pickle.dumps(past)
+    return pickle.dumps(learn((files(__package__) / "known.table").read_bytes())[0])
+
+
+def learn(known: bytes) -> tuple[Past, bytes]:
+    """Return the past after known lines, and the lines. ``known``: their table, of an empty past (FORMAT.md)."""
+    count, at = read_varint(known, 0)
+    columns, at = read_varint(known, at)
+    opaque, at = read_varint(known, at)
+    texts = [piece.decode() for piece in known[at + columns + opaque :].split(END)[:-1]]
+    past, bits = Past(), BitReader(known[at + 1 : at + columns])
+    joiner = VERSIONS.of(known[at])(past, bits, known[at + columns : at + columns + opaque], texts, count)
+    return past, joiner.content(count)
+
+
+def teach(lines: bytes) -> bytes:
+    """Return the table of known lines: undoes `learn`."""
+    splitter = Splitter(Past(), writer := BitWriter())
+    splitter.content(lines)
+    columns = bytes([VERSION]) + writer.finish()
+    texts = ["\n".join(piece).encode() + END for _, piece in splitter.pieces]
+    sizes = map(write_varint, (len(lines), len(columns), len(splitter.opaque)))
+    return b"".join([*sizes, columns, splitter.opaque, *texts])

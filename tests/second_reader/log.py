@@ -1,6 +1,6 @@
 """Log frames, as coding/FORMAT.md describes them: method 0, and of methods 1 and 2 columns, opaque bytes and pieces.
 
-The table itself (coding/log/FORMAT.md) is not read here: its past is what a writer makes of `known_lines.jsonl`.
+The table itself (coding/log/FORMAT.md) is not read here: its past is what a writer makes of the bytes above.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def test_the_same_logs_give_the_same_lines(source: Path, tmp_path: Path) -> None
 
 
 def test_the_known_lines_of_tables_are_taken_apart_whole() -> None:
-    data = (Path(table.__file__).parent / "known_lines.jsonl").read_bytes()
+    data = Path(known_lines.__file__).with_suffix(".jsonl").read_bytes()
+    assert table.learn((Path(table.__file__).parent / "known.table").read_bytes())[1] == data
+    assert table.learn(table.teach(data))[1] == data
     found = table.split(data)
     assert table.join(found.columns, found.opaque, found.pieces, len(data)) == data
     assert sum(len(piece.text) for piece in found.pieces) < len(data) // 50
