@@ -32,7 +32,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Unpack, cast
 
 import numpy as np
@@ -206,7 +206,7 @@ class _Call:
         """Return the progress that is told of tokens as they are coded: None with threads, which tell of batches."""
         return None if self.encoding else self.options.progress
 
-    @property
+    @cached_property
     def alone(self) -> CodingOptions:
         """Return the options of preparing a session."""
         return replace(self.options, independent=self.earlier is None, progress=None)
@@ -341,9 +341,11 @@ class Codec(SessionDecoder):
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
             ModelError: a frame did not decode to its session.
         """
-        chosen = CodingOptions(**options)
+        chosen, sessions = CodingOptions(**options), iter(sessions)
+        first = [*itertools.islice(sessions, 2)]  # one alone has no neighbour
+        earlier = None if chosen.independent or len(first) < 2 else Neighbours()
         writer = Writer(sink, self._header(bridge, target_fingerprint, exact=exact, dropped=dropped))
-        for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
+        for frame in self._each(itertools.chain(first, sessions), bridge, chosen, earlier):
             writer.add(frame)
         writer.finish()
         return len(writer)
@@ -409,7 +411,7 @@ class Codec(SessionDecoder):
         dropped: bool = False,
     ) -> Header:
         return Header(
-            contract=self.bundle.contract,
+            contract=self.model.contract,
             bundle_id=self.bundle.id,
             tokenizer_fingerprint=None if bridge is None or bridge.identity else bridge.fingerprint,
             target_fingerprint=target_fingerprint,
@@ -479,8 +481,10 @@ class Codec(SessionDecoder):
             if (tokens := draft.ready.tokens) is not None:
                 taken = draft.ready.copies
                 left = len(tokens) - sum(copy.length for copy in taken)
-                if samples := look.doubtful(left, draft.ready.content, draft.ready.fast):
+                if left >= look.LEAST and (samples := look.doubtful(left, draft.ready.content, draft.ready.fast)):
                     asked.append((n, draft, copies.literals(tokens, taken), samples))
+        if not asked:
+            return
         for _, draft, _, _ in asked:
             batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
         sizes = look.expected_sizes(self.coder, [(tokens, samples) for _, _, tokens, samples in asked])
@@ -491,7 +495,8 @@ class Codec(SessionDecoder):
 
     def _framed(self, batch: _Batch, run: _Call) -> _Batch:
         """Take what the model made of a batch, and begin to code by zstd what may be shorter so."""
-        progress, work = run.options.progress, sum(map(_work, batch.drafts))
+        progress = run.options.progress
+        work = sum(map(_work, batch.drafts)) if progress else 0
         if progress:
             begin(progress, "encode", work)
         coded: _ModelOutput = cast("Later", batch.coded).result()
@@ -600,7 +605,7 @@ class Codec(SessionDecoder):
         turn.
         """
         pairs = [p for p in zip(batch.drafts, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
-        by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
+        by_model, logs = [p for p in pairs if not p[1].log], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
         long = [bool(run.proving) and is_long(one, fast=run.options.layout == "fast") for one in coded]
         for apart in sorted({False, *long}):
@@ -620,11 +625,13 @@ class Codec(SessionDecoder):
             run.progress(sum(_work(draft) for draft, _ in logs))
 
     def _begin_verify(self, batch: _Batch, run: _Call) -> int:
-        """Tell a progress of the proof of a batch, and return its tokens, about."""
+        """Tell a progress, where there is one, of the proof of a batch, and return its tokens, about."""
         work = 0
+        if not run.options.progress:
+            return work
         for by_model, logs in batch.proving:
             work += sum(frame.coded for _, frame in by_model) + sum(_work(draft) for draft, _ in logs)
-        if run.options.verify and run.options.progress:
+        if run.options.verify:
             begin(run.options.progress, "verify", work)
         return work
 
@@ -800,6 +807,8 @@ def _blocks(literals: int, options: CodingOptions) -> Blocks:
 
 def _kept_layout(literals: int, options: CodingOptions) -> Blocks:
     """Return the lanes and steps that a frame has to name: none where the layout is that of every file."""
+    if options.layout == "default":
+        return None, None
     layout = _layout(literals, options.layout)
     return (None, None) if layout == file_layout(literals) else (layout.lanes, layout.steps)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pltz.coding.log.log_coder import LogTables
-from pltz.coding.log.log_look import is_log
+from pltz.coding.log.log_look import LEAST_ESCAPED, is_log
 from pltz.coding.log.passages import passages_of
 from pltz.coding.neighbours import Grams
 from pltz.coding.prepare import given_back, tokens_for_model, tokens_to_store
@@ -86,7 +86,7 @@ class HostWork(LogTables):
         """Return the bytes of a session that the model may code; another prepared, or its error."""
         try:
             content = session.to_bytes()  # raises if over a limit, before anything is made of it
-            if is_log(session, content):
+            if len(content) > LEAST_ESCAPED and is_log(session, content):
                 if not options.keep_opaque:
                     transcript.refuse_opaque(session)
                 return Prepared(content, log=True, passages=None if options.independent else passages_of(content))
@@ -110,7 +110,8 @@ class HostWork(LogTables):
         """Return the tokens of sessions as `tokens_to_store` does, or an error in its place."""
         with suppress(ContentError, TokenizerMismatch):  # all of them in one call, which is faster
             rows = transcript.to_tokens_many(sessions, self.tokenizer)
-            return [given_back(*pair, self.tokenizer) for pair in zip(sessions, rows, strict=True)]
+            pairs = zip(sessions, rows, strict=True)
+            return [given_back(*pair, self.tokenizer) if pair[0].kind == "text" else pair[1] for pair in pairs]
         return [self._tokens(session, keep_opaque) for session in sessions]
 
     def _tokens(self, session: Session, keep_opaque: bool) -> Ids | PltzError | None:

@@ -142,7 +142,7 @@ class Workers:
 def ahead(
     rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1
 ) -> Iterator[T]:
-    """Yield rows after the next ``count`` of them were taken, so that work on these has begun.
+    """Return rows, each after the next ``count`` of them were taken, so that work on these has begun.
 
     The first row waits for ``first`` others, each further row for one more, up to ``count``. ``weight``: of a row that
     counts as several. An error of their source is raised after those before it.
@@ -150,9 +150,12 @@ def ahead(
     >>> [row for row in ahead(range(4), 2)]
     [0, 1, 2, 3]
     """
+    return _ahead(iter(rows), count, weight, first) if count else iter(rows)
+
+
+def _ahead(source: Iterator[T], count: int, weight: Callable[[T], int], first: int) -> Iterator[T]:
     taken: deque[tuple[T, int]] = deque()
     behind, wanted = 0, min(first, count)  # weight of those behind the first
-    source = iter(rows)
     while True:
         try:
             row = next(source)

@@ -71,12 +71,15 @@ class RangeEncoder:
         lower += (point - lower) >> 64 << 64  # the words already emitted, carry included
         if not lower <= point < lower + width:
             raise AssertionError("range coder state and words disagree: constriction changed its format")
-        for size in range(max(0, total - STATE - 1), total + 1):
-            shift = 8 * (total - size)
-            value = -(-lower >> shift)
-            if value << shift < lower + width:
-                return bytes(value.to_bytes(size, "big"))
-        raise AssertionError("unreachable: the full state always fits")
+        return shortest(lower, width, total)
+
+
+def shortest(lower: int, width: int, total: int) -> bytes:
+    """Return the shortest bytes that, with zeros appended up to ``total``, are ``width`` or less above ``lower``."""
+    size = max(0, total - STATE - 1)
+    while (value := -(-lower >> (shift := 8 * (total - size)))) << shift >= lower + width:
+        size += 1
+    return value.to_bytes(size, "big")
 
 
 class RangeDecoder:

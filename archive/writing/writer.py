@@ -295,7 +295,7 @@ class ArchiveWriter:
         """Encode segments after their tower, or alone where that is no longer.
 
         A prompt may say nothing of the text that follows, and segments coded alone are read faster. Where the codec
-        follows (`Following`), segments below others are not tried alone.
+        follows (`SegmentCodec.follows`), segments below others are not tried alone.
         """
         segments = [s for s in segments if not s.coded]
         if not segments:

@@ -40,6 +40,7 @@ CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 CONTEXT_TOKENS = 1 << 10  # of a context: those of other sessions, and `LANE_MARK`
 LONG_STEPS = 1 << 11  # of a block that the layout of a file has, in one lane, or two where there are more tokens
 FEW_LANES_MOST = 1 << 16  # tokens coded so; a longer frame would take too many steps alone
+ONE, TWO, MANY = Layout(1, LONG_STEPS), Layout(2, LONG_STEPS), Layout(16, 256)
 
 MOST_CONTEXTS = 3  # sessions that stand behind one, each the context of the one before
 
@@ -291,9 +292,7 @@ def file_layout(tokens: int) -> Layout:
     >>> file_layout(65537)
     Layout(lanes=16, steps=256)
     """
-    if tokens > FEW_LANES_MOST:
-        return Layout(16, 256)
-    return Layout(1 if tokens <= LONG_STEPS else 2, LONG_STEPS)
+    return ONE if tokens <= LONG_STEPS else TWO if tokens <= FEW_LANES_MOST else MANY
 
 
 def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:

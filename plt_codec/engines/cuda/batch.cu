@@ -208,11 +208,6 @@ enum {
     PRODUCT_SHARED = (BM + BN) * 64 * 6
 }; /* range_coder.py: 96 KB */
 
-/* Contract 2: of the hidden layer, from its gate and its linear half. act: int16 numbers. */
-DEV int32_t hidden(int32_t gate, int32_t up, const int32_t *act) {
-    return clamp_to((act[clamp_to(gate, GATE_MAX) + GATE_MAX] * clamp_to(up, 32767) + (1 << 15)) >> 16, 127);
-}
-
 /* 128 rows times 128 channels a CTA, 64 x 32 a warp. Channels come in multiples of 64: in the last CTA half may be
  * missing. a (rows, K), w tiles, out (rows, stride). TO_GATED: tiles of gate and up take turns, out is (rows, stride /
  * 2). table: biases of logits; the gate's function. */
@@ -390,43 +385,6 @@ enum {
     QUERIES = 64, /* of a CTA */
     MIXED = 72
 }; /* numbers a row: neighbouring rows begin 8 banks apart */
-
-/* out += shares of 32 keys times their values v; out[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. One sum for
- * both bytes of the shares, unlike mix(): the registers that a second one takes are worth more than the few shifts of
- * large shares. */
-DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t out[8][4]) {
-    uint32_t low[4], high[4], large = 0;
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        uint32_t first[4], second[4]; /* words of w * t + 2^23: the share's low byte is the last of the first, its high
-                                         byte the second */
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint64_t p = multiply((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]) + (1 << 23);
-            first[i] = (uint32_t)p;
-            second[i] = (uint32_t)(p >> 32);
-        }
-        low[r] = __byte_perm(__byte_perm(first[0], first[1], 0x73), __byte_perm(first[2], first[3], 0x73), 0x5410);
-        high[r] = __byte_perm(__byte_perm(second[0], second[1], 0x40), __byte_perm(second[2], second[3], 0x40), 0x5410);
-        large |= high[r];
-    }
-    if (!__any_sync(FULL, (low[0] | low[1] | low[2] | low[3] | large) != 0)) return;
-    if (__any_sync(FULL, large != 0)) {
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            int32_t part[4] = {0, 0, 0, 0};
-            mma_u8(part, high[0], high[1], high[2], high[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x,
-                   n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
-#pragma unroll
-            for (int i = 0; i < 4; i++) out[n][i] += part[i] << 8;
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        mma_u8(out[n], low[0], low[1], low[2], low[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x,
-               n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
-    }
-}
 
 /* Where the keys of a slot and head are: whole groups of 32 of a context where that is remembered, the others in the
  * cache of the slot. Values stand behind the keys of each. */

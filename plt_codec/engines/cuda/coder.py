@@ -36,10 +36,10 @@ from pltz.plt_codec.engines.cuda.work import (
     most_lanes,
     stream_words,
 )
-from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
-from pltz.plt_codec.range_coder import STATE, most_words
+from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered
+from pltz.plt_codec.range_coder import STATE, most_words, shortest
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
 
@@ -117,7 +117,7 @@ class CudaCoder:
         """Encode sequences as `encode` does, side by side though each has lanes and steps of its own."""
         known = each(contexts, len(sequences), self.shape)
         cut = [Layout.of(*one, self.shape.block) for one in layouts]
-        tokens = [_checked(np.asarray(t), self.shape.vocab) for t in sequences]
+        tokens = [checked(t, self.shape.vocab).astype(np.int32) for t in sequences]
         inputs = [_CudaSequence(len(t), one, c) for t, one, c in zip(tokens, cut, known, strict=True)]
         out = [Encoded(b"", 0.0, 0, one.lanes, one.steps) for one in cut]
         for part in self._parts(inputs):
@@ -406,23 +406,7 @@ def _open_streams(sessions: npt.NDArray[Any], data: Sequence[bytes]) -> npt.NDAr
     return np.concatenate([*streams, np.zeros(1, np.uint32)])
 
 
-def _checked(tokens: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.int32]:
-    """Return ids as int32, after the checks of `prefix.checked`."""
-    if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
-        raise ContentError(f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}")
-    tokens = np.ascontiguousarray(tokens, np.int64)
-    if len(tokens) and tokens.view(np.uint64).max() >= vocab:  # one look; ids below 0 are the largest
-        raise ContentError(f"expected token ids in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
-    return np.ascontiguousarray(tokens, np.int32)
-
-
 def _finish(words: npt.NDArray[np.uint32], lower: int, width: int) -> bytes:
-    """Return the shortest bytes that decode to these words and this state (`RangeEncoder.finish`)."""
-    total = 4 * len(words) + STATE
+    """Return the shortest bytes that decode to these words and this state."""
     lower |= int.from_bytes(words.astype(">u4").tobytes(), "big") << 64
-    for size in range(max(0, total - STATE - 1), total):
-        shift = 8 * (total - size)
-        value = -(-lower >> shift)
-        if value << shift < lower + width:
-            return value.to_bytes(size, "big")
-    return lower.to_bytes(total, "big")
+    return shortest(lower, width, 4 * len(words) + STATE)

@@ -17,7 +17,7 @@
  * Compiled for 16 lanes and for 32 (Grid<1>, Grid<2>). A step's time goes with the stages, hardly with the lanes: rows
  * of the second half take the same weights, and their instructions stand between those of the first.
  */
-#include "common.cuh"
+#include "cluster.cuh"
 #if P_GRID > 0 && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
 namespace grid {
 

@@ -87,8 +87,14 @@ class Emulation:
         return compiled(".so", command, header + text, make)
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def check(text: str, shape: Mapping[str, int]) -> None:
+    """Check that a text of kernels compiles for a shape. Raises ModelError."""
+    options = ["-std=c++17", "-fsyntax-only", "-w", "-include", str(HERE / "emulate.h")]
+    _run(["g++", *options, *(f"-D{k}={v}" for k, v in shape.items()), "-x", "c++", "-"], text)
+
+
+def _run(command: Sequence[str], text: str = "") -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=text)
     if done.returncode:
         raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
 

@@ -186,6 +186,14 @@ def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
 
 
 @emulated
+@pytest.mark.parametrize("file", gpu.SOURCES)
+def test_each_file_of_kernels_needs_no_other_but_its_headers(file: str) -> None:
+    """grid.cu took 20 names from cluster.cu, and gated.cu two from batch.cu, because they stood before it."""
+    for name in ("small", "gated"):
+        emulate.check(gpu.whole((gpu.HERE / file).read_text("utf8")), macros(model(name)))
+
+
+@emulated
 @pytest.mark.parametrize(
     "name,lanes,steps", every_second(["small", "extreme", "odd", "gated", "gated, extreme", "gated, odd"], LAYOUTS)
 )
