@@ -94,7 +94,7 @@ class RangeDecoder:
 
     @property
     def spent(self) -> bool:
-        """Whether the symbols took more words than the encoder of such a stream emitted."""
+        """Return whether the symbols took more words than the encoder of such a stream emitted."""
         return self._left < 0
 
     def decode(self, frequencies: Frequencies) -> npt.NDArray[np.int32]:
