@@ -104,9 +104,9 @@ def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: 
     nothing = [Session("text", b""), Session("chat", []), ids(0)] * 200
     frames = codec._each(counted(nothing, seen), None, CodingOptions(), Neighbours())
     assert next(frames) and len(seen) == 128
-    frames = Reader(codec.compress(nothing)).frames(range(600))
+    read = Reader(codec.compress(nothing)).frames(range(600))
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1 << 12)
-    assert {len(frames[part]) for part in session_decoder._parts(frames)} == {64, 600 % 64}
+    assert {len(read[part]) for part in session_decoder._parts(read)} == {64, 600 % 64}
     assert codec.decompress(codec.compress(nothing)) == nothing
 
 
