@@ -43,6 +43,7 @@ WORDS = [line.split() for line in PAGE.splitlines()]
 SYLLABLES = [a + b for a in ("k", "t", "m", "s", "gr", "pr") for b in ("a", "en", "ul", "ing")]
 CHAT_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SENTENCEPIECE_SPECIALS = ["<unk>", "<s>", "</s>"]
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -54,6 +55,12 @@ def corpus() -> list[str]:
     return [PAGE, *lines, " ".join(made_up)]
 
 
+def learn(tokenizer: Tokenizer, trainer: Any, size: int, specials: list[str], **options: Any) -> None:
+    """Train a tokenizer of so many ids on the corpus."""
+    made = trainer(vocab_size=size, special_tokens=specials, show_progress=False, **options)
+    tokenizer.train_from_iterator(corpus(), made)
+
+
 @cache
 def bundle() -> BundleTokenizer:
     """A bundle tokenizer of 1024 ids: the 32 specials, then a byte-level BPE."""
@@ -61,13 +68,7 @@ def bundle() -> BundleTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     names = [f"<|{name}|>" for name in SPECIALS]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1024,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=names,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    learn(tokenizer, trainers.BpeTrainer, 1024, names, initial_alphabet=ALPHABET)
     spec = json.loads(tokenizer.to_str())
     assert len(spec["model"]["vocab"]) == 1024
     spec["added_tokens"] = []
@@ -79,13 +80,7 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=CHAT_SPECIALS,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    learn(tokenizer, trainers.BpeTrainer, 700, CHAT_SPECIALS, initial_alphabet=ALPHABET)
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
     return tokenizer
 
@@ -95,17 +90,12 @@ def llama3() -> Tokenizer:
     expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     expression += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    bytes_of_pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(expression), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split(Regex(expression), "isolated"), bytes_of_pieces]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        corpus(),
-        trainers.BpeTrainer(vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
-    )
+    learn(tokenizer, trainers.BpeTrainer, 800, [], initial_alphabet=ALPHABET)
     named = ["<|begin_of_text|>", "<|end_of_text|>"] + [f"<|reserved_special_token_{i}|>" for i in range(30)]
     named += ["<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"]
     tokenizer.add_special_tokens(named)
@@ -120,18 +110,13 @@ def _sentencepiece_bpe(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
     """BPE over whole lines with byte fallback. The trainer cuts at spaces to stay quick; the tokenizer need not."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=SENTENCEPIECE_SPECIALS, limit_alphabet=80, show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    learn(tokenizer, trainers.BpeTrainer, 900, SENTENCEPIECE_SPECIALS, limit_alphabet=80)
     spec = json.loads(tokenizer.to_str())
     vocab = spec["model"]["vocab"]
     for byte in BYTES:
         vocab.setdefault(byte, len(vocab))
     tokenizer = Tokenizer.from_str(json.dumps(spec))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -141,8 +126,7 @@ def _sentencepiece_bpe(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
 def llama2() -> Tokenizer:
     """SentencePiece BPE as Llama 2 has it: a normaliser puts the first space."""
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer = _sentencepiece_bpe(normalizer, None)
-    return tokenizer
+    return _sentencepiece_bpe(normalizer, None)
 
 
 def mistral() -> Tokenizer:
@@ -158,10 +142,7 @@ def unigram() -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    learn(tokenizer, trainers.UnigramTrainer, 400, ["<pad>", "</s>", "<unk>"], unk_token="<unk>")
     return tokenizer
 
 
@@ -171,10 +152,7 @@ def wordpiece() -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=500, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    learn(tokenizer, trainers.WordPieceTrainer, 500, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     return tokenizer
 
 
@@ -200,9 +178,7 @@ def bridge(kind: str) -> Bridge:
 
 
 KINDS = pytest.mark.parametrize("kind", MAKERS)
-EXACT = pytest.mark.parametrize(
-    "kind", ["byte-level", "llama3", "llama2", "mistral"]
-)  # these keep every text
+EXACT = pytest.mark.parametrize("kind", ["byte-level", "llama3", "llama2", "mistral"])  # these keep every text
 quick = settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 

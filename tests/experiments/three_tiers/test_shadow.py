@@ -32,6 +32,7 @@ class Memory:
     """A pool with its tree, metadata, pins and shadow."""
 
     def __init__(self, folder: Path, *, blocks: int = 60, host: int = 60, target: bytes = b"t" * 16) -> None:
+        self.folder, self.recovered = folder, 0
         self.pool = BlockPool(form("q4"), blocks * 16, host_tokens=host * 16)
         self.tree = PrefixTree(self.pool)
         self.table, self.pins = MetadataTable(self.tree), PrefixPins(self.tree)
@@ -54,6 +55,19 @@ class Memory:
         found = self.tree.match("acme", [*ids(number), 0])
         return None if found is None else found.kv()
 
+    def holds(self, number: int, expected: torch.Tensor) -> bool:
+        found = self.kv(number)
+        return found is not None and torch.equal(found, expected)
+
+    def reopened(self, *, write: bool = True, **options: Any) -> Memory:
+        """What another process finds in the shadow, after a pass of this one unless it is left out."""
+        if write:
+            self.shadow.write()
+        self.shadow.close()
+        after = Memory(self.folder, **options)
+        after.recovered = after.shadow.recover()
+        return after
+
 
 def ids(number: int) -> list[int]:
     return [number, *range(100, 100 + TOKENS - 1)]
@@ -66,14 +80,11 @@ def test_cold_blocks_metadata_and_pins_come_back(tmp_path: Path) -> None:
     before.add(5, cold=False)
     name = before.pins.pin("acme", ids(4)[:32])
     assert name is not None
-    before.shadow.write()
-    before.shadow.close()
-    after = Memory(tmp_path)
-    assert after.shadow.recover() == 4 * 4 + 2
+    after = before.reopened()
+    assert after.recovered == 4 * 4 + 2
     assert after.pins.pins == {name: 1} and after.shadow.stats.missed == 0
     for n in range(4):
-        found = after.kv(n)
-        assert found is not None and torch.equal(found, expected[n])
+        assert after.holds(n, expected[n])
     pinned = after.kv(4)
     assert pinned is not None and torch.equal(pinned, expected[4][:, :, :, :32])
     assert after.kv(5) is None
@@ -89,12 +100,8 @@ def test_the_cold_end_of_a_prefix_comes_back_although_its_beginning_was_hot(tmp_
     expected = before.add(0, cold=False)
     names = before.tree.names("acme", ids(0))
     assert before.tree.move(names[3:], to_host=True) == 1
-    before.shadow.write()
-    before.shadow.close()
-    after = Memory(tmp_path)
-    assert after.shadow.recover() == 4
-    found = after.kv(0)
-    assert found is not None and torch.equal(found, expected)
+    after = before.reopened()
+    assert after.recovered == 4 and after.holds(0, expected)
 
 
 def test_a_pass_writes_what_is_new_alone(tmp_path: Path) -> None:
@@ -118,11 +125,8 @@ def test_segments_that_are_mostly_given_up_go(tmp_path: Path) -> None:
         memory.tree.clear("acme", ids(n)[:16])
     memory.shadow.write()
     assert [path.name for path in memory.shadow._files()] == ["00000001.safetensors"]
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
-    found = after.kv(3)
-    assert found is not None and torch.equal(found, expected) and len(after.tree) == 4
+    after = memory.reopened(write=False)
+    assert after.holds(3, expected) and len(after.tree) == 4
 
 
 def test_a_segment_stays_until_all_that_lives_in_it_was_copied(tmp_path: Path) -> None:
@@ -136,12 +140,9 @@ def test_a_segment_stays_until_all_that_lives_in_it_was_copied(tmp_path: Path) -
     assert memory.shadow.tick()
     memory.shadow.wait()
     assert memory.shadow.stats.left == 7 and len(memory.shadow._files()) == 2
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
+    after = memory.reopened(write=False)
     for n in (4, 5):
-        found = after.kv(n)
-        assert found is not None and torch.equal(found, expected[n])
+        assert after.holds(n, expected[n])
 
 
 def test_a_file_is_synced_whole_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +174,8 @@ def test_a_step_that_came_again_is_written_again(tmp_path: Path) -> None:
     expected = session.kv()
     session.release()
     memory.tree.move(memory.tree.names("acme", ids(0)), to_host=True)
-    memory.shadow.write()
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
-    found = after.kv(0)
-    assert found is not None and torch.equal(found, expected)
+    after = memory.reopened()
+    assert after.holds(0, expected)
 
 
 def test_ticks_write_every_minute_and_no_more_than_their_share(tmp_path: Path) -> None:
@@ -222,8 +219,7 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
             after = Memory(tmp_path)
             after.shadow.recover()
             after.shadow.close()
-            found = after.kv(0)
-            assert found is not None and torch.equal(found, expected)
+            assert after.holds(0, expected)
             assert after.shadow.stats.missed == 1 and not path.exists()
             assert len(after.tree) == (4 if path is second else 8) and not after.pins.pins
 
@@ -328,12 +324,8 @@ def test_a_full_disk_loses_no_block_of_the_pool(tmp_path: Path, monkeypatch: pyt
         patched.setattr("os.write", full)
         with pytest.raises(MemoryFailed):
             memory.shadow.write()
-    memory.shadow.write()
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
-    found = after.kv(0)
-    assert found is not None and torch.equal(found, expected)
+    after = memory.reopened()
+    assert after.holds(0, expected)
 
 
 def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
@@ -347,10 +339,7 @@ def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
     with monkeypatch.context() as patch, pytest.raises(MemoryFailed):
         patch.setattr(os, "fsync", _full)
         memory.shadow.write()
-    memory.shadow.write()
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
+    after = memory.reopened()
     assert after.pins.pins == {name: 1}
 
 
@@ -363,10 +352,7 @@ def test_a_prefix_that_two_pinned_stays_pinned_by_one_after_a_restart(tmp_path: 
     memory.add(0)
     name = memory.pins.pin("acme", ids(0))
     assert name is not None and memory.pins.pin("acme", ids(0)) == name
-    memory.shadow.write()
-    memory.shadow.close()
-    after = Memory(tmp_path)
-    after.shadow.recover()
+    after = memory.reopened()
     after.pins.unpin(name)
     assert after.pins.pins == {name: 1} and all(step.pins for step in after.tree.steps())
     after.pins.unpin(name)

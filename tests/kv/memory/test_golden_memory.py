@@ -92,6 +92,26 @@ def anything(meta: object, shapes: object) -> None:
     """Take any shapes."""
 
 
+class Saved:
+    """A folder with the memory of one agent, in Q4 pages."""
+
+    def __init__(self, path: Path) -> None:
+        self.make = maker()
+        self.pages = self.make.form("q4")
+        self.folder, self.agent = MemoryFolder(path, self.make.TARGET, self.pages), self.make.AGENT
+        self.memory = self.make.remembered(BlockPool(self.pages, 64))
+        self.folder.save(self.agent, self.memory)
+        self.path = self.folder.path(self.agent)
+
+    def load(self, tokens: int = 64) -> object:
+        return self.folder.load(self.agent, BlockPool(self.pages, tokens))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    return Saved(tmp_path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_later_ones_are_refused(name: str, tmp_path: Path) -> None:
     kind, tensors = kind_of(name)
@@ -112,16 +132,12 @@ def test_later_ones_are_refused(name: str, tmp_path: Path) -> None:
         ("exact", torch.full((1, 2, 1, 10, 8), float("nan")), "NaN or infinity"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, why: str, tmp_path: Path) -> None:
-    make = maker()
-    pages = make.form("q4")
-    folder = MemoryFolder(tmp_path, make.TARGET, pages)
-    folder.save(make.AGENT, make.remembered(BlockPool(pages, 64)))
-    found = MEMORY.read(folder.path(make.AGENT), ("ids", "ends", "text", "exact", *pages.types), anything)
+def test_numbers_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, why: str, saved: Saved) -> None:
+    found = MEMORY.read(saved.path, ("ids", "ends", "text", "exact", *saved.pages.types), anything)
     assert found is not None
-    MEMORY.write(folder.path(make.AGENT), found[0], found[1] | {name: tensor})
+    MEMORY.write(saved.path, found[0], found[1] | {name: tensor})
     with pytest.raises(CorruptError, match=why):
-        folder.load(make.AGENT, BlockPool(pages, 64))
+        saved.load()
 
 
 def sparse(path: Path, shapes: Mapping[str, list[int]]) -> None:
@@ -152,31 +168,24 @@ def sparse(path: Path, shapes: Mapping[str, list[int]]) -> None:
     ],
 )
 def test_a_sparse_memory_that_no_target_can_have_is_refused_unread(
-    shapes: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: dict[str, list[int]], saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = maker()
-    pages = make.form("q4")
-    folder = MemoryFolder(tmp_path, make.TARGET, pages)
-    folder.save(make.AGENT, make.remembered(BlockPool(pages, 64)))
-    sparse(folder.path(make.AGENT), shapes)
+    sparse(saved.path, shapes)
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
     with pytest.raises(CorruptError, match="forget the agent"):
-        folder.load(make.AGENT, BlockPool(pages, 64))
+        saved.load()
 
 
-def test_a_memory_that_the_pool_has_no_room_for_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = maker()
-    pages = make.form("q4")
-    folder = MemoryFolder(tmp_path, make.TARGET, pages)
-    long = make.remembered(BlockPool(pages, 64))
+def test_a_memory_that_the_pool_has_no_room_for_is_not_read(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = saved.memory
     long.session.cut(0)
-    long.session = make.session(long.session.pool, 64, 4)
+    long.session = saved.make.session(long.session.pool, 64, 4)
     long.ids, long.ends = np.full(68, 7, np.int32), np.zeros(68, np.int32)
-    folder.save(make.AGENT, long)
-    assert folder.load(make.AGENT, BlockPool(pages, 64)) is not None
+    saved.folder.save(saved.agent, long)
+    assert saved.load() is not None
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
     with pytest.raises(PoolFull, match="room for 48 tokens, the agent 'ann' has 64"):
-        folder.load(make.AGENT, BlockPool(pages, 48))
+        saved.load(48)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.store import HotStore
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import SessionArchive
 
@@ -40,6 +42,25 @@ class Blocks:
 @pytest.fixture
 def blocks() -> Blocks:
     return Blocks()
+
+
+def put(store: HotStore, blocks: Blocks, clock: Any, *numbers: int, drain: bool = False) -> list[bool]:
+    """Insert segments without parents, one after the other, and return which were taken."""
+    found = []
+    for number in numbers:
+        found.append(store.insert(SPACE, blocks.name(number), NONE, blocks(number)))
+        if drain:
+            store.drain()
+        clock.now += 1000
+    return found
+
+
+def held(store: HotStore, blocks: Blocks, number: int, max_kl: float = 0.0) -> tuple[list[str], list[str]]:
+    """Return tier and form of a segment, whose content is checked."""
+    with store.hold(SPACE, [blocks.name(number)], max_kl=max_kl) as lease:
+        for block in lease.blocks:
+            assert bool((block.kv == number).all()) and bool((block.ids == number).all())
+        return lease.tiers, [block.codec.name for block in lease.blocks]
 
 
 class Clock:

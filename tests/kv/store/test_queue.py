@@ -21,7 +21,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
-from tests.kv.store.conftest import SPACE, Blocks
+from tests.kv.store.conftest import SPACE, Blocks, held, put
 from tests.kv.store.peek import nodes
 from tests.kv.store.test_tier import RAW_SIZE, Drawer, Rounded
 
@@ -50,20 +50,6 @@ def gate() -> Iterator[Gate]:
     gate.go.set()
 
 
-def put(store: HotStore, blocks: Blocks, clock: Any, *numbers: int) -> list[bool]:
-    found = []
-    for number in numbers:
-        found.append(store.insert(SPACE, blocks.name(number), NONE, blocks(number)))
-        clock.now += 1000
-    return found
-
-
-def where(store: HotStore, blocks: Blocks, number: int, max_kl: float = 0.0) -> tuple[list[str], list[str]]:
-    with store.hold(SPACE, [blocks.name(number)], max_kl=max_kl) as lease:
-        assert all(bool((block.kv == number).all()) for block in lease.blocks)
-        return lease.tiers, [block.codec.name for block in lease.blocks]
-
-
 @pytest.mark.parametrize("tier", ["host", "drawer", "disk"])
 def test_an_eviction_does_not_wait_for_coding_and_the_block_is_found_meanwhile(
     blocks: Blocks, clock: Any, gate: Gate, tier: str, tmp_path: Path
@@ -77,14 +63,14 @@ def test_an_eviction_does_not_wait_for_coding_and_the_block_is_found_meanwhile(
     assert put(store, blocks, clock, 1, 2) == [True, True]
     assert gate.begun.wait(PATIENCE) and not gate.go.is_set(), "coding is under way, and nobody waited"
     with store.hold(SPACE, [blocks.name(2)]):  # so that the first has no room on the device
-        assert where(store, blocks, 1) == (["queue"], ["raw"]), "exact"
+        assert held(store, blocks, 1) == (["queue"], ["raw"]), "exact"
         found = store.stats().tiers
         assert (found["queue"].blocks, found["queue"].used, found["queue"].hits) == (1, RAW_SIZE, 1)
         assert found["device"].used == RAW_SIZE
         gate.go.set()
         store.drain()
-        assert where(store, blocks, 1) == ([], []), "coded: found by those only who allow the loss"
-        assert where(store, blocks, 1, 0.01) == ([tier], ["rounded"])
+        assert held(store, blocks, 1) == ([], []), "coded: found by those only who allow the loss"
+        assert held(store, blocks, 1, 0.01) == ([tier], ["rounded"])
     found = store.stats().tiers
     assert (found["queue"].blocks, found["queue"].used, found[tier].blocks) == (0, 0, 1)
 
@@ -94,9 +80,9 @@ def test_a_block_may_move_up_from_the_queue(blocks: Blocks, clock: Any, gate: Ga
     store = HotStore([DeviceTier(RAW_SIZE), drawer], clock=clock)
     put(store, blocks, clock, 9, 1, 2)  # 9 is being coded, 1 waits
     assert gate.begun.wait(PATIENCE)
-    assert where(store, blocks, 1) == (["device"], ["raw"]), "in place of 2, which waits now"
+    assert held(store, blocks, 1) == (["device"], ["raw"]), "in place of 2, which waits now"
     clock.now += 1000
-    assert where(store, blocks, 2) == (["device"], ["raw"])
+    assert held(store, blocks, 2) == (["device"], ["raw"])
     gate.go.set()
     store.drain()
     assert {key[0] for key in drawer.blocks} == {SPACE + blocks.name(n) for n in (1, 9)}, "2 is on the device"
@@ -112,7 +98,7 @@ def test_what_is_discarded_in_the_queue_never_reaches_the_disk(
     assert gate.begun.wait(PATIENCE)
     gone, kept = (2, 1) if when == "waiting" else (1, 2)
     store.discard(SPACE, blocks.name(gone))
-    assert where(store, blocks, gone) == ([], [])
+    assert held(store, blocks, gone) == ([], [])
     gate.go.set()
     store.close()
     assert [path.name.split(".")[0] for path in tmp_path.glob("*/*")] == [blocks.name(kept).hex()]
@@ -142,7 +128,7 @@ def test_a_full_queue_has_no_room_and_says_so(
     assert put(store, blocks, clock, 1, 2, 3, 4) == [True] * 4
     found = store.stats()
     assert (found.demoted, found.dropped, found.queue_full, found.refused) == (2, 1, 1, 0)
-    assert found.tiers["queue"].used == 2 * RAW_SIZE and where(store, blocks, 3) == ([], [])
+    assert found.tiers["queue"].used == 2 * RAW_SIZE and held(store, blocks, 3) == ([], [])
     with store.hold(SPACE, [blocks.name(4)]):
         assert put(store, blocks, clock, 5) == [False]
     found = store.stats()
@@ -181,7 +167,7 @@ def test_a_block_leased_while_it_is_coded_stays_as_it_is_until_the_lease_ends(
     lease.release()
     store.drain()
     assert store.stats().tiers["queue"].used == 0
-    assert where(store, blocks, 1, 0.01) == ([lower.name], ["rounded"])
+    assert held(store, blocks, 1, 0.01) == ([lower.name], ["rounded"])
 
 
 def test_a_pinned_block_stays_in_memory(blocks: Blocks, clock: Any, gate: Gate) -> None:
@@ -220,7 +206,7 @@ def test_an_error_in_the_background_is_counted_and_costs_one_block(blocks: Block
     store.drain()
     found = store.stats()
     assert (found.failed, found.dropped, found.failure) == (1, 1, "ValueError: a bug")
-    assert found.tiers["queue"].used == found.tiers["host"].used == 0 and where(store, blocks, 1) == ([], [])
+    assert found.tiers["queue"].used == found.tiers["host"].used == 0 and held(store, blocks, 1) == ([], [])
     gate.failure = UsageError("a shape that this form cannot hold")
     put(store, blocks, clock, 2)
     store.drain()
@@ -229,7 +215,7 @@ def test_an_error_in_the_background_is_counted_and_costs_one_block(blocks: Block
     gate.failure = None
     put(store, blocks, clock, 3)
     store.drain()
-    assert where(store, blocks, 3, 0.01) == (["host"], ["rounded"])
+    assert held(store, blocks, 3, 0.01) == (["host"], ["rounded"])
 
 
 def test_a_full_disk_is_counted(blocks: Blocks, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

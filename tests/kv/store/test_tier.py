@@ -21,7 +21,7 @@ from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import NONE
-from tests.kv.store.conftest import SPACE, Blocks
+from tests.kv.store.conftest import SPACE, Blocks, held, put
 from tests.kv.store.peek import nodes
 
 if TYPE_CHECKING:
@@ -125,21 +125,6 @@ class Attic(HostTier):
     name = "attic"
 
 
-def filled(store: HotStore, blocks: Blocks, clock: Any, *numbers: int) -> None:
-    for number in numbers:
-        assert store.insert(SPACE, blocks.name(number), NONE, blocks(number))
-        store.drain()
-        clock.now += 1000
-
-
-def held(store: HotStore, blocks: Blocks, number: int, *, max_kl: float = 0.0) -> tuple[list[str], list[str]]:
-    """Return tier and form of a segment, whose content is checked."""
-    with store.hold(SPACE, [blocks.name(number)], max_kl=max_kl) as lease:
-        for block in lease.blocks:
-            assert bool((block.kv == number).all()) and bool((block.ids == number).all())
-        return lease.tiers, [block.codec.name for block in lease.blocks]
-
-
 def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks, clock: Any) -> None:
     tiers: list[Tier] = [DeviceTier(RAW_SIZE), HostTier(RAW_SIZE, codec=Planes()), Attic(RAW_SIZE), Drawer(1), Drawer()]
     with pytest.raises(UsageError, match="different names"):
@@ -149,7 +134,7 @@ def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks
         HotStore(tiers)
     tiers[-1].name = "last drawer"  # type: ignore[misc]
     store = HotStore(tiers, clock=clock)
-    filled(store, blocks, clock, 1, 2, 3, 4, 5, 6)
+    put(store, blocks, clock, 1, 2, 3, 4, 5, 6, drain=True)
     stats = store.stats()
     assert {name: tier.blocks for name, tier in stats.tiers.items()} == {
         "device": 1, "host": 1, "attic": 1, "drawer": 1, "last drawer": 2, "queue": 0,
@@ -173,12 +158,12 @@ def test_tiers_of_memory_come_before_shared_ones() -> None:
 
 def test_a_form_that_is_not_exact_is_found_only_by_those_who_allow_it(blocks: Blocks, clock: Any) -> None:
     store = HotStore([DeviceTier(RAW_SIZE), HostTier(10 * RAW_SIZE, codec=Rounded())], clock=clock)
-    filled(store, blocks, clock, 1, 2)
+    put(store, blocks, clock, 1, 2, drain=True)
     rounded = 64 + 32  # one byte for each of 64 numbers, ids and tokens
     assert store.stats().tiers["host"].used == rounded, "what it takes, not its bound"
     assert held(store, blocks, 1) == ([], [])
-    assert held(store, blocks, 1, max_kl=0.009) == ([], []), "its receipt says 0.01"
-    assert held(store, blocks, 1, max_kl=0.01) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
+    assert held(store, blocks, 1, 0.009) == ([], []), "its receipt says 0.01"
+    assert held(store, blocks, 1, 0.01) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
     assert held(store, blocks, 1) == ([], [])
     assert store.insert(SPACE, blocks.name(1), NONE, blocks(1)), "from its tokens again"
     assert held(store, blocks, 1) == (["device"], ["raw"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from pltz.serving.server.turn import Likelihood, Sampling, Turn, choose
 
 LENGTHS = (700, 30, 300, 1, 150)
 GREEDY = Sampling(24)
+Texts = list[list[int]]
+Make = Callable[..., Scheduler]
 
 
 @pytest.fixture(scope="module")
@@ -27,31 +30,45 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def texts(target: Target) -> list[list[int]]:
+def texts(target: Target) -> Texts:
     chat = "".join(message["content"] for one in sample_sessions()[:30] for message in one.value["messages"])
     ids = [int(one) for one in target.tokenize(chat)]
     return [ids[1000 * n : 1000 * n + tokens] for n, tokens in enumerate(LENGTHS)]
 
 
-def scheduler_of(target: Target, kind: str = "raw", tokens: int = 8192, **more: Any) -> Scheduler:
-    host = more.pop("host_tokens", 0)
-    return Scheduler(target, BlockPool.of(target, kind, tokens, host_tokens=host), lambda events: None, **more)
+@pytest.fixture
+def scheduler_of(target: Target) -> Iterator[Make]:
+    """Return what makes schedulers. All blocks come back when they are closed."""
+    made: list[Scheduler] = []
+
+    def make(kind: str = "raw", tokens: int = 8192, host_tokens: int = 0, seen: Any = None, **more: Any) -> Scheduler:
+        pool = BlockPool.of(target, kind, tokens, host_tokens=host_tokens)
+        made.append(Scheduler(target, pool, seen or (lambda events: None), **more))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        scheduler.close()
+        slabs = [scheduler.pool.device, *([scheduler.pool.host] if scheduler.pool.host else [])]
+        assert all(slab.free == slab.blocks for slab in slabs)
 
 
-def run(scheduler: Scheduler, *turns: Turn) -> list[list[int]]:
+@pytest.fixture
+def scheduler(scheduler_of: Make) -> Scheduler:
+    return scheduler_of()
+
+
+def to_the_end(scheduler: Scheduler, *turns: Turn) -> None:
     for turn in turns:
         scheduler.submit(turn)
     while scheduler.step():
         pass
+
+
+def run(scheduler: Scheduler, *turns: Turn) -> list[list[int]]:
+    to_the_end(scheduler, *turns)
     assert [turn.failure for turn in turns] == [""] * len(turns)
     return [turn.new for turn in turns]
-
-
-def closed(scheduler: Scheduler) -> bool:
-    """Close, and return whether all blocks came back."""
-    scheduler.close()
-    slabs = [scheduler.pool.device, *([scheduler.pool.host] if scheduler.pool.host else [])]
-    return all(slab.free == slab.blocks for slab in slabs)
 
 
 def conversation(scheduler: Scheduler, ids: list[int], name: str) -> list[list[int]]:
@@ -64,13 +81,12 @@ def conversation(scheduler: Scheduler, ids: list[int], name: str) -> list[list[i
 
 
 @pytest.mark.parametrize("kind", ["raw", "q8"])
-def test_each_session_says_what_it_says_alone(target: Target, texts: list[list[int]], kind: str) -> None:
+def test_each_session_says_what_it_says_alone(target: Target, texts: Texts, kind: str, scheduler_of: Make) -> None:
     alone = []
     for number, ids in enumerate(texts):
-        scheduler = scheduler_of(target, kind)
+        scheduler = scheduler_of(kind)
         alone.append(conversation(scheduler, ids, str(number)))
-        assert closed(scheduler)
-    scheduler = scheduler_of(target, kind)
+    scheduler = scheduler_of(kind)
     asked = list(texts)
     together: list[list[list[int]]] = [[] for _ in texts]
     for _ in range(2):
@@ -80,7 +96,6 @@ def test_each_session_says_what_it_says_alone(target: Target, texts: list[list[i
             asked[number] = [*asked[number], *reply, 17, 4, 9]
     assert together == alone
     assert scheduler.prefilled < sum(map(len, asked))  # the KV of turns before was there
-    assert closed(scheduler)
     if kind == "raw":
         inputs = torch.tensor([texts[0]])
         with torch.inference_mode():
@@ -88,10 +103,10 @@ def test_each_session_says_what_it_says_alone(target: Target, texts: list[list[i
         assert found[0, len(texts[0]) :].tolist() == alone[0][0]
 
 
-def test_a_long_prompt_keeps_nobody_waiting(target: Target, texts: list[list[int]]) -> None:
+def test_a_long_prompt_keeps_nobody_waiting(texts: Texts, scheduler_of: Make) -> None:
     """Each step of a prefill brings a new id of those that decode, and prompts take chunks in rotation."""
     seen: list[Events] = []
-    scheduler = Scheduler(target, BlockPool.of(target, "raw", 16384), seen.append)
+    scheduler = scheduler_of(tokens=16384, seen=seen.append)
     first, long, short = Turn(texts[1], Sampling(100)), Turn(texts[0] * 4, GREEDY), Turn(texts[4], GREEDY)
     scheduler.submit(first)
     scheduler.step()
@@ -104,13 +119,11 @@ def test_a_long_prompt_keeps_nobody_waiting(target: Target, texts: list[list[int
     assert len(steps) == -(-len(long.ids) // 256) + 1
     assert all(Counter(turn for turn, _ in events)[first] == 1 for events in steps)
     assert (short, short.new[0]) in steps[1]  # behind one chunk of the long prompt
-    assert closed(scheduler) and long.end == "cancelled"
+    scheduler.close()
+    assert long.end == "cancelled"
 
 
-def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(
-    target: Target, texts: list[list[int]]
-) -> None:
-    scheduler = scheduler_of(target)
+def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(texts: Texts, scheduler: Scheduler) -> None:
     [alone] = run(scheduler, Turn(texts[0], GREEDY))
     [reply] = run(scheduler, Turn(texts[2], GREEDY, "kept"))
     ids = [*texts[2], *reply, 5, 6]
@@ -132,54 +145,49 @@ def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(
     before = scheduler.prefilled
     assert run(scheduler, Turn(ids, GREEDY, "kept")) == [wanted]
     assert scheduler.prefilled - before == 3  # the id sampled last, and the two new ones
-    assert closed(scheduler)
 
 
-def test_prompts_that_begin_alike_share_their_beginning(target: Target, texts: list[list[int]]) -> None:
+def test_prompts_that_begin_alike_share_their_beginning(texts: Texts, scheduler: Scheduler, scheduler_of: Make) -> None:
     """Later prompts run what is new alone, and say the same."""
     system, asked = texts[0], [texts[2], texts[4], texts[1]]
-    alone = [run(scheduler_of(target), Turn([*system, *ids], GREEDY))[0] for ids in asked]
-    scheduler = scheduler_of(target)
+    alone = [run(scheduler_of(), Turn([*system, *ids], GREEDY))[0] for ids in asked]
     assert run(scheduler, Turn([*system, *asked[0]], GREEDY, "first")) == alone[:1]
     before = scheduler.prefilled
     assert run(scheduler, Turn([*system, *asked[1]], GREEDY), Turn([*system, *asked[2]], GREEDY, "named")) == alone[1:]
     assert 2 * 600 < scheduler.shared <= 2 * len(system) and not scheduler.shared % 32
     assert scheduler.prefilled - before == sum(map(len, (*asked[1:], system, system))) - scheduler.shared
-    assert closed(scheduler)
 
 
 @pytest.mark.parametrize("kind", ["q8", "q4"])
-def test_over_pages_that_lose_whole_chunks_are_shared(target: Target, texts: list[list[int]], kind: str) -> None:
+def test_over_pages_that_lose_whole_chunks_are_shared(texts: Texts, kind: str, scheduler_of: Make) -> None:
     """A prompt has the same KV, and says the same, whether its beginning was here before or not."""
     system, asked = texts[0], [texts[2], texts[4], texts[1]]
     alone, kv = [], []
     for ids in asked:
-        scheduler = scheduler_of(target, kind)
+        scheduler = scheduler_of(kind)
         alone += run(scheduler, Turn([*system, *ids], GREEDY, "one"))
         kv.append(kv_of(scheduler, [*system, *ids]))
-        assert closed(scheduler)
-    scheduler = scheduler_of(target, kind)
+    scheduler = scheduler_of(kind)
     for number, ids in enumerate(asked):
         assert run(scheduler, Turn([*system, *ids], GREEDY, "one" if number else None)) == [alone[number]]
         if number:
             torch.testing.assert_close(kv_of(scheduler, [*system, *ids]), kv[number], atol=1e-4, rtol=1e-4)
         scheduler.parked.drop("one")
     assert scheduler.shared == 512 + 512  # 700 and 150, 700 and 30 ids: all but the last chunk, and KEEP after it
-    assert closed(scheduler)
 
 
-def test_what_answers_left_is_not_shared_over_pages_that_lose(target: Target, texts: list[list[int]]) -> None:
+def test_what_answers_left_is_not_shared_over_pages_that_lose(texts: Texts, scheduler_of: Make) -> None:
     """Pages of an answer saw an exact tail, which those of the same prompt would not."""
-    scheduler = scheduler_of(target, "q8")
+    scheduler = scheduler_of("q8")
     [reply] = run(scheduler, Turn(texts[2], Sampling(300), "long"))
     ids = [*texts[2], *reply, *texts[0]]
     run(scheduler, Turn(ids, GREEDY, "long"))
     assert scheduler.prefilled < len(ids)  # over what was parked
     run(scheduler, Turn(ids, GREEDY))
     assert not scheduler.shared and scheduler.prefixes is not None and len(scheduler.prefixes)
-    small = scheduler_of(target, "q8", chunk=32)  # packed every second chunk only
+    small = scheduler_of("q8", chunk=32)  # packed every second chunk only
     run(small, Turn(texts[0], GREEDY), Turn(texts[0], GREEDY))
-    assert not small.shared and closed(scheduler) and closed(small)
+    assert not small.shared
 
 
 def kv_of(scheduler: Scheduler, ids: list[int]) -> torch.Tensor:
@@ -192,21 +200,20 @@ def kv_of(scheduler: Scheduler, ids: list[int]) -> torch.Tensor:
         kv.release()
 
 
-def test_shared_beginnings_make_room_for_turns_and_parked_kv(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target, tokens=416, host_tokens=512)
+def test_shared_beginnings_make_room_for_turns_and_parked_kv(texts: Texts, scheduler_of: Make) -> None:
+    scheduler = scheduler_of(tokens=416, host_tokens=512)
     for number in range(6):
         ids = texts[0][60 * number : 60 * number + 300]
         [found] = run(scheduler, Turn(ids, GREEDY, f"{number}"))
-        assert [found] == run(scheduler_of(target), Turn(ids, GREEDY))
+        assert [found] == run(scheduler_of(), Turn(ids, GREEDY))
     assert scheduler.pool.host is not None
     assert scheduler.parked.spills and scheduler.prefixes
     assert all(not step.spilled for step in scheduler.prefixes.steps())
-    assert closed(scheduler)
 
 
-def test_a_full_pool_lets_turns_wait_and_moves_parked_kv(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target, tokens=416, host_tokens=512)
-    whole = scheduler_of(target, tokens=8192)
+def test_a_full_pool_lets_turns_wait_and_moves_parked_kv(texts: Texts, scheduler_of: Make) -> None:
+    scheduler = scheduler_of(tokens=416, host_tokens=512)
+    whole = scheduler_of(tokens=8192)
     asked = [texts[0][80 * number : 80 * number + 300] for number in range(5)]
     for round_ in range(2):
         turns = [Turn(ids, GREEDY, str(number)) for number, ids in enumerate(asked)]
@@ -221,11 +228,9 @@ def test_a_full_pool_lets_turns_wait_and_moves_parked_kv(target: Target, texts: 
     assert scheduler.parked.spills and scheduler.parked.warms and scheduler.parked.drops
     with pytest.raises(UsageError, match="do not fit in a pool"):
         scheduler.submit(Turn(texts[0], Sampling(400)))
-    assert closed(scheduler) and closed(whole)
 
 
-def test_parked_kv_serves_only_the_ids_it_was_computed_from(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target)
+def test_parked_kv_serves_only_the_ids_it_was_computed_from(texts: Texts, scheduler: Scheduler) -> None:
     run(scheduler, Turn(texts[0], GREEDY, "one"))
     changed = [*texts[0][:500], 7, *texts[0][501:]]
     before = scheduler.prefilled
@@ -233,33 +238,28 @@ def test_parked_kv_serves_only_the_ids_it_was_computed_from(target: Target, text
     assert scheduler.prefilled - before == 200
     assert [found] == run(scheduler, Turn(changed, GREEDY))
     assert scheduler.call(lambda: scheduler.parked.drop("one")) and not scheduler.step()
-    assert not scheduler.parked.tiers() and closed(scheduler)
+    assert not scheduler.parked.tiers()
 
 
-def test_of_parked_kv_the_last_id_is_left_to_run(target: Target, texts: list[list[int]]) -> None:
+def test_of_parked_kv_the_last_id_is_left_to_run(texts: Texts, scheduler: Scheduler) -> None:
     """Its logits are the next id's, and are not parked."""
-    scheduler = scheduler_of(target)
     run(scheduler, Turn(texts[4], GREEDY, "a"))
     for count in (1, 2, 100):
         kv = scheduler.parked.take("a", texts[4][:count])
         assert (0 if kv is None else kv.tokens) == count - 1
         if kv is not None:
             kv.release()
-    assert closed(scheduler)
 
 
-def test_a_turn_without_new_ids_makes_a_session_hot(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target)
+def test_a_turn_without_new_ids_makes_a_session_hot(texts: Texts, scheduler: Scheduler) -> None:
     run(scheduler, Turn(texts[0], Sampling(0), "one"))
     before = scheduler.prefilled
     [found] = run(scheduler, Turn(texts[0], GREEDY, "one"))
     assert scheduler.prefilled - before == 1
     assert [found] == run(scheduler, Turn(texts[0], GREEDY))
-    assert closed(scheduler)
 
 
-def test_a_failure_is_of_one_turn(target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = scheduler_of(target)
+def test_a_failure_is_of_one_turn(texts: Texts, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
     [alone] = run(scheduler, Turn(texts[4], GREEDY))
 
     def halts(chosen: int) -> bool:
@@ -277,20 +277,15 @@ def test_a_failure_is_of_one_turn(target: Target, texts: list[list[int]], monkey
         return once(cache, ids, first)
 
     monkeypatch.setattr(scheduler, "_pass", passes)
-    for turn in (broken, bad, good):
-        scheduler.submit(turn)
-    while scheduler.step():
-        pass
+    to_the_end(scheduler, broken, bad, good)
     assert broken.failure == "ValueError: broken" and "no memory" in bad.failure
     assert good.new == alone and failed[0] == 2
-    assert closed(scheduler)
 
 
 def test_a_turn_that_fails_in_decoding_ends_alone(
-    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler
 ) -> None:
     """Its prompt runs well each time it begins again. Another batch may fail as a whole, as often as it likes."""
-    scheduler = scheduler_of(target)
     alone = [run(scheduler, Turn(ids, GREEDY))[0] for ids in (texts[4], texts[1])]
     bad, *good = Turn(texts[2], GREEDY), Turn(texts[4], GREEDY), Turn(texts[1], GREEDY)
     once = scheduler._pass
@@ -304,17 +299,12 @@ def test_a_turn_that_fails_in_decoding_ends_alone(
         return once(cache, ids, first)
 
     monkeypatch.setattr(scheduler, "_pass", passes)
-    for turn in (bad, *good):
-        scheduler.submit(turn)
-    while scheduler.step():
-        pass
+    to_the_end(scheduler, bad, *good)
     assert "no memory" in bad.failure and failed.count(2) == 3 and failed.count(1) == 1
     assert [turn.new for turn in good] == alone
-    assert closed(scheduler)
 
 
-def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target)
+def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(texts: Texts, scheduler: Scheduler) -> None:
     late = Turn(texts[1], GREEDY)
     comes = threading.Thread(target=scheduler.submit, args=(late,))
 
@@ -327,11 +317,10 @@ def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(target: Target, tex
     scheduler._waiting = Waiting()
     scheduler._fail_all("the test wants it")
     comes.join()
-    assert scheduler.step() and late.new and closed(scheduler)
+    assert scheduler.step() and late.new
 
 
-def test_draws_are_those_of_the_seed(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target)
+def test_draws_are_those_of_the_seed(texts: Texts, scheduler: Scheduler) -> None:
     drawn = Sampling(20, temperature=1.0, seed=7)
     same, again, other, narrow, cold, greedy = run(
         scheduler,
@@ -341,17 +330,15 @@ def test_draws_are_those_of_the_seed(target: Target, texts: list[list[int]]) -> 
         Turn(texts[4], Sampling(20)),
     )
     assert same == again != other and narrow == cold == greedy != same
-    assert closed(scheduler)
 
 
-def test_what_cannot_be_run_is_refused(target: Target) -> None:
-    scheduler = scheduler_of(target)
+def test_what_cannot_be_run_is_refused(scheduler: Scheduler, scheduler_of: Make) -> None:
     for ids in ([], [1 << 20], [1] * 9000):
         with pytest.raises((ContentError, UsageError)):
             scheduler.submit(Turn(ids, GREEDY))
     with pytest.raises(UsageError, match="8192 positions"):
         scheduler.submit(Turn([1] * 8000, Sampling(200)))
-    small = scheduler_of(target, tokens=1024)
+    small = scheduler_of(tokens=1024)
     small.submit(Turn([1] * 984, GREEDY))
     with pytest.raises(UsageError, match="do not fit in a pool of 1024"):  # a block may be shared, and is copied then
         small.submit(Turn([1] * 1000, GREEDY))
@@ -360,15 +347,14 @@ def test_what_cannot_be_run_is_refused(target: Target) -> None:
             Sampling(**{"limit": 1} | wrong)
 
 
-def test_the_thread_runs_what_is_submitted(target: Target, texts: list[list[int]]) -> None:
-    scheduler = scheduler_of(target)
+def test_the_thread_runs_what_is_submitted(texts: Texts, scheduler: Scheduler) -> None:
     scheduler.start()
     turn = Turn(texts[4], GREEDY, "one")
     scheduler.submit(turn)
     while not scheduler.call(lambda: bool(turn.end)).result(30):
         pass
     assert turn.new and scheduler.parked.tiers() == {"one": "hot"}
-    assert closed(scheduler)
+    scheduler.close()
     with pytest.raises(UsageError, match="closed"):
         scheduler.submit(turn)
 
