@@ -20,6 +20,7 @@ from pltz.benchmarks.torture.record import (
     compare,
     digest_of,
 )
+from tests.failing import raising
 
 KEY = ("acme", "t<1>")
 
@@ -87,10 +88,7 @@ def test_a_child_that_is_not_killed_says_how_many_calls_it_made(tmp_path: Path) 
 
 
 def test_an_error_of_a_child_is_told(tmp_path: Path) -> None:
-    def fail(voice: Voice) -> None:
-        raise ValueError("no")
-
-    child = Child("test", fail, Fate(), tmp_path / "log")
+    child = Child("test", raising(ValueError("no")), Fate(), tmp_path / "log")
     assert ended(child) == [] and child.ending == "refused"
     assert child.error is not None and child.error["error"] == "ValueError"
 

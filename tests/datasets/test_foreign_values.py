@@ -22,6 +22,7 @@ from pltz.datasets.turns import without_tools
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError
 from tests.datasets import test_conversation as logs, test_formats as files
+from tests.failing import raising
 
 VALUES: list[Any] = [None, True, 0, 2**70, 1.5, "", "type", [], ["x"], [[]], [{"type": ["x"]}], {}, {"type": {}}]
 SAMPLES: list[Any] = [
@@ -79,14 +80,11 @@ def test_files_of_such_values_are_sessions(name: str, tmp_path: Path) -> None:
     list(logs_of(path))
 
 
-def fails(_: Any) -> bool:
-    raise TypeError("unhashable")
-
-
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a recogniser fail over the values that say so."""
-    marked = replace(registry.FORMATS[-1], of_value=lambda value: "fail" in value and fails(value))
+    fails = raising(TypeError("unhashable"))
+    marked = replace(registry.FORMATS[-1], of_value=lambda value: "fail" in value and fails())
     monkeypatch.setattr(registry, "FORMATS", (marked, *registry.FORMATS))
 
 

@@ -14,6 +14,7 @@ from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ModelError, UsageError
+from tests.failing import raising
 
 
 def write(path: Path) -> Path:
@@ -54,15 +55,11 @@ def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: p
 CASE: dict[str, Any] = {"bundle": "05", "data": "c", "limit_bytes": 9, "sessions": 2, "layout": "default", "machine": 1}
 
 
-def never() -> int:
-    raise AssertionError("measured again")
-
-
 def test_a_part_is_measured_once(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     _Kept(path, CASE).measure("file, independent True", lambda: 7)
     again = _Kept(path, CASE | {"machine": 2})
-    again.measure("file, independent True", never)
+    again.measure("file, independent True", raising(AssertionError("measured again")))
     again.measure("zstd_dictionary", lambda: 8)
     assert _Kept(path, CASE).result() == CASE | {"zstd_dictionary": 8, "file": [7]}
 

@@ -22,6 +22,7 @@ from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.plt_codec.errors import UsageError
+from tests.failing import NO_SPACE, raising
 from tests.kv.pool.pages import form, random_kv
 
 TOKENS = 64
@@ -316,12 +317,8 @@ def test_less_room_other_pages_and_other_targets(tmp_path: Path) -> None:
 def test_a_full_disk_loses_no_block_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(tmp_path)
     expected = memory.add(0)
-
-    def full(handle: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr("os.write", full)
+        patched.setattr("os.write", raising(NO_SPACE))
         with pytest.raises(MemoryFailed):
             memory.shadow.write()
     after = memory.reopened()
@@ -337,14 +334,10 @@ def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
     memory.shadow.write()
     name = memory.pins.pin("acme", ids(0))
     with monkeypatch.context() as patch, pytest.raises(MemoryFailed):
-        patch.setattr(os, "fsync", _full)
+        patch.setattr(os, "fsync", raising(NO_SPACE))
         memory.shadow.write()
     after = memory.reopened()
     assert after.pins.pins == {name: 1}
-
-
-def _full(handle: int) -> None:
-    raise OSError(28, "no space left on device")
 
 
 def test_a_prefix_that_two_pinned_stays_pinned_by_one_after_a_restart(tmp_path: Path) -> None:

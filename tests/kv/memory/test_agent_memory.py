@@ -33,6 +33,7 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
+from tests.failing import NO_SPACE, raising
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_memory.py"
 STORY = "Once there was a small town by the sea, and in it lived a man who repaired clocks. " * 6
@@ -280,12 +281,8 @@ def test_a_write_that_fails_leaves_the_file_before(
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
     before = file_of(memory, "ann").read_bytes()
-
-    def full(handle: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr("os.write", full)
+        patched.setattr("os.write", raising(NO_SPACE))
         with pytest.raises(MemoryFailed, match="No space left"):
             memory.phase("ann", SECOND, **NEW)
     folder = file_of(memory, "ann").parent
@@ -358,12 +355,8 @@ def test_a_write_whose_sync_fails_is_tried_again(
 ) -> None:
     """The new file is there then, and is no other process's."""
     memory = opened(tmp_path, target)
-
-    def broken(folder: Path) -> None:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patched:
-        patched.setattr("pltz.kv.memory.checked_file._sync", broken)
+        patched.setattr("pltz.kv.memory.checked_file._sync", raising(OSError(5, "Input/output error")))
         with pytest.raises(MemoryFailed, match="Input/output"):
             memory.phase("ann", FIRST, **NEW)
     assert memory.save("ann") > 0 and opened(tmp_path, target).text("ann") == memory.text("ann")

@@ -13,6 +13,7 @@ from pltz.kv.pool.packed_session import PackedSession, extended
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.kv.pool.slab import Slab
 from pltz.plt_codec.errors import UsageError
+from tests.failing import raising
 from tests.kv.pool.pages import form, random_kv
 
 KINDS = pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
@@ -100,12 +101,8 @@ def test_a_move_that_fails_gives_back_the_room_it_took(monkeypatch: pytest.Monke
     assert ours.host is not None
     if not to_host:
         session.spill()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the copy failed")
-
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(Slab, "copy", fail)
+        patch.setattr(Slab, "copy", raising(RuntimeError("the copy failed")))
         session.spill() if to_host else session.warm()
     assert (ours.device.free, ours.host.free) == ((9, 12) if to_host else (12, 9))
     session.warm()
@@ -181,6 +178,15 @@ def test_sizes_that_make_no_sense() -> None:
 IDS = list(range(1000, 1200))
 
 
+def inserted(tree: PrefixTree, ids: list[int], seed: int = 0) -> torch.Tensor:
+    """Put a session that nobody holds into a tree, and return its KV."""
+    session = PackedSession.of(random_kv(len(ids), seed=seed), tree.pool, keep=0)
+    tree.insert("acme", ids, session)
+    kv = session.kv()
+    session.release()
+    return kv
+
+
 @KINDS
 def test_a_prefix_is_shared_within_a_tenant(kind: str) -> None:
     ours = pool(kind)
@@ -208,9 +214,7 @@ def test_a_full_pool_gives_up_the_prefixes_that_nobody_uses() -> None:
     ours = pool(blocks=14, host=0)
     tree = PrefixTree(ours)
     for n in range(2):
-        session = PackedSession.of(random_kv(64, seed=n), ours, keep=0)
-        tree.insert("acme", [n, *IDS[:63]], session)  # 4 blocks and 2 of the sinks, in float32
-        session.release()
+        inserted(tree, [n, *IDS[:63]], n)  # 4 blocks and 2 of the sinks, in float32
     used = tree.match("acme", [0, *IDS[:63], 9])
     assert used is not None and ours.device.free == 2
     PackedSession.of(random_kv(64, seed=3), ours, keep=0)
@@ -228,9 +232,7 @@ def test_two_trees_of_a_pool_both_give_up_what_nobody_uses() -> None:
     ours = pool(blocks=14, host=0)
     trees = PrefixTree(ours), PrefixTree(ours)
     for n, tree in enumerate(trees):
-        session = PackedSession.of(random_kv(64, seed=n), ours, keep=0)
-        tree.insert("acme", [n, *IDS[:63]], session)
-        session.release()
+        inserted(tree, [n, *IDS[:63]], n)
     assert ours.device.free == 2
     PackedSession.of(random_kv(192, seed=3), ours, keep=0)
     assert len(trees[0]) == len(trees[1]) == 0
@@ -251,10 +253,7 @@ def test_a_prefix_of_more_steps_than_python_has_frames_is_forgotten() -> None:
 def test_prefixes_go_to_host_memory_and_come_back() -> None:
     ours = pool(host=10)
     tree = PrefixTree(ours)
-    session = PackedSession.of(random_kv(96), ours, keep=0)
-    before = session.kv()
-    tree.insert("acme", IDS[:96], session)
-    session.release()
+    before = inserted(tree, IDS[:96])
     other = PackedSession.of(random_kv(128, seed=1), ours, keep=0)
     assert ours.host is not None and ours.host.free == 6
     there = tree.match("acme", IDS)
@@ -268,10 +267,8 @@ def test_prefixes_go_to_host_memory_and_come_back() -> None:
 @pytest.mark.parametrize(("known", "asked", "found"), [(32, 32, 16), (32, 33, 32), (32, 31, 16), (16, 16, 0)])
 def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -> None:
     """Its logits are wanted, and no KV has them."""
-    ours = pool()
-    tree = PrefixTree(ours)
-    session = PackedSession.of(random_kv(known), ours, keep=0)
-    tree.insert("acme", IDS[:known], session)
+    tree = PrefixTree(pool())
+    inserted(tree, IDS[:known])
     match = tree.match("acme", IDS[:asked])
     assert (0 if match is None else match.tokens) == found
 
@@ -280,10 +277,7 @@ def test_pinned_prefixes_stay_where_they_are() -> None:
     """On the device they are not moved to the host, and on the host they make no room for others."""
     ours = pool(blocks=12, host=10)
     tree = PrefixTree(ours)
-    session = PackedSession.of(random_kv(96), ours, keep=0)
-    before = session.kv()
-    tree.insert("acme", IDS[:96], session)
-    session.release()
+    before = inserted(tree, IDS[:96])
     names = tree.names("acme", IDS[:96])
     tree.pin(names[-1])
     assert tree.move(names, to_host=True) == 0
@@ -293,10 +287,7 @@ def test_pinned_prefixes_stay_where_they_are() -> None:
     assert tree.move(names, to_host=True) == 6
     tree.pin(names[-1])
     for seed in range(1, 4):
-        ids = [seed, *IDS[:127]]
-        other = PackedSession.of(random_kv(128, seed=seed), ours, keep=0)
-        tree.insert("acme", ids, other)
-        other.release()
+        inserted(tree, [seed, *IDS[:127]], seed)
     assert tree.names("acme", IDS[:96]) == names
     tree.clear("acme", [3, *IDS[:15]])
     found = tree.match("acme", IDS[:97])

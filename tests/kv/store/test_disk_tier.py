@@ -23,6 +23,7 @@ from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import StoredBlock
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
+from tests.failing import NO_SPACE, raising
 from tests.kv.store.conftest import Blocks
 
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
@@ -205,11 +206,7 @@ def test_failures_are_logged_and_a_full_disk_does_not_fill_the_log(
     path.write_bytes(b"damaged")
     assert folder.read(SPACE, SEGMENT) is None and "damaged warm file" in caplog.text
     caplog.clear()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", full)
+    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", raising(NO_SPACE))
     for _ in range(100):
         assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
     assert len(caplog.records) == 7 and "No space left on device" in caplog.text  # 1, 2, 4, ..., 64
@@ -342,11 +339,7 @@ def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
     folder: DiskTier, monkeypatch: pytest.MonkeyPatch, failure: Exception, blocks: Blocks
 ) -> None:
     """And nobody hears of it: the session that pushed it out is served."""
-
-    def full(*_: Any) -> None:
-        raise failure
-
-    monkeypatch.setattr("pltz.kv.store.warm_file._bytes", full)
+    monkeypatch.setattr("pltz.kv.store.warm_file._bytes", raising(failure))
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.failed == 1
     one, two = blocks(1), blocks(2)
     store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
@@ -369,10 +362,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
     folder: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder, block())
-
-    def too_many(*_: Any, **__: Any) -> None:
-        raise OSError(24, "Too many open files")
-
+    too_many = raising(OSError(24, "Too many open files"))
     with monkeypatch.context() as context:
         context.setattr("os.open", too_many)
         assert folder.read(SPACE, SEGMENT) is None

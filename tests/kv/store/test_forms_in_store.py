@@ -30,6 +30,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
+from tests.failing import raising
 from tests.kv.store.peek import nodes
 
 ROOM = 1 << 26
@@ -203,11 +204,7 @@ def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
     hurt = bytearray(paths[-1].read_bytes())
     hurt[-5] ^= 1
     paths[-1].write_bytes(hurt)
-
-    def refused(*_: Any) -> None:
-        raise WarmFileError("cannot remove")
-
-    monkeypatch.setattr(DiskTier, "discard", refused)
+    monkeypatch.setattr(DiskTier, "discard", raising(WarmFileError("cannot remove")))
     again = thawer_of(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
     assert (again.token_ids == exact.token_ids).all() and kv_difference(exact.cache, again.cache) < 0.6
     assert not paths[-1].exists()

@@ -21,6 +21,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
+from tests.failing import NO_SPACE, raising
 from tests.kv.store.conftest import SPACE, Blocks, held, put
 from tests.kv.store.peek import nodes
 from tests.kv.store.test_tier import RAW_SIZE, Drawer, Rounded
@@ -219,12 +220,7 @@ def test_an_error_in_the_background_is_counted_and_costs_one_block(blocks: Block
 
 
 def test_a_full_disk_is_counted(blocks: Blocks, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pltz.kv.store.warm_file import WarmFile
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(WarmFile, "fill", full)
+    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", raising(NO_SPACE))
     store = HotStore.open(0, 0, 1 << 20, folder=tmp_path, clock=clock)
     assert put(store, blocks, clock, 1) == [True]
     store.drain()

@@ -37,6 +37,7 @@ from pltz.plt_codec.errors import (
 )
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, thawer_of
+from tests.failing import raising
 from tests.kv.store.conftest import by_model
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
@@ -444,7 +445,7 @@ def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
 ) -> None:
     thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     with monkeypatch.context() as patch:
-        patch.setattr(kin, "prefill", _breaks)
+        patch.setattr(kin, "prefill", raising(RuntimeError("broken")))
         with pytest.raises(RuntimeError, match="broken"):
             thawer.thaw("text")
     as_if_new(thawer.thaw("text"), kin)
@@ -453,13 +454,7 @@ def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
 def test_a_pass_of_many_that_fails_is_run_one_by_one(
     cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(rows: Any) -> Any:
-        raise ModelError("out of memory")
-
-    monkeypatch.setattr(kin, "prefill_many", full)
+    monkeypatch.setattr(kin, "prefill_many", raising(ModelError("out of memory")))
     for one in thawer_of(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
         as_if_new(one, kin)
 
-
-def _breaks(*_: Any, **__: Any) -> None:
-    raise RuntimeError("broken")

@@ -13,6 +13,7 @@ from pltz.models.bundle import locations
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 from pltz.plt_codec.weights import random_weights
+from tests.failing import raising
 
 Make = Callable[..., Path]
 
@@ -71,10 +72,7 @@ def test_the_first_of_one_name_is_taken(make: Make, tmp_path: Path) -> None:
 
 
 def test_distributions_are_listed_only_when_needed(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(group: str, path: tuple[str, ...]) -> tuple[locations.BundleLocation, ...]:
-        raise AssertionError("looked at the installed distributions")
-
-    monkeypatch.setattr(locations, "_entry_points", fail)
+    monkeypatch.setattr(locations, "_entry_points", raising(AssertionError("looked at the installed distributions")))
     bundle = Bundle.load(make(tmp_path / "embedded/one", 1))
     assert Bundle.load("one").id == Bundle.find(bundle.id).id == bundle.id
     with pytest.raises(AssertionError, match="looked"):

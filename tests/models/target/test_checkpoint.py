@@ -20,6 +20,7 @@ import pltz
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
+from tests.failing import raising
 
 Edit = Callable[[Path], None]
 
@@ -186,10 +187,7 @@ class TestRefusals:
                 Target.load(name)
 
     def test_a_hub_that_does_not_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*args: object, **kwargs: object) -> None:
-            raise ConnectionError("no route\nlong story")
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(ConnectionError("no route\nlong story")))
         with pytest.raises(ModelError, match=r"cannot fetch 'some/model' .*ConnectionError: no route"):
             Target.load("some/model")
 

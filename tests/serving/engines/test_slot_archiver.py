@@ -25,9 +25,11 @@ from pltz.serving.engines.slot_keeper import FORMAT, MAX_NOTE, SlotKeeper, diges
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
+from tests.failing import NO_SPACE, raising
 from tests.serving.engines.llama_process import running
 from tests.serving.engines.served_models import write_gguf
 from tests.serving.engines.test_llama_server import BINARY, Replay, live, serving
+from tests.serving.eviction.opened import eventually
 
 FIRST, SECOND = list(range(10, 40)), list(range(50, 90))
 
@@ -384,9 +386,7 @@ def test_a_thread_looks_and_the_end_archives_what_is_not_idle_yet(here: Here) ->
     handler, archiver = here.handler, here.archiver(idle=0.01, poll=0.01)
     archiver.start()
     use(handler, 0, FIRST)
-    end = time.monotonic() + 60
-    while not archiver.archived and time.monotonic() < end:
-        time.sleep(0.01)
+    assert eventually(lambda: archiver.archived, 60)
     archiver._idle = 1e9
     use(handler, 1, SECOND)
     archiver.close()
@@ -445,11 +445,7 @@ def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(here: Here, monkeyp
     """Its slot file stayed without a note, beside the budget, where the disk was full already."""
     handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
-
-    def full(path: Path, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", raising(NO_SPACE))
     assert keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))[1] is None
     assert not [*keeper.folder.iterdir()]
 
@@ -459,11 +455,7 @@ def test_a_slot_that_is_gone_costs_no_file(here: Here, monkeypatch: pytest.Monke
     handler, keeper = here.handler, here.keeper(2000)
     use(handler, 0, FIRST)
     keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))
-
-    def gone(slot: int, name: str) -> int:
-        raise UsageError("expected a slot from 0 to 0, found 1")
-
-    monkeypatch.setattr(here.server, "restore_slot", gone)
+    monkeypatch.setattr(here.server, "restore_slot", raising(UsageError("expected a slot from 0 to 0, found 1")))
     with pytest.raises(UsageError, match="slot from"):
         keeper.restore("chat", np.array(FIRST), 1, tenant="acme")
     assert [one.session for one in keeper.kept()] == ["chat"]
@@ -485,9 +477,7 @@ def test_a_real_server_is_archived_and_goes_on_as_if_it_had_never_left(tmp_path:
             client.complete("And the mountains?", slot=1, **options)
             archiver = SlotArchiver(LlamaServer(url), hook, slots, idle=0.01, poll=0.01, keep=1 << 28)
             archiver.start()
-            end = time.monotonic() + 60
-            while archiver.archived < 2 and time.monotonic() < end:
-                time.sleep(0.01)
+            assert eventually(lambda: archiver.archived == 2, 60)
             archiver.close()
             assert {**archiver.status(), "kept_bytes": 0} == {
                 "archived": 2, "refused": 0, "failed": 0, "kept": 2, "kept_bytes": 0,

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pltz.models.target.checkpoint import fingerprint_of, resolve
 from pltz.plt_codec.errors import UsageError
+from tests.failing import raising
 from tests.serving.engines import fake_vllm
 from tests.serving.engines.test_vllm import request
 from tests.serving.eviction.opened import eventually
@@ -90,13 +91,8 @@ def test_a_model_may_be_a_hub_name(
     assert module._target(None, model) == fingerprint_of(MODEL)
     assert module._tokenizer(None, model) == (Path(MODEL) / "tokenizer.json").read_bytes()
     assert asked == [("acme/m", "v1"), ("acme/t", "v2")]
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", _gone)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(OSError("no network")))
     assert module._target(None, model) is None and "any_target" in caplog.text
     with pytest.raises(UsageError, match="kv_connector_extra_config"):
         module._tokenizer(None, model)
-
-
-def _gone(*_: Any, **__: Any) -> str:
-    raise OSError("no network")
-
 

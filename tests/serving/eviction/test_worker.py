@@ -66,9 +66,7 @@ def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle)
             assert np.array_equal(found.get_ids(f"s{n}", version=1).ids, ids(n))
             assert np.array_equal(found.get_ids(f"s{n}").ids, np.append(ids(n), ids(9)))
         assert hook.status()["journal"]["waiting"] == 0
-        deadline = time.monotonic() + 10
-        while hook.status()["worker"]["stored"] < 10 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert eventually(lambda: hook.status()["worker"]["stored"] == 10)
         worker = hook.status()["worker"]
         assert (worker["stored"], worker["tokens"], worker["raw"]) == (10, 600, 2400) and worker["frozen"] > 0
     drain(tmp_path / "j", cold, bundle=bundle)
@@ -190,11 +188,7 @@ def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Pa
     try:
         with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
             process: Any = hook.background
-            policy, end = os.SCHED_FIFO, time.monotonic() + 60
-            while policy != os.SCHED_OTHER and time.monotonic() < end:
-                time.sleep(0.05)
-                policy = os.sched_getscheduler(process.pid)
-            assert policy == os.SCHED_OTHER
+            assert eventually(lambda: os.sched_getscheduler(process.pid) == os.SCHED_OTHER, 60)
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 

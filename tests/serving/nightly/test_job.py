@@ -27,6 +27,7 @@ from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.sources import jsonl
 from pltz.serving.nightly.state import Busy
 from tests.archive.towers import SessionArchive, TowerArchive
+from tests.failing import raising
 from tests.serving.nightly.conftest import Nightly, chat, lines
 
 
@@ -37,10 +38,7 @@ def test_what_is_known_costs_no_coding(nightly: Nightly, monkeypatch: pytest.Mon
     nightly.write("chats/notes.txt", b"no sessions here")
     assert nightly.counts() == (20, 0, 0, 0)
     assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(chat(n))] for n in range(20)}
-
-    def refuse(*_: object) -> Any:
-        raise AssertionError("encoded or decoded")
-
+    refuse = raising(AssertionError("encoded or decoded"))
     for codec in (BundleCodec, BytesCodec):
         monkeypatch.setattr(codec, "encode", refuse)
         monkeypatch.setattr(codec, "decode", refuse)

@@ -17,6 +17,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.serving.server.scheduler import Events, Scheduler
 from pltz.serving.server.turn import Likelihood, Sampling, Turn, choose
+from tests.failing import raising
 
 LENGTHS = (700, 30, 300, 1, 150)
 GREEDY = Sampling(24)
@@ -261,11 +262,8 @@ def test_a_turn_without_new_ids_makes_a_session_hot(texts: Texts, scheduler: Sch
 
 def test_a_failure_is_of_one_turn(texts: Texts, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
     [alone] = run(scheduler, Turn(texts[4], GREEDY))
-
-    def halts(chosen: int) -> bool:
-        raise ValueError("broken")
-
-    broken, bad, good = Turn(texts[1], GREEDY, halts=halts), Turn(texts[2], GREEDY), Turn(texts[4], GREEDY)
+    broken = Turn(texts[1], GREEDY, halts=raising(ValueError("broken")))
+    bad, good = Turn(texts[2], GREEDY), Turn(texts[4], GREEDY)
     once = scheduler._pass
     failed: list[int] = []
 

@@ -39,6 +39,7 @@ from pltz.serving.server.errors import Refused, failure, status_of
 from pltz.serving.server.reply_text import ReplyText
 from pltz.serving.server.sessions import digest
 from tests.archive.conftest import S3Server
+from tests.serving.eviction.opened import eventually
 from tests.serving.server.opened import Client, served
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -125,9 +126,7 @@ def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> 
     with served(target, tmp_path, idle=0.3, new=5) as (client, service):
         assert client.post(COMPLETE, prompt="Once upon a time", temperature=0)["usage"]["completion_tokens"] == 5
         client.post(COMPLETE, prompt="Once upon a time", session="one", max_tokens=4)
-        end = time.monotonic() + 60
-        while client.ask("GET", "/sessions")[1]["tiers"]["cold"] == 0 and time.monotonic() < end:
-            time.sleep(0.05)
+        assert eventually(lambda: client.ask("GET", "/sessions")[1]["tiers"]["cold"], 60)
         assert not service.scheduler.parked.tiers()
         [record] = service.sessions._records.values()
         assert record.ids is None and client.ask("GET", "/sessions/one")[1]["tokens"] == record.tokens > 0
@@ -251,13 +250,9 @@ def test_a_client_that_leaves_without_a_stream_cancels_its_turn(target: Target, 
         link = http.client.HTTPConnection("127.0.0.1", client.port)
         body = {"prompt": "Once upon a time", "max_tokens": 6000, "temperature": 2, "seed": 1, "session": "left"}
         link.request("POST", COMPLETE, json.dumps(body), {"Content-Type": "application/json"})
-        end = time.monotonic() + 60
-        while not service.scheduler.counts()["decoding"] and time.monotonic() < end:
-            time.sleep(0.01)
+        assert eventually(lambda: service.scheduler.counts()["decoding"], 60)
         link.close()
-        while not service.ends and time.monotonic() < end:
-            time.sleep(0.01)
-        assert service.ends == {"cancelled": 1} and client.ask("GET", "/sessions/left")[0] == 404
+        assert ended(service, 1) == {"cancelled": 1} and client.ask("GET", "/sessions/left")[0] == 404
 
 
 def replies_of(service: Any, **body: Any) -> Any:
@@ -267,9 +262,7 @@ def replies_of(service: Any, **body: Any) -> Any:
 
 
 def ended(service: Any, count: int) -> dict[str, int]:
-    end = time.monotonic() + 60
-    while sum(service.ends.values()) < count and time.monotonic() < end:
-        time.sleep(0.01)
+    assert eventually(lambda: sum(service.ends.values()) >= count, 60)
     return dict(service.ends)
 
 
