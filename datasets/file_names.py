@@ -8,7 +8,8 @@
 
 A name is the path below the input that was given. An agent log keeps at least one folder in it, since many agents call
 each log the same. So a log has one name whether it is given alone or with its folder. A path that begins with a dash,
-as the folders of Claude Code do, has ./ before it: no command takes such a name for an option.
+as the folders of Claude Code do, has ./ before it: no command takes such a name for an option. What lies below such a
+folder has its name in it, wherever the input that was given begins.
 """
 
 from __future__ import annotations
@@ -50,7 +51,18 @@ def below(given: str, file: str) -> str:
     if given == STDIN or PurePath(file) == PurePath(given):
         return no_option(stem_of(given))
     inside = PurePath(file).relative_to(given)
-    return no_option((inside.parent / stem_of(inside.name)).as_posix())
+    return no_option("/".join([*_dashed(given), *inside.parent.parts, stem_of(inside.name)]))
+
+
+def _dashed(folder: str | PurePath) -> tuple[str, ...]:
+    """Return the parts of a folder's path from the last one on that begins with a dash; none where none does.
+
+    >>> _dashed("/home/ada/.claude/projects/-home-ada-shop/4f35e220"), _dashed("/home/ada")
+    (('-home-ada-shop', '4f35e220'), ())
+    """
+    parts = PurePath(os.path.abspath(folder)).parts
+    last = max((n for n, part in enumerate(parts) if part.startswith("-")), default=len(parts))
+    return parts[last:]
 
 
 def log_name(given: str, file: str) -> str:
@@ -63,7 +75,8 @@ def log_name(given: str, file: str) -> str:
     """
     name = below(given, file).removeprefix("./")
     if given != STDIN and "/" not in name:
-        name = f"{PurePath(os.path.abspath(file)).parent.name}/{name}".removeprefix("/")
+        folder = PurePath(os.path.abspath(file)).parent
+        name = "/".join([*(_dashed(folder) or filter(None, [folder.name])), name])
     return no_option(name)
 
 

@@ -85,8 +85,8 @@ class ReadOptions:
             included. The sessions of a source in a row are its bytes (`Session.to_input_bytes`).
         warn: called with each remark, a sentence without a full stop.
         drop: what is dropped from the logs of agents, names of `dropped.DROPS`. Not with exact.
-        refused: called with the reason for each file of a folder that cannot be read, or only in part. The others are
-            read. None: the first such file is an error.
+        refused: called with the reason for each file of a folder that cannot be read, or only in part, and its bytes.
+            The others are read. None: the first such file is an error.
     """
 
     format: str = "auto"
@@ -96,7 +96,7 @@ class ReadOptions:
     exact: bool = False
     warn: Callable[[str], None] = _silent
     drop: tuple[str, ...] = ()
-    refused: Callable[[str], None] | None = None
+    refused: Callable[[str, int], None] | None = None
 
     def __post_init__(self) -> None:
         if unknown := set(self.drop) - set(DROPS):

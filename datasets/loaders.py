@@ -263,16 +263,19 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
                 else:
                     options.warn(f"{path}: no file, left out")
         except OSError as exc:
-            _refuse(UsageError(f"{path}: cannot be read: {exc.strerror}"), options)
+            _refuse(UsageError(f"{path}: cannot be read: {exc.strerror}"), options, path)
         except PltzError as error:
-            _refuse(error, options)
+            _refuse(error, options, path)
 
 
-def _refuse(error: PltzError, options: ReadOptions) -> None:
-    """Tell why a file of a folder cannot be read, or raise the error where nobody is to be told."""
+def _refuse(error: PltzError, options: ReadOptions, path: Path | None = None) -> None:
+    """Tell why a file of a folder cannot be read, and its size, or raise the error where nobody is to be told."""
     if options.refused is None:
         raise error
-    options.refused(str(error))
+    size = 0
+    with suppress(OSError):
+        size = path.stat().st_size if path else 0
+    options.refused(str(error), size)
 
 
 def _unreadable(exc: OSError) -> NoReturn:

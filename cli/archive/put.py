@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,6 +207,7 @@ def put_all(
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
         meter = PutMeter(bar, None if part else source.total, dry_run=dry_run)
+        source.passed_over = meter.pass_over
         found = requests(source, name, extra)
         own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
@@ -233,11 +234,12 @@ def put_all(
         show(report_of(part, counts | {"refused": meter.refused + unread}), "", as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
-        new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions or not meter.sessions else ""
+        new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions else ""
         same = f"{meter.unchanged:,} unchanged" if meter.unchanged else ""
         told = ", ".join(filter(None, (counted(meter.sessions, "session"), same, new)))
-        if not meter.sessions and refused:
+        if not meter.sessions:
             told = "nothing would be stored" if dry_run else "nothing is stored"
+            told += "" if refused else ": no sessions found"
         click.echo(f"{told}{refused}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
@@ -333,6 +335,7 @@ class PutInputs:
     dropped: int = 0
     refused: int = 0
     clashing: set[str] = field(default_factory=set)
+    passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
 
     def __post_init__(self) -> None:
         want_there(self.paths)
@@ -359,6 +362,7 @@ class PutInputs:
         """Yield the sessions of an input."""
         counts = Counter[str]()
         files = InputFiles([path], self.form, refusing=True, several=len(self.paths) > 1)
+        files.passed_over = self.passed_over
         for found, alone in _with_alone(files.recognised()):
             head = log_name(path, found.file) if found.is_log else self.heads.get(path) or below(path, found.file)
             number = None if found.is_log else counts[found.file]

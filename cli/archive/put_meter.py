@@ -72,6 +72,11 @@ class PutMeter:
         with self._bar.hidden():
             click.echo(f"refused: {printable(str(error))}", err=True)
 
+    def pass_over(self, size: int) -> None:
+        """Count the bytes of a file that is refused before it is coded, which take no time."""
+        self._done += size
+        self._bar.add(size, skipped=True)
+
     def _count(self, session: tuple[str, str], *, skipped: bool) -> None:
         """Count the bytes of the first that waits of a session: its tenant and name."""
         found = next(one for one in self._waiting if one[0] == session)

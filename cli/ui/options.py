@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -217,6 +218,8 @@ def open_reader(path: str) -> "Reader":
     """
     from pltz.plt_codec.container.file import Reader
 
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a folder: name a .pltz file, or see an archive with pltz archive stat -r {path}")
     if path != "-":
         return Reader.open(path)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 META = "pltz.input"
+SHOWN = 2  # remarks of one kind about the files of an input
 PACKED = frozenset((".gz", ".zst", ".zip", ".tar", ".tgz", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
 INPUT_FORMAT = options.form(
     ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"),
@@ -117,6 +119,8 @@ class InputFiles:
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
         self.refused: list[str] = []
+        self.passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
+        self._alike = Counter[str]()  # remarks, without the names of files
         self._refusing, self._several = refusing, several
         self.dropped = 0
 
@@ -138,7 +142,10 @@ class InputFiles:
             except PltzError as error:
                 if not (self._refusing and self._several):
                     raise
-                self._refuse(str(error))
+                self._refuse(str(error), os.path.getsize(path) if os.path.isfile(path) else 0)
+        for text, count in self._alike.items():
+            if count > SHOWN:
+                click.echo(f"warning: {counted(count - SHOWN, 'more file')}: {printable(text)}", err=True)
 
     @property
     def total(self) -> int | None:
@@ -177,11 +184,14 @@ class InputFiles:
 
     def _remark(self, text: str) -> None:
         self.remarks.append(text)
-        click.echo(f"warning: {printable(text)}", err=True)
+        alike = text.partition(": ")[2]
+        self._alike[alike] += 1
+        if self._alike[alike] <= SHOWN:
+            click.echo(f"warning: {printable(text)}", err=True)
 
-
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, text: str, size: int) -> None:
         self.refused.append(text)
+        self.passed_over(size)
         click.echo(f"refused: {printable(text)}", err=True)
 
 

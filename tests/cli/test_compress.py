@@ -233,20 +233,6 @@ def test_a_terminal_gets_no_binary_data(
     Output("-", binary=False)
 
 
-def test_the_fast_layout_is_for_long_sessions(run: Run, tmp_path: Path) -> None:
-    """Use the bundle that ships: an untrained one makes more bytes than zstd, so zstd's would be kept."""
-    texts = [" ".join(f"line {n} of the long log" for n in range(count)) for count in (600, 60)]
-    for n, text in enumerate(texts):
-        (tmp_path / f"{n}.txt").write_text(text, "utf8")
-    words = "compress", tmp_path / "0.txt", tmp_path / "1.txt", "--format", "text", "--level", 4
-    done = run(*words, "-o", tmp_path / "a.pltz")
-    assert done.exit_code == 0, done.output
-    with Reader.open(tmp_path / "a.pltz") as reader:
-        assert [(f.lanes, f.steps) for f in map(reader.frame, range(2))] == [(32, 128), (None, None)]
-    back = run("decompress", tmp_path / "a.pltz", "--session", 0)
-    assert back.stdout == texts[0]
-
-
 EVENTS = b'{"type":"user","sessionId":"s","message":{"role":"user","content":"Hi there"}}\n{"type":"summary"}\n'
 
 

@@ -67,6 +67,11 @@ def test_empty_file_of_no_sessions_and_stdin(run: Run) -> None:
     assert done.exit_code == 0 and "0: none" in done.stdout
 
 
+def test_a_folder_is_no_file(run: Run, tmp_path: Path) -> None:
+    done = run("inspect", tmp_path)
+    assert done.exit_code == 2 and f"pltz archive stat -r {tmp_path}" in done.stderr
+
+
 def test_a_flipped_bit_in_a_frame_is_found(run: Run) -> None:
     data = bytearray(file_of([model_frame(40, bytes(10))]))
     data[50] ^= 1

@@ -12,7 +12,7 @@ from pltz.archive.archive import Archive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.weights import random_weights
-from tests.cli.commands import Run, chat, lines
+from tests.cli.commands import Run
 
 
 @pytest.fixture
@@ -80,20 +80,3 @@ def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path,
     for words in (["compress", chats, "-o", tmp_path / "a.pltz"], ["archive", "put", "-r", cold, chats]):
         done = run(*words, "--level", 8)
         assert done.exit_code == 2 and "pip install pltz-base" in done.stderr
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_session_that_grows_at_another_level_keeps_its_earlier_part(run: Run, cold: Path) -> None:
-    def put(turns: int, level: int) -> dict[str, Any]:
-        line = json.dumps(chat(turns)).encode()
-        words = ["archive", "put", "-r", cold, "-", "--format", "jsonl", "--name", "a", "--level", level, "--json"]
-        return lines(run(*words, input=line))[0]
-
-    assert put(4, 5)["method"] == "model"
-    grown = put(8, 2)
-    assert grown["version"] == 2 and grown["known"] > 0 and grown["new"] > 0
-    opened = Archive.open(cold).parts.catalog.listing
-    coded = {context.bundle for pack in opened.packs for context in opened.opened(pack).head.contexts}
-    assert {Bundle.load("mini").id, Bundle.load("nano").id} <= coded
-    assert json.loads(run("archive", "get", "-r", cold, "a").stdout) == chat(8)
-    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0

@@ -93,7 +93,7 @@ def test_whatever_a_recogniser_raises_refuses_that_file_alone(tmp_path: Path) ->
     for name in "abc":
         (tmp_path / f"{name}.json").write_text('{"fail": 1}' if name == "b" else '{"messages": []}')
     refused: list[str] = []
-    found = list(recognise(tmp_path, ReadOptions(refused=refused.append)))
+    found = list(recognise(tmp_path, ReadOptions(refused=lambda why, size: refused.append(why))))
     assert [Path(one.file).name for one in found] == ["a.json", "c.json"]
     [why] = refused
     assert "b.json: cannot be read (TypeError: unhashable)" in why and "--format text" in why

@@ -253,7 +253,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_
     write(tmp_path, "b.txt.gz", b"no gzip data")
     write(tmp_path, "c.txt", b"three")
     refused: list[str] = []
-    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=refused.append))]
+    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=lambda why, size: refused.append(why)))]
     assert found == [chat(HI), Session("text", b"three")]
     assert ["a.jsonl: line 2" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
     with pytest.raises(UsageError, match=r"a.jsonl: line 2"):

@@ -14,7 +14,6 @@ import pytest
 from pltz import api
 from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
-from pltz.datasets.loaders import recognise
 from tests.cli.commands import Run, into, lines
 from tests.datasets.test_conversation import CLAUDE as CLAUDE_CODE, CODEX, COPILOT, PI
 from tests.datasets.test_formats import AIDER, DOCUMENTS, GEMINI_LINES, MARKDOWN, OH_MY_PI, lines as jsonl
@@ -157,13 +156,6 @@ def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home:
     assert [s.to_bytes() for s in api.open(packed)] == [wanted[name].content for name, *_ in rows]
 
 
-def test_compress_takes_the_sessions_that_put_takes(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", "-r", cold, home).exit_code == 0
-    packed = home.parent / "home.pltz"
-    assert run("compress", home, "-o", packed).exit_code == 0
-    assert sorted(s.to_bytes() for s in api.open(packed)) == sorted(s.content for s in stored(cold).values())
-
-
 def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -> None:
     assert run("archive", "put", "-r", cold, home, "--exact").exit_code == 0
     back = home.parent / "back"
@@ -172,9 +164,3 @@ def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -
     assert found == {**FILES, "shop/README.md": b"# no log\n"}
     got = run("archive", "get", "-r", cold, "tasks/8", "-o", home.parent / "8.jsonl")
     assert got.exit_code == 0 and (home.parent / "8.jsonl").read_bytes() == FILES["tasks/8.jsonl"]
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_each_file_is_recognised_as_the_log_of_an_agent(name: str) -> None:
-    found = list(recognise(FILES[name]))
-    assert {one.noun for one in found} == {"agent log"} and len(found) == (3 if name.startswith(ROWS) else 1)

@@ -63,27 +63,6 @@ def test_get_says_that_a_newer_version_may_be_hidden(run: Run, cold: Path, put: 
     assert run("archive", "get", "-r", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
 
 
-def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put) -> None:
-    for name in ("a", "b", "c"):
-        put(f"a text of {name}", "--name", name)
-    TowerArchive.open(cold, []).write_index()
-    spoil(cold, "b")
-    done = run("archive", "get", "-r", cold, "b")
-    assert done.exit_code == 3 and "damaged" in done.stderr, done.output
-    assert run("archive", "get", "-r", cold, "nobody").exit_code == 8, "an index says so"
-    assert run("archive", "get", "-r", cold, "a").exit_code == 0
-
-
-def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put: Put) -> None:
-    for name in ("a", "b"):
-        put(f"a text of {name}", "--name", name)
-    archive = TowerArchive.open(cold, [])
-    archive.write_index()
-    (cold / "packs" / archive.version("b").location.pack.hex()).unlink()
-    assert run("archive", "get", "-r", cold, "b").exit_code == 7, "repair may bring it back"
-    assert run("archive", "get", "-r", cold, "nobody").exit_code == 8
-
-
 def test_where_packs_are_gone_of_which_only_parity_tells(
     run: Run, cold: Path, put: Put, tmp_path: Path
 ) -> None:
@@ -108,20 +87,6 @@ def test_where_packs_are_gone_of_which_only_parity_tells(
     assert len(done.stdout.splitlines()) == 2 and not done.stderr
 
 
-@pytest.mark.parametrize("how", ["damaged", "gone"])
-def test_an_older_version_is_not_given_for_the_last(run: Run, cold: Path, put: Put, how: str) -> None:
-    put("the first", "--name", "s")
-    put("the second, which is another", "--name", "s", "--new-version")
-    TowerArchive.open(cold, []).write_index()
-    pack = spoil(cold, "s")
-    if how == "gone":
-        pack.unlink()
-    done, code = run("archive", "get", "-r", cold, "s"), 7 if how == "gone" else 3
-    assert done.exit_code == code, done.output
-    assert run("archive", "get", "-r", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
-    assert run("archive", "get", "-r", cold, "s", "--version", 2).exit_code == code
-
-
 def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
     run: Run, hurt: Path, tmp_path: Path
 ) -> None:
@@ -134,38 +99,6 @@ def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
     assert sorted(v.name for v in TowerArchive.open(tmp_path / "to", []).ls()) == ["a", "c"]
     assert run("archive", "get", "-r", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 7
     assert run("archive", "get", "-r", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 7
-
-
-def test_undelete_of_what_damage_may_hide(run: Run, hurt: Path) -> None:
-    assert run("archive", "undelete", "-r", hurt, "b").exit_code == 7
-    assert run("archive", "repair", "-r", hurt).exit_code == 0
-    assert run("archive", "undelete", "-r", hurt, "b").exit_code == 8
-
-
-def test_after_repair_all_is_there_again(run: Run, hurt: Path) -> None:
-    assert run("archive", "repair", "-r", hurt).exit_code == 0
-    assert run("archive", "get", "-r", hurt, "b").exit_code == 0
-    assert run("archive", "get", "-r", hurt, "nobody").exit_code == 8
-
-
-def test_a_condemned_pack_that_is_gone_is_damage(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        put(f"a text of {name}", "--name", name)
-    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 0
-    (cold / "packs" / TowerArchive.open(cold, []).version("b").location.pack.hex()).unlink()
-    parity = sorted((cold / "parity").iterdir())
-    done = run("archive", "ls", "-r", cold)
-    assert done.exit_code == 7 and len(done.stdout.splitlines()) == 2 and "1 pack" in done.stderr
-    assert run("archive", "get", "-r", cold, "b").exit_code == 7
-    assert run("archive", "get", "-r", cold, "a", "--version", the_one_left(run, cold, "a")).exit_code == 0
-    assert run("archive", "init", "-r", tmp_path / "to").exit_code == 0
-    assert run("archive", "copy", "-r", cold, tmp_path / "to").exit_code == 7
-    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 7
-    assert run("archive", "verify", "-r", cold).exit_code == 3 and sorted((cold / "parity").iterdir()) == parity
-    assert run("archive", "repair", "-r", cold).exit_code == 0
-    assert run("archive", "get", "-r", cold, "b").stdout == '"a text of b"\n'
-    assert run("archive", "collect", "-r", cold, "--grace", "0s").exit_code == 0
-    assert run("archive", "ls", "-r", cold).exit_code == 0 and run("archive", "verify", "-r", cold).exit_code == 0
 
 
 def test_a_loss_is_reported_until_it_is_acknowledged(run: Run, cold: Path, put: Put) -> None:

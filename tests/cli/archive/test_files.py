@@ -206,27 +206,6 @@ def test_no_two_files_meet() -> None:
     assert [str(path) for path in found] == ["a.txt", "A.txt", "a~2.txt", "a.txt~2/b.txt", "c/d.txt", "c.txt"]
 
 
-def test_a_folder_of_logs_comes_back_by_its_name(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
-    assert run("archive", "get", "-r", cold, "shop/*", "-o", into(tmp_path / "out")).exit_code == 0
-    assert found_in(tmp_path / "out") == {"shop/0f3a.jsonl": put["shop/0f3a.jsonl"]}
-    assert run("archive", "get", "-r", cold, "chats/*", "-o", into(tmp_path / "more")).exit_code == 0
-    assert found_in(tmp_path / "more") == {"chats.jsonl": put["chats.jsonl"]}
-
-
-def test_logs_in_other_forms_have_their_suffix(run: Run, cold: Path, tmp_path: Path) -> None:
-    files = {
-        "shop/.aider.chat.history.md": b"# aider chat started at 2026-01-01 10:00:00\n\n#### add a test\n",
-        "shop/issue-7.traj": json.dumps({"trajectory": [], "history": [], "info": {}}, indent=2).encode(),
-        "shop/ses_1.json": json.dumps({"sessionId": "a", "projectHash": "b", "messages": []}, indent=1).encode(),
-    }
-    for name, data in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
-    assert run("archive", "put", "-r", cold, tmp_path / "in", "--exact").exit_code == 0
-    assert run("archive", "get", "-r", cold, "-o", into(tmp_path / "out")).exit_code == 0
-    assert found_in(tmp_path / "out") == files
-
-
 def test_lists_of_messages_and_logs_that_are_one_document_come_back_as_such(
     run: Run, cold: Path, tmp_path: Path
 ) -> None:

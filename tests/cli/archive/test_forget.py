@@ -72,12 +72,3 @@ def test_collect_waits_for_the_grace_period(run: Run, cold: Path, put: Put) -> N
     assert run("archive", "undelete", "-r", cold, "gone").exit_code == 8
     assert json.loads(run("archive", "get", "-r", cold, "stays").stdout)["messages"][0]["content"] == "stay"
     assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0
-
-
-def test_undelete_within_the_grace_period(run: Run, cold: Path, put: Put) -> None:
-    put(chat(8), "--name", "s")
-    run("archive", "forget", "-r", cold, "s")
-    assert lines(run("archive", "collect", "-r", cold, "--json"))[0]["condemned"] > 0
-    assert run("archive", "undelete", "-r", cold, "s").exit_code == 0
-    assert lines(run("archive", "collect", "-r", cold, "--grace", "0s", "--json"))[0]["deleted"] > 0
-    assert json.loads(run("archive", "get", "-r", cold, "s").stdout) == chat(8)

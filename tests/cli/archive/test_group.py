@@ -7,20 +7,11 @@ import gzip
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from pltz.archive.humanize import size
-from pltz.coding.codecs.modes import ALONE, FAST
-from pltz.datasets import sample_sessions
-from pltz.plt_codec.container.file import Reader
-from tests.archive.peek import peek
-from tests.archive.towers import TowerArchive
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -88,76 +79,6 @@ def test_texts_and_ids(run: Run, cold: Path, tmp_path: Path) -> None:
     assert json.loads(run("archive", "get", "-r", cold, "c/0").stdout) == [5, 900, 1023, 0, 31]
 
 
-def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
-    """Use the fast layout only for long segments and only where asked for. Every later call reads it."""
-    (tmp_path / "long.txt").write_text(" ".join(f"line {n} of the long log" for n in range(600)), "utf8")
-    call = "archive", "put", "--bundle", "mini"  # nano in the fast layout loses to zstd
-    found = [
-        json.loads(line)
-        for words in (("--name", "plain"), ("--name", "fast", "--tenant", "other", "--level", 4))
-        for line in run(*call, "-r", cold, tmp_path / "long.txt", *words, "--json").stdout.splitlines()
-    ]
-    assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
-    assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
-    archive = TowerArchive.open(cold, [])
-    modes = {v.name: peek(archive, v.name, v.tenant)[-1].context.mode for v in archive.ls()}
-    assert modes == {"plain": ALONE, "fast": FAST}
-    for words in (("plain",), ("fast", "--tenant", "other")):
-        done = run("archive", "get", "-r", cold, *words)
-        assert done.exit_code == 0 and done.stdout_bytes == (tmp_path / "long.txt").read_bytes()
-    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0
-
-
-def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    """Check that the bitstring of a chat that is stored whole is no larger than its frame."""
-    log = tmp_path / "b.log"
-    log.write_bytes(b"2026-11-21 the same line again and again\n" * 400)
-    assert run("compress", chats, log, "-o", tmp_path / "c.pltz").exit_code == 0
-    frames = Reader((tmp_path / "c.pltz").read_bytes())
-    rows = lines(run("archive", "put", "-r", cold, chats, log, "--json"))
-    for row, frame in zip(rows, frames, strict=True):
-        if row["segments"] == 1:
-            assert row["bytes"] <= len(frame.data)
-    assert {row["method"] for row in rows} == {"model", "zstd"}
-
-
-def test_turns_add_what_is_new(trained: None, run: Run, cold: Path, put: Put) -> None:
-    short = put(chat(2), "--name", "s", "--time", "100")[0]
-    long = put(chat(4), "--name", "s", "--time", "200")[0]
-    same = put(chat(4), "--name", "s", "--time", "200")[0]
-    assert (short["segments"], short["known"], short["new"]) == (2, 0, 2)
-    assert (long["segments"], long["known"], long["new"], long["version"]) == (3, 2, 1, 2)
-    assert same["unchanged"] and same["version"] == 2
-    other = put(chat(2), "--name", "t")[0]
-    assert other["new"] == 0, "the same two segments, under another name"
-    history = lines(run("archive", "ls", "-r", cold, "--history", "--json"))
-    assert [(h["name"], h["version"]) for h in history] == [("s", 1), ("s", 2), ("t", 1)]
-    assert json.loads(run("archive", "get", "-r", cold, "s", "--version", 1).stdout) == chat(2)
-    assert json.loads(run("archive", "get", "-r", cold, "s").stdout) == chat(4)
-
-
-def test_other_keys_are_not_in_the_way_of_new_turns(
-    trained: None, run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pltz.archive.writing.cut.META_AFTER", 0)
-    put(chat(2, state="open", n=1.0), "--name", "s")
-    assert put(chat(4, state="closed"), "--name", "s")[0]["known"] == 2
-    assert json.loads(run("archive", "get", "-r", cold, "s").stdout) == chat(4, state="closed")
-    found = json.loads(run("archive", "get", "-r", cold, "s", "--version", 1).stdout)
-    assert found == chat(2, state="open", n=1.0) and isinstance(found["n"], float)
-
-
-def test_bases_are_shared_as_told(trained: None, run: Run, cold: Path, put: Put) -> None:
-    assert put(chat(2), "--name", "s", "--tenant", "a")[0]["new"] == 2
-    assert put(chat(1), "--name", "t", "--tenant", "a")[0]["new"] == 1, "the base is the tenant's"
-    assert put(chat(2), "--name", "s", "--tenant", "b")[0]["new"] == 2, "another tenant shares nothing"
-    assert put(chat(2), "--name", "u", "--tenant", "a", "--share-base", "shop")[0]["new"] == 2
-    assert put(chat(2), "--name", "u", "--tenant", "b", "--share-base", "shop")[0]["new"] == 1
-    grown = put(chat(4), "--name", "u", "--tenant", "b")[0]
-    assert (grown["known"], grown["new"]) == (2, 1), "as its last version did"
-    assert json.loads(run("archive", "get", "-r", cold, "u", "--tenant", "b").stdout) == chat(4)
-
-
 def test_opaque_parts(run: Run, cold: Path) -> None:
     value = {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]
@@ -216,11 +137,6 @@ def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str])
     assert run("archive", "ls", "-r", cold).stdout == ""
 
 
-def test_no_name_or_text_in_file_names(cold: Path, put: Put) -> None:
-    put(chat(2), "--name", "secretname", "--tenant", "secrettenant", "--tag", "secretkey=v")
-    assert not [p for p in cold.rglob("*") if "secret" in p.name or "bicycle" in p.name]
-
-
 def test_ls_by_text_and_stat(run: Run, cold: Path, put: Put) -> None:
     put(chat(1), "--name", "support/1", "--tag", "channel=web", "--time", "1970-01-02")
     put(chat(2), "--name", "support/2", "--tag", "channel=mail", "--time", "1970-01-03T00:00")
@@ -255,38 +171,6 @@ def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> N
     put(chat(1), "--name", "a\x1b[2Jb")
     out = run("archive", "ls", "-r", cold).stdout
     assert "\x1b" not in out and "a\\x1b[2Jb" in out
-
-
-KILLED = """
-import sys
-from pltz import PutRequest
-from tests.archive.towers import SessionArchive
-from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.session import Session
-cold = SessionArchive.open(sys.argv[1], [Bundle.load(sys.argv[2])])
-turns = []
-for n in range(10000):
-    turns.append({"role": "user", "content": f"turn {n}"})
-    for stored in cold.put([PutRequest("s", Session("chat", {"messages": turns}))]):
-        print(stored.version, flush=True)
-"""
-
-
-def test_what_was_printed_survives_a_kill(run: Run, cold: Path, tiny: Path) -> None:
-    words = [sys.executable, "-c", KILLED, str(cold), str(tiny / "bundles/mini")]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        acknowledged = 0
-        while acknowledged < 8:
-            acknowledged = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
-    start = time.monotonic()
-    found = json.loads(run("archive", "get", "-r", cold, "s", "--version", acknowledged).stdout)
-    assert [m["content"] for m in found["messages"]] == [f"turn {n}" for n in range(acknowledged)]
-    assert run("archive", "verify", "-r", cold, "--decode").exit_code == 0
-    assert time.monotonic() - start < 60
 
 
 def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path) -> None:
@@ -435,22 +319,6 @@ def test_stat_counts_what_sharing_saved(run: Run, cold: Path, put: Put) -> None:
     text = run("archive", "stat", "-r", cold).stdout
     assert "sharing" in text and "50%" in text and "epoch" not in text
     assert "epoch" in run("archive", "stat", "-r", cold, "-v").stdout
-
-
-def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
-    projects = tmp_path / "projects"
-    (projects / "shop").mkdir(parents=True)
-    texts = [session.value["messages"][-1]["content"] for session in sample_sessions()[:4]]
-    rows = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": text}} for text in texts]
-    text = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
-    (projects / "shop/b.jsonl").write_text("".join(text[:2]))
-    first = lines(run("archive", "put", "-r", cold, projects, "--json"))
-    assert [(found["name"], found["version"]) for found in first] == [("shop/b", 1)]
-    (projects / "shop/a.jsonl").write_text(text[0])
-    (projects / "shop/b.jsonl").write_text("".join(text))
-    again = {found["name"]: found for found in lines(run("archive", "put", "-r", cold, projects, "--json"))}
-    assert again["shop/b"]["version"] == 2 and again["shop/b"]["known"] > 0 and again["shop/a"]["version"] == 1
-    assert run("archive", "get", "-r", cold, "shop/b", "--format", "agent-log").stdout == "".join(text)
 
 
 def test_put_shows_its_phases(run: Run, cold: Path, chats: Path) -> None:

@@ -117,6 +117,31 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
     assert alone.exit_code == 2 and "z.jsonl: line 2" in alone.stderr
 
 
+def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    nothing = run("archive", "put", "-r", cold, folder)
+    assert nothing.exit_code == 0 and "nothing is stored: no sessions found" in nothing.stderr
+    (folder / "a.txt").write_text("a text " * 20)
+    (folder / "cut.jsonl").write_bytes(event("cut", 0) * 9 + b"{")
+    for n in range(5):
+        (folder / f"{n}.meta.json").write_text('{"agentType": "x"}')
+    done = run("archive", "put", "-r", cold, folder, "--progress")
+    assert done.exit_code == 5 and "100 %" in done.stderr.splitlines()[-3], done.stderr
+    warned = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 3 and "3 more files: no key of a known chat format" in warned[-1]
+
+
+def test_two_files_of_one_name_in_a_folder_refuse_one(run: Run, cold: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.txt", "a.md", "b.txt"):
+        (folder / name).write_text(name)
+    done = run("archive", "put", "-r", cold, folder, "--json")
+    assert done.exit_code == 5 and "both be named a" in done.stderr and "--name" in done.stderr
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == ["a/0", "b/0"]
+
+
 def test_an_interrupted_put_keeps_its_commits_and_goes_on(
     run: Run, cold: Path, logs: Path, small_commits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,12 +24,13 @@ def test_what_is_read_stored_and_refused_is_counted(capsys: pytest.CaptureFixtur
     assert (bar.label, bar.note) == ("store", "coding 3 sessions, 300 B")
     meter.stored(replace(RECEIPT, name="0", unchanged=True))
     meter.refuse(items[1][0], ContentError("an image"))
+    meter.pass_over(50)
     meter.coding(8, 800)
     for name in range(2, 10):
         meter.stored(replace(RECEIPT, name=str(name)))
     meter.coding(0, 0)
     assert capsys.readouterr().err == "refused: an image\n"
-    assert (meter.sessions, meter.refused, bar.count) == (9, 1, 1000)
+    assert (meter.sessions, meter.refused, bar.count) == (9, 1, 1050)
 
 
 def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
