@@ -100,11 +100,6 @@ def least_shared(tokens: npt.NDArray[np.integer[Any]]) -> float:
     return LEAST_SHARED * (len(tokens) - GRAM + 1)
 
 
-def sketch_of(tokens: npt.NDArray[np.integer[Any]]) -> Sketch:
-    """Return the sketch of a sequence, (T,). Pass only the tokens that a coder would take as context."""
-    return Sketch.of(hashes_of(tokens))
-
-
 class SketchIndex:
     """Sketches in memory, searched together. They are numbered from 0 in the order in which they were added.
 
@@ -138,10 +133,6 @@ class SketchIndex:
                 later, earlier = self._runs.pop(), self._runs.pop()
                 self._runs.append(joined(earlier, later))
         return number
-
-    def nearest(self, tokens: npt.NDArray[np.integer[Any]], count: int = 1) -> list[Neighbour]:
-        """Return at most ``count`` sketches that share most 4-grams with a sequence, (T,), best first."""
-        return self.nearest_to(hashes_of(tokens), count)
 
     def nearest_to(self, wanted: Hashes, count: int = 1) -> list[Neighbour]:
         """Return at most ``count`` sketches that share most of these hashes, (h,), distinct and ascending, best first.

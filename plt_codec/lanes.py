@@ -64,25 +64,6 @@ class Layout:
                 f"got {self.lanes} lanes x {self.steps} steps"
             )
 
-    @staticmethod
-    def of(lanes: int | None, steps: int | None, block: int) -> Layout:
-        """Return a layout with the missing one of lanes and steps filled in.
-
-        Lanes alone get steps for a block of `block` tokens; steps alone get 16 lanes.
-
-        Raises:
-            UsageError: lanes or steps are out of range.
-        """
-        if lanes is None and steps is None:
-            return Layout()
-        if steps is None:
-            if lanes is None or not 1 <= lanes <= MAX_LANES:
-                raise UsageError(f"expected 1 to {MAX_LANES} lanes, got {lanes}")
-            return Layout(lanes, max(1, block // lanes))
-        if steps < 1:
-            raise UsageError(f"expected at least 1 step, got {steps}")
-        return Layout(lanes or max(1, min(FULL_LANES, block // steps)), steps)
-
     def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[TokenBlock]:
         """Yield the blocks of a sequence of `tokens` tokens from position `first` on.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.cli.bench.codec.compressors import rendered
-from pltz.coding.sketch import SketchIndex, sketch_of
+from pltz.coding.sketch import Sketch, SketchIndex, hashes_of
 from pltz.models.session import transcript
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
@@ -183,11 +183,11 @@ def nearest(tenant: TenantSessions, memory: int, tries: int) -> list[list[int]]:
 
     ``memory``: tokens that a coder takes as context.
     """
-    sketches, found = [sketch_of(t[:memory]) for t in tenant.tokens], list[list[int]]()
+    sketches, found = [Sketch.of(hashes_of(t[:memory])) for t in tenant.tokens], list[list[int]]()
     for number in tenant.measured:
         hand = tenant.at_hand(number)
         index = SketchIndex([sketches[n] for n in hand])
-        found.append([hand[near.number] for near in index.nearest(tenant.tokens[number], tries)])
+        found.append([hand[near.number] for near in index.nearest_to(hashes_of(tenant.tokens[number]), tries)])
     return found
 
 

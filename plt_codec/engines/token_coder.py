@@ -49,7 +49,7 @@ class TokenCoder:
             UsageError: the layout is out of range, or the contexts are not as many as the sequences.
         """
         shape = self.engine.shape
-        layout = Layout.of(lanes, steps, shape.block)
+        layout = Layout(lanes, steps)
         known = each(contexts, len(sequences), shape)
         rows = [checked(tokens, shape.vocab) for tokens in sequences]
         memories = _ContextMemories(self.engine)

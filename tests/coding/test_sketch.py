@@ -14,7 +14,6 @@ from pltz.coding.sketch import (
     found_here,
     hashes_of,
     joined,
-    sketch_of,
     starts_of,
 )
 
@@ -22,6 +21,10 @@ from pltz.coding.sketch import (
 def texts(count: int, length: int = 400) -> list[np.ndarray]:
     dice = np.random.default_rng(7)
     return [dice.integers(0, 16384, length) for _ in range(count)]
+
+
+def sketch_of(tokens: np.ndarray) -> Sketch:
+    return Sketch.of(hashes_of(tokens))
 
 
 def mixed(parts: list[tuple[np.ndarray, int]]) -> np.ndarray:
@@ -56,9 +59,9 @@ def test_the_nearest_come_first_whether_sorted_in_or_not() -> None:
         mixed([(new, 60), (earlier[3], 340)]),
     )
     index = SketchIndex([sketch_of(text) for text in earlier])
-    assert [n.number for n in index.nearest(new, 5)] == [123, 499, 7]
-    assert index.nearest(new, 1)[0].shared == pytest.approx(297, rel=0.25)
-    assert index.nearest(texts(503)[502], 3) == []
+    assert [n.number for n in index.nearest_to(hashes_of(new), 5)] == [123, 499, 7]
+    assert index.nearest_to(hashes_of(new), 1)[0].shared == pytest.approx(297, rel=0.25)
+    assert index.nearest_to(hashes_of(texts(503)[502]), 3) == []
 
 
 @pytest.mark.skipif(compiled is None, reason="built where there is a C compiler")
@@ -127,24 +130,24 @@ def test_the_compiled_search_refuses_arrays_that_do_not_fit() -> None:
 def test_of_equal_ones_the_last_is_taken() -> None:
     text = texts(1)[0]
     index = SketchIndex([sketch_of(text)] * 200)
-    assert [n.number for n in index.nearest(text, 3)] == [199, 198, 197]
+    assert [n.number for n in index.nearest_to(hashes_of(text), 3)] == [199, 198, 197]
 
 
 def test_sequences_without_hashes_make_no_runs() -> None:
     rows = [np.zeros(3, int), *texts(1)]
     index = SketchIndex([sketch_of(rows[0])] * 5000)
-    assert index.add(sketch_of(rows[1])) == 5000 and not index.nearest(rows[0])
-    assert [near.number for near in index.nearest(rows[1])] == [5000]
+    assert index.add(sketch_of(rows[1])) == 5000 and not index.nearest_to(hashes_of(rows[0]))
+    assert [near.number for near in index.nearest_to(hashes_of(rows[1]))] == [5000]
 
 
 def test_a_long_sequence_does_not_win_by_its_length_alone() -> None:
     short, long = texts(2, 5000)
     index = SketchIndex([sketch_of(mixed([(short, 200)])), sketch_of(long)])
-    assert [n.number for n in index.nearest(mixed([(short, 200), (long, 100)]), 1)] == [0]
+    assert [n.number for n in index.nearest_to(hashes_of(mixed([(short, 200), (long, 100)])), 1)] == [0]
 
 
 def test_sequences_without_four_tokens_are_near_to_nothing() -> None:
     index = SketchIndex([sketch_of(np.array([1, 2, 3]))])
     assert len(index) == 1
-    assert index.nearest(np.array([1, 2, 3])) == []
-    assert SketchIndex().nearest(np.arange(50)) == []
+    assert index.nearest_to(hashes_of(np.array([1, 2, 3]))) == []
+    assert SketchIndex().nearest_to(hashes_of(np.arange(50))) == []

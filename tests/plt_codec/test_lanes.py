@@ -74,17 +74,6 @@ def test_impossible_layouts_are_refused(lanes: int, steps: int | None) -> None:
         Layout(lanes, steps)
 
 
-def test_half_given_layouts_are_completed() -> None:
-    assert Layout.of(None, None, BLOCK) == Layout()
-    assert Layout.of(8, None, BLOCK) == Layout(8, 512)
-    assert Layout.of(None, 128, BLOCK) == Layout(16, 128)
-    assert Layout.of(2, 100, BLOCK) == Layout(2, 100)
-    with pytest.raises(UsageError, match="at least 1 step"):
-        Layout.of(None, 0, BLOCK)
-    with pytest.raises(UsageError, match="lanes"):
-        Layout.of(0, None, BLOCK)
-
-
 @given(st.integers(0, 20000))
 def test_the_fast_rule_bounds_the_steps_of_what_is_long(tokens: int) -> None:
     layout = layout_of(tokens, True)

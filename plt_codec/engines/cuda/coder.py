@@ -102,7 +102,7 @@ class CudaCoder:
             UsageError: the layout is out of range, or the contexts are not as many as the sequences.
             ModelError: memory does not suffice.
         """
-        layout = Layout.of(lanes, steps, self.shape.block)
+        layout = Layout(lanes, steps)
         blocks = [(layout.lanes, layout.steps)] * len(sequences)
         return self.encode_mixed(sequences, blocks, contexts=contexts, progress=progress)
 
@@ -116,7 +116,7 @@ class CudaCoder:
     ) -> list[Encoded]:
         """Encode sequences as `encode` does, side by side though each has lanes and steps of its own."""
         known = each(contexts, len(sequences), self.shape)
-        cut = [Layout.of(*one, self.shape.block) for one in layouts]
+        cut = [Layout(*one) for one in layouts]
         tokens = [checked(t, self.shape.vocab).astype(np.int32) for t in sequences]
         inputs = [_CudaSequence(len(t), one, c) for t, one, c in zip(tokens, cut, known, strict=True)]
         out = [Encoded(b"", 0.0, 0, one.lanes, one.steps) for one in cut]

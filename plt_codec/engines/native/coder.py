@@ -177,7 +177,7 @@ class NativeCoder:
             UsageError: the layout is out of range, or the contexts are not as many as the sequences.
             ModelError: memory does not suffice.
         """
-        layout = Layout.of(lanes, steps, self.shape.block)
+        layout = Layout(lanes, steps)
         known = each(contexts, len(sequences), self.shape)
         tokens = list(map(checked, sequences, repeat(self.shape.vocab)))
         sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
