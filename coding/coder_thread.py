@@ -11,14 +11,12 @@ Calls run in their order. The thread ends with its owner.
 from __future__ import annotations
 
 import gc
-import queue
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pltz.coding.parts import Progress
 
@@ -42,55 +40,32 @@ class CoderThread(Generic[T]):
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Call[T, Any], threading.Event] | None] = queue.SimpleQueue()
-        self._started = False
+        self._make, self._owned = make, list[T]()
+        self._pool: ThreadPoolExecutor | None = None
 
     def submit(self, call: Call[T, R], stop: threading.Event) -> Future[R]:
         """Run a call in the thread. ``stop``: set where its result is asked for no more."""
-        if not self._started:
-            self._started = True
-            threading.Thread(target=_serve, args=([self._make], self._calls), daemon=True).start()
-            weakref.finalize(self, self._calls.put, None)
-        future: Future[R] = Future()
-        self._calls.put((future, call, stop))
-        return future
+        self._pool = self._pool or ThreadPoolExecutor(1)
+        return self._pool.submit(_called, self._make, self._owned, call, stop)
 
     def settle(self, last: Callable[[T], None] = lambda _: None) -> None:
         """Wait until no call runs, and make a last one with what the thread owns."""
-        if self._started:
+        if self._pool:
             self.submit(lambda owned, _: last(owned), threading.Event()).exception()
 
 
-def _serve(
-    makes: list[Callable[[], T]],
-    calls: queue.SimpleQueue[tuple[Future[Any], Call[T, Any], threading.Event] | None],
-) -> None:
-    """Run calls until None comes, with what is made at the first one.
+def _called(make: Callable[[], T], owned: list[T], call: Call[T, R], stop: threading.Event) -> R:
+    """Return what a call returns. ``owned``: what the thread owns, once the first call has made it."""
 
-    ``makes``: one function. It is taken out, since it may hold the owner of the thread.
-    """
-    owned: list[T] = []
-    while (one := calls.get()) is not None:
-        future, call, stop = one
+    def told(_: int) -> None:
+        if stop.is_set():
+            raise NotWanted
 
-        def told(_: int, stop: threading.Event = stop) -> None:
-            if stop.is_set():
-                raise NotWanted
-
-        try:
-            told(0)
-            with _giving_way():
-                if not owned:
-                    owned.append(makes[0]())
-                    makes.clear()
-                result = call(owned[0], told)
-        except BaseException as exc:  # noqa: BLE001 - for whoever asks for the result
-            future.set_exception(exc)
-        else:
-            future.set_result(result)
-            del result
-        del one, future, call  # they may be large
+    told(0)
+    with _giving_way():
+        if not owned:
+            owned.append(make())
+        return call(owned[0], told)
 
 
 class _Giving:
