@@ -10,7 +10,7 @@ file that lies about its counts is found out early. Memory is bounded by a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -124,7 +124,7 @@ class SessionDecoder:
         frames = reader.frames(numbers)
         for frame in frames:
             _check_tokenizer(reader.header, frame.kind, bridge)
-        limits.check([*frames, *_contexts(reader, frames, numbers)])
+        limits.check([*frames, *_contexts(reader, dict(zip(numbers, frames, strict=True))).values()])
         progress, size = limits.timed(progress), 0
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
@@ -153,7 +153,7 @@ class SessionDecoder:
             return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
         self.check(reader.header)
         frame = reader.frame(index)
-        limits.check([frame, *_contexts(reader, [frame], [index])])
+        limits.check([frame, *_contexts(reader, {index: frame}).values()])
         ids = cast("Tokens", self._tokens(reader, [frame], [index], {}, limits.timed(None))[0])
         _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
@@ -188,61 +188,35 @@ class SessionDecoder:
         known: dict[int, Tokens],
         progress: Progress | None,
     ) -> list[Tokens | None]:
-        """Return the tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too.
+        """Return the bundle tokens of each model frame and the bytes of each log, (T,); None for a fallback frame.
+
+        Contexts beside them are decoded too, and do not count for ``progress`` unless they are logs. Frames that wait
+        for others are decoded in further calls of their codec, at most `MOST_CONTEXTS`.
 
         ``known``: beginnings of sessions decoded before, and whole logs, by number; the contexts of these are added.
         """
-        every, place = list(frames), {number: at for at, number in enumerate(numbers)}
-        found: list[Tokens | None] = [None] * len(frames)
-        while wanted := sorted({f.context for f in every if f.context is not None} - place.keys()):
-            place |= {number: at for at, number in enumerate(wanted, len(every))}
-            every += reader.frames(wanted)
-            found += [known.get(number) for number in wanted]
-        contexts = [None if f.context is None else place[f.context] for f in every]
-        found = self._decode(every, contexts, progress, found, len(frames))
+        own = dict(zip(numbers, frames, strict=True))
+        every = own | _contexts(reader, own)
+        found = {n: known[n] for n in every.keys() - own.keys() if n in known}
+        left = [n for n, frame in every.items() if frame.has_tokens and n not in found]
+        _check_contexts(every, left)
+        while left:
+            ready = [n for n in left if (context := every[n].context) is None or context in found]
+            logs = [n for n in ready if every[n].log]
+            mine = [n for n in ready if not every[n].log and n in own]
+            beside = [n for n in ready if not every[n].log and n not in own]
+            for some, told in ((beside, None), (mine, progress), (logs, progress)):
+                coded = [coded_of(every[n], _above(n, every, found)) for n in some]
+                if coded:
+                    found |= zip(some, self.codec_of(every[some[0]]).decode(coded, progress=told), strict=True)
+            left = [n for n in left if n not in found]
         if sum(tokens.nbytes for tokens in known.values()) > KEPT:
             known.clear()
-        for frame in every:
+        for frame in every.values():
             if frame.context is not None:
-                tokens = cast("Tokens", found[place[frame.context]])
+                tokens = found[frame.context]
                 known[frame.context] = tokens if frame.log else tokens[:CONTEXT_TOKENS].copy()
-        return found[: len(frames)]
-
-    def _decode(
-        self,
-        frames: Sequence[Frame],
-        contexts: Sequence[int | None],
-        progress: Progress | None,
-        found: Sequence[Tokens | None] | None = None,
-        counted: int | None = None,
-    ) -> list[Tokens | None]:
-        """Return the bundle tokens of each model frame and the bytes of each log, (T,); None for a fallback frame.
-
-        Frames that wait for others are decoded in further calls of their codec, at most `MOST_CONTEXTS`.
-
-        Args:
-            contexts: the place among ``frames`` of the session that each was coded after.
-            found: the tokens of each, or its first `CONTEXT_TOKENS`, where they are known.
-            counted: so many frames of the model count for ``progress``; None: all.
-        """
-        tokens: list[Tokens | None] = [None] * len(frames) if found is None else list(found)
-        counted = len(frames) if counted is None else counted
-        left = [n for n, frame in enumerate(frames) if frame.has_tokens and tokens[n] is None]
-        _check_contexts([n for n in left if contexts[n] is not None], frames, contexts)
-        while left:
-            ready = [n for n in left if (context := contexts[n]) is None or tokens[context] is not None]
-            beside = [n for n in ready if n >= counted and not frames[n].log]
-            own = [n for n in ready if n < counted and not frames[n].log]
-            logs = [n for n in ready if frames[n].log]
-            for numbers, told in ((beside, None), (own, progress), (logs, progress)):
-                coded = [coded_of(frames[n], _above(n, frames[n].log, contexts, tokens)) for n in numbers]
-                if not coded:
-                    continue
-                codec = self.codec_of(frames[numbers[0]])
-                for n, one in zip(numbers, codec.decode(coded, progress=told), strict=True):
-                    tokens[n] = one
-            left = [n for n in left if tokens[n] is None]
-        return tokens
+        return [found.get(n) for n in numbers]
 
     def codec_of(self, frame: Frame) -> BundleCodec | LogCodec:
         """Return the codec of a frame that has tokens."""
@@ -285,24 +259,20 @@ def named(what: str, number: int, error: PltzError) -> PltzError:
     return named
 
 
-def _contexts(reader: Reader, frames: Sequence[Frame], numbers: Sequence[int]) -> list[Frame]:
+def _contexts(reader: Reader, frames: Mapping[int, Frame]) -> dict[int, Frame]:
     """Return the frames that these are coded after and that are not among them, by number. Raises CorruptError."""
-    known, found, new = set(numbers), list[Frame](), frames
-    while wanted := sorted({f.context for f in new if f.context is not None} - known):
-        known.update(wanted)
+    found, new = dict[int, Frame](), [*frames.values()]
+    while wanted := sorted({f.context for f in new if f.context is not None} - frames.keys() - found.keys()):
         new = reader.frames(wanted)
-        found += new
+        found |= zip(wanted, new, strict=True)
     return found
 
 
-def _check_contexts(numbers: Iterable[int], frames: Sequence[Frame], contexts: Sequence[int | None]) -> None:
-    """Check that the context of a log is a log, and that of another session is none. Raises CorruptError.
-
-    ``numbers``: those of frames that have a context.
-    """
-    for n in numbers:
-        context = frames[cast("int", contexts[n])]
-        if context.log is not frames[n].log or not context.has_tokens:
+def _check_contexts(frames: Mapping[int, Frame], numbers: Iterable[int]) -> None:
+    """Check that the context of a log is a log, and that of another session is none. Raises CorruptError."""
+    for frame in map(frames.__getitem__, numbers):
+        context = frame if frame.context is None else frames[frame.context]
+        if context.log is not frame.log or not context.has_tokens:
             raise CorruptError("a session is coded after one of another kind: the file is damaged")
 
 
@@ -316,22 +286,16 @@ def _named(layout: Layout, _literals: int) -> Layout:
     return layout
 
 
-def _above(at: int, log: bool, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> Tokens:
-    """Return the tokens that a frame was coded after, (m,)."""
-    line = _line(at, contexts, tokens)
+def _above(number: int, frames: Mapping[int, Frame], tokens: Mapping[int, Tokens]) -> Tokens:
+    """Return the tokens that a frame was coded after, (m,): those of the contexts behind it, of a log the nearest."""
+    line: list[Tokens] = []
+    frame = frames[number]
+    while (context := frame.context) is not None:
+        line.append(tokens[context])
+        frame = frames[context]
     if not line:
         return NO_MARK
-    return line[0] if log else context_of(*line)
-
-
-def _line(at: int, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> list[Tokens]:
-    """Return the tokens of the contexts that stand behind a frame, the nearest first."""
-    line = []
-    context = contexts[at]
-    while context is not None:
-        line.append(cast("Tokens", tokens[context]))
-        context = contexts[context]
-    return line
+    return line[0] if frame.log else context_of(*line)
 
 
 def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
