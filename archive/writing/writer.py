@@ -402,8 +402,12 @@ class ArchiveWriter:
         for found in reversed(chain):
             whole = found.context.mode & RUN  # a run keeps all its versions
             yield found.context, found.record if whole else segment_only(found.record)
-        if item.location.pack in self.catalog.listing.condemned and not item.context.mode & RUN:
+        if item.location.pack not in self.catalog.listing.condemned:
+            return
+        if not item.context.mode & RUN:
             yield item.context, session_only(item.record)
+        elif item.location not in [found.location for found in chain]:  # that of its last segment has not its versions
+            yield item.context, item.record
 
     def _places(self, version: Version) -> Iterator[Location]:
         item = self.catalog.lookup.head(version.location)

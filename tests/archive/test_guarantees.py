@@ -274,9 +274,11 @@ class GuardedMachine(AlikeMachine):
             if self.manifest:
                 orphans |= doubts
             for found in archive.history(key[1], key[0]):
-                if found.id in known:
-                    if known[found.id].forgotten is None:
-                        known[found.id].forgotten, known[found.id].at = found.forgotten, self.disk.clock
+                if (version := known.get(found.id)) is not None:
+                    if version.forgotten is None:
+                        version.forgotten, version.at = found.forgotten, self.disk.clock
+                        if version.may_go and not found.forgotten:
+                            self.forget_what_came_back_in_part(archive, version, found)
                     continue
                 with suppress(PltzError):
                     tokens = tuple(archive.tower(found).tokens.tolist())
@@ -286,6 +288,14 @@ class GuardedMachine(AlikeMachine):
                 archive.forget([found])  # it was not acknowledged, and what it relied on is gone
                 known[found.id] = KnownVersion(found.id, found.moment, (), True, self.disk.clock, True)
             self.known[key] = sorted(known.values(), key=lambda v: v.order)
+
+    def forget_what_came_back_in_part(self, archive: TowerArchive, known: KnownVersion, found: Version) -> None:
+        """Forget a version that was collected and came back with old files, where a segment of it was erased since."""
+        try:
+            archive.tower(found)
+        except PltzError:
+            archive.forget([found])
+            known.forgotten = True
 
     @property
     def harmless(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
@@ -20,6 +20,8 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.publisher import Publisher
+from pltz.archive.writing.writer import segment_only
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
@@ -260,6 +262,30 @@ def test_forgotten_versions_can_be_undeleted_after_a_join(empty: TowerArchive) -
     empty.undelete(forgotten)
     collected(empty)
     assert contents(again(empty)) == before and empty.verify(decode=True).sound
+
+
+def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_record(
+    empty: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walks found it: the run was condemned, and the segment's own record was not, which has no version."""
+    grow(empty)
+    plain = empty.catalog.lookup.at(empty.version("a", "acme").location)
+    empty.join()
+    collected(empty)
+    [*_, last] = empty.history("a", "acme")
+    empty.parts.writer.copy([(plain.context, segment_only(plain.record))])
+    empty.forget([last])
+    condemned = frozenset([last.location.pack])
+    monkeypatch.setattr(Listing, "condemned", property(lambda _: condemned, lambda *_: None), raising=False)
+    put, rows = Publisher.put, list[Any]()
+
+    def noted(self: Publisher, given: Any, *args: Any, **options: Any) -> None:
+        rows.extend(given)
+        put(self, given, *args, **options)
+
+    monkeypatch.setattr(Publisher, "put", noted)
+    empty.undelete([last])
+    assert RUN in [context.mode & RUN for context, _ in rows]
 
 
 def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerArchive) -> None:
