@@ -292,9 +292,15 @@ ENDS = (b"\n", b"\r\n", b"")
 WRITINGS = len(SPELLINGS) * len(ENDS)
 
 
+class Written(str):
+    """A number as it is written, of a log."""
+
+
 def spelled(value: Any, spelling: int = 0, depth: int = 0) -> str:
     """Return a value as JSON in a spelling."""
     spaced, indent, *how = SPELLINGS[spelling]
+    if isinstance(value, Written):
+        return str(value)
     if isinstance(value, str):
         return '"' + "".join(_letter(letter, *how) for letter in value) + '"'
     if isinstance(value, float):

@@ -142,7 +142,7 @@ class File:
         frame = self.sessions[number]
         if frame.coding.log:
             above = self._decoded(number - frame.step) if frame.step else b""
-            return log.content(frame.data, frame.units, above)
+            return log.content(frame.data, frame.units, above, self._bundle, self._model)
         if frame.coding.kind > IDS:
             return fallback(frame.data, frame.units, self._bundle.dictionary if self._bundle else b"")
         tokens, patch = self._model_tokens(number)

@@ -1,6 +1,7 @@
-"""Log frames, as coding/FORMAT.md describes them: method 0, and of methods 1 and 2 columns, opaque bytes and pieces.
+"""Log frames, as coding/FORMAT.md describes them.
 
-The table itself (coding/log/FORMAT.md) is not read here: its past is what a writer makes of the bytes above.
+Of a log in a table with bytes above it only columns, opaque bytes and pieces are read: its past is what a writer makes
+of these bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import NamedTuple
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, fallback
 from tests.second_reader.model import Model, Spelling, digest, tokens_of
+from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
 MOST_ABOVE, LEAST_ABOVE, PER_BYTE = 1 << 22, 1 << 16, 16
 
 
-class Table(Exception):
-    """A log whose content is in a table."""
+class AfterOthers(Exception):
+    """A log in a table that stands after other bytes."""
 
 
 class LogParts(NamedTuple):
@@ -47,27 +49,33 @@ def parts_of(data: bytes) -> LogParts:
     return LogParts(method, bool(head & 4), bool(head & 8), check, columns, opaque, sizes[2], fields.rest())
 
 
-def content(data: bytes, count: int, above: bytes) -> bytes:
+def content(data: bytes, count: int, above: bytes, bundle: Spelling | None = None, model: Model | None = None) -> bytes:
     """Return the content of a log frame. ``above``: the bytes that stand before it, or those of a log like it.
 
     Raises:
-        Table: methods 1 and 2.
+        AfterOthers: methods 1 and 2, with bytes above.
+        LookupError: method 2, without a model.
     """
     if not count:
         if data:
             raise Damaged("a frame of no bytes that has bytes")
         return b""
     parts = parts_of(data)
-    if parts.method:
-        raise Table(f"method {parts.method}")
     above = above[-min(MOST_ABOVE, max(LEAST_ABOVE, PER_BYTE * count)) :]
-    found = fallback(parts.text, count, prefix=above)
+    if not parts.method:
+        found = fallback(parts.text, count, prefix=above)
+    elif above:
+        raise AfterOthers(f"method {parts.method}")
+    else:
+        found = Log.after_known_lines().join(parts.columns, parts.opaque, pieces(parts, bundle, model, b"", ()), count)
     if digest("pltz log", found, size=8) != parts.check:
         raise Damaged("a log that differs from its check")
     return found
 
 
-def pieces(parts: LogParts, bundle: Spelling, model: Model, data: bytes, tokens: Sequence[int]) -> list[bytes]:
+def pieces(
+    parts: LogParts, bundle: Spelling | None, model: Model | None, data: bytes, tokens: Sequence[int]
+) -> list[bytes]:
     """Return the pieces of a frame of methods 1 and 2. ``data``, ``tokens``: the text above, in bytes and in tokens."""
     count = parts.text_count
     if parts.method == 1:
@@ -75,6 +83,8 @@ def pieces(parts: LogParts, bundle: Spelling, model: Model, data: bytes, tokens:
         if text and text[-1] != 0xFF:
             raise Damaged("a text that ends within a piece")
         return text.split(b"\xff")[:-1]
+    if bundle is None or model is None:
+        raise LookupError("a log of a model without its bundle")
     fields = Fields(parts.text)
     copies = copies_of(fields, count, len(tokens)) if parts.copied else []
     literals = count - sum(length for _, length, _ in copies)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, LimitError, PltzError
 from pltz.plt_codec.weights import random_weights
+from tests.coding.log.logs import LOGS
 from tests.examples import examples
 from tests.models import target_tokenizers as targets
 from tests.models.session.test_transcript import chats, json_values
@@ -37,13 +39,14 @@ from tests.second_reader.bridge import Bridge, Tokenize
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Newer
 from tests.second_reader.model import Bundle, Model, tokens_of
+from tests.second_reader.table import Log
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE, GOLDEN = Path(__file__).parent, ROOT / "tests/golden"
 CONTAINERS = sorted((GOLDEN / "containers").glob("*.pltz"))
 FROZEN = sorted((GOLDEN / "mini").glob("*.pltz"))
 LISTED = {"numpy", "zstandard"}
-MOST_LINES = 2000
+MOST_LINES = 2500
 
 
 @cache
@@ -180,17 +183,34 @@ def test_log_frames(path: Path) -> None:
         return
     parts = log.parts_of(data)
     assert parts.method == (1 if case == "zstd" else 2) and parts.narrow == (case == "narrow")
-    with pytest.raises(log.Table):
-        log.content(data, 1 << 20, b"")
+    if case == "zstd":
+        wanted = log_maker().log(0, 40)
+        assert log.content(data, len(wanted), b"") == wanted
+    if case == "above":
+        with pytest.raises(log.AfterOthers):
+            log.content(data, 1 << 20, b"{}\n" * 9)
+
+
+@cache
+def log_maker() -> ModuleType:
+    """Return make.py of the golden log frames."""
+    spec = importlib.util.spec_from_file_location("golden_logs", GOLDEN / "logs/make.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LINES = (
+    "@@ -1,2 +1,3 @@", "@@", "@@ more", "*** Add File: a.py", " same", "+new", "-old", "   7\u2192def f():",
+    "  8\u2192", "9: x", "src/a.py:12:import os", "src/a.py:13:import re", "> 14| y", "0003| z", "0004| w", "{}",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
 def test_pieces_of_log_frames(by_model: bool) -> None:
     """What is above a log is split by the product: that is the part which no text describes."""
-    spec = importlib.util.spec_from_file_location("golden_logs", GOLDEN / "logs/make.py")
-    assert spec and spec.loader
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
+    make = log_maker()
     product, second = ProductBundle.load("nano"), bundle("nano")
     coder, model = LogCoder(product, product.coder()), Model(second.shape, second.tensors)
     begin, end = make.log(0, 12), make.log(12, 18)
@@ -202,6 +222,39 @@ def test_pieces_of_log_frames(by_model: bool) -> None:
         split = table.split(content, above)
         assert parts.method == 1 + by_model and parts.columns == split.columns and parts.opaque == split.opaque
         assert found == [piece.text.encode() for piece in split.pieces]
+        if not above:
+            assert log.content(frame, len(content), b"", second, model) == content
+
+
+TABLES = json.loads((GOLDEN / "tables/version-7.json").read_text("utf8"))
+
+
+@pytest.mark.parametrize("row", TABLES, ids=lambda row: row["name"])
+def test_golden_tables(row: dict[str, Any]) -> None:
+    if row["part"] == 0:  # the others have bytes above
+        texts = [text.encode() for _, text in row["pieces"]]
+        columns, opaque = bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"])
+        found = Log.after_known_lines().join(columns, opaque, texts, row["count"])
+        assert found == LOGS[row["name"]]
+
+
+@settings(max_examples=examples(100))
+@given(
+    values=st.lists(chats | json_values, max_size=4),
+    lines=st.lists(st.sampled_from(LINES) | st.text(max_size=9), max_size=9),
+    number=st.integers(0, 15),
+)
+def test_tables_of_any_log(values: list[Any], lines: list[str], number: int) -> None:
+    """Values in a spelling, then the same in a field of each, and lines with marks."""
+    try:
+        text = "\n".join([*(spelling.spell(value, number) for value in values), *lines])
+        text += "\n" + json.dumps({"said": "\n".join(lines * 3), "was": [*values, 1.50, "2026-03-04T05:06:07.1Z"]})
+    except (RecursionError, ValueError):
+        assume(False)
+    data = text.encode("utf-8", "surrogatepass")
+    split = table.split(data)
+    texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
+    assert Log.after_known_lines().join(split.columns, split.opaque, texts, len(data)) == data
 
 
 # ---- chats
