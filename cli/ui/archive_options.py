@@ -124,6 +124,8 @@ def key_words(*, confirm: bool = False) -> KeyWords:
         raise UsageError(
             "expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more"
         )
+    if confirm and os.environ.get(KEY_FILE) == "":  # as of an unset variable: an archive that nobody meant to be open
+        raise UsageError(f"{KEY_FILE} is empty: unset it, or name a file")
     if "passphrase" in given:
         words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
         return {"passphrase": words}

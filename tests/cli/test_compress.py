@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from click.testing import Result
 
 from pltz.cli.ui.output import Output
 from pltz.models.session.session import Session
-from pltz.plt_codec.container.file import Reader, pack
-from pltz.plt_codec.container.header import Header
+from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]
@@ -64,13 +62,6 @@ def test_sessions_in_the_order_asked(run: Run, frozen: Path, chats: Path) -> Non
         json.loads(lines[3]),
         json.loads(lines[0]),
     ]
-
-
-def test_several_inputs_packed_and_plain(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "more.jsonl.zst"
-    packed.write_bytes(zstandard.compress(chats.read_bytes()))
-    done = run("compress", chats, packed, "-o", tmp_path / "a.pltz", "--json")
-    assert json.loads(done.stdout)["sessions"] == 8
 
 
 def test_text_comes_back_byte_for_byte(run: Run, tiny: Path, tmp_path: Path) -> None:
@@ -202,26 +193,6 @@ def test_damaged_files(run: Run, frozen: Path, tmp_path: Path, damage: str) -> N
     refused(run("decompress", "-", "-o", out, input=changed), 3)
     refused(run("inspect", path), 3)
     assert not out.exists()
-
-
-def test_another_bundle(run: Run, frozen: Path, tiny: Path, tmp_path: Path) -> None:
-    header = Header(contract=1, bundle_id=bytes(16))
-    other = tmp_path / "other.pltz"
-    other.write_bytes(pack(header, Reader(frozen.read_bytes())))
-    refused(run("decompress", other), 4, bytes(16).hex())
-
-
-def test_ids_without_their_tokenizer(
-    run: Run, tiny: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    ids = tmp_path / "ids.json"
-    ids.write_text("[[500]]")  # three plain bytes: the model's two win
-    run("compress", ids, "--format", "ids", "-o", tmp_path / "a.pltz")
-    reader = Reader((tmp_path / "a.pltz").read_bytes())
-    assert reader.info(0).kind.by_model
-    header = Header(reader.header.contract, reader.header.bundle_id, tokenizer_fingerprint=bytes(16))
-    (tmp_path / "b.pltz").write_bytes(pack(header, reader))
-    refused(run("decompress", tmp_path / "b.pltz"), 4, "--tokenizer")
 
 
 def test_a_terminal_gets_no_binary_data(

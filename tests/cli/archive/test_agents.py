@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from pltz import api
 from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
 from tests.cli.commands import Run, into, lines
@@ -125,35 +122,6 @@ def test_a_log_given_alone_is_the_one_that_its_folder_has(run: Run, cold: Path, 
     for file in ("tasks/8.jsonl", "swe-agent/8.traj", "swe-agent/issue-7.traj"):
         [again] = lines(run("archive", "put", "-r", cold, home / file, "--json"))
         assert (again["name"], again["unchanged"]) == (file.rpartition(".")[0], True)
-
-
-def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", "-r", cold, home, "--tenant", "acme").exit_code == 0
-    wanted = stored(cold)
-    documents = {n: d for n, d in FILES.items() if not n.endswith((".jsonl", ".md"))}
-    with closing(sqlite3.connect(home.parent / "logs.db")) as base, base:
-        base.execute("CREATE TABLE logs (name TEXT, session TEXT, tenant TEXT, time TEXT)")
-        rows = [(n.rpartition(".")[0], d.decode(), "acme", "1970-01-02") for n, d in documents.items()]
-        rows += [
-            (n.rpartition(".")[0], json.dumps(list(map(json.loads, d.splitlines()))), "acme", "1970-01-02")
-            for n, d in FILES.items()
-            if n.endswith(".jsonl") and not n.startswith(ROWS)
-        ]
-        base.executemany("INSERT INTO logs VALUES (?, ?, ?, ?)", rows)
-    other = home.parent / "other"
-    assert run("archive", "init", "-r", other).exit_code == 0
-    done = run("archive", "put", "-r", other, home.parent / "logs.db", "--query", "SELECT * FROM logs")
-    assert done.exit_code == 0, done.output
-    found = stored(other)
-    assert found.keys() == {name for name, *_ in rows}
-    assert {n: (s.tenant, s.content) for n, s in found.items()} == {
-        n: (wanted[n].tenant, wanted[n].content) for n in found
-    }
-    with Archive.open(other) as archive:
-        assert {v.time for v in archive.list()} == {86400}
-    packed = home.parent / "logs.pltz"
-    assert run("compress", home.parent / "logs.db", "--query", "SELECT * FROM logs", "-o", packed).exit_code == 0
-    assert [s.to_bytes() for s in api.open(packed)] == [wanted[name].content for name, *_ in rows]
 
 
 def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -> None:

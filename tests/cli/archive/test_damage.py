@@ -50,19 +50,6 @@ def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> 
         )
 
 
-def test_get_says_that_a_newer_version_may_be_hidden(run: Run, cold: Path, put: Put) -> None:
-    """A pack that no index covers vanishes: it may have held a newer version of any session."""
-    for number in ("first", "second"):
-        put(f"the {number}", "--name", "s", "--new-version")
-    assert not run("archive", "get", "-r", cold, "s").stderr
-    archive = TowerArchive.open(cold, [])
-    (cold / "packs" / archive.version("s").location.pack.hex()).unlink()
-    done = run("archive", "get", "-r", cold, "s")
-    assert done.exit_code == 7 and not done.stdout
-    assert "1 pack damaged or gone may have other versions" in done.stderr
-    assert run("archive", "get", "-r", cold, "s", "--version", the_one_left(run, cold, "s")).stdout == '"the first"\n'
-
-
 def test_where_packs_are_gone_of_which_only_parity_tells(
     run: Run, cold: Path, put: Put, tmp_path: Path
 ) -> None:

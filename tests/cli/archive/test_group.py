@@ -225,6 +225,8 @@ def test_the_environment_names_archive_and_key(
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
     monkeypatch.setenv("PLTZ_ARCHIVE", str(sealed))
+    monkeypatch.setenv("PLTZ_KEY_FILE", "")
+    assert run("archive", "init").exit_code == 2 and not sealed.exists()
     monkeypatch.setenv("PLTZ_KEY_FILE", str(key))
     assert "sealed" in run("archive", "init").stdout
     assert put(chat(1), "--name", "open")[0]["version"] == 1, "an open archive needs none"

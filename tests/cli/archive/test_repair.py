@@ -120,19 +120,6 @@ def test_erase_says_which_bases_stay_and_how_to_erase_them(based: Path, key: Pat
     assert run(*base, "--yes").exit_code == 8 and run(*call, "--yes").exit_code == 8
 
 
-def test_erase_takes_the_bases_of_one_tenant_with_it(based: Path, key: Path, run: Run) -> None:
-    call = ("erase", based, "--tenant", "acme", "--all", "--bases", "--key-file", key)
-    assert "versions: 2, and bases 'its own'?" in run(*call, input="n\n").output
-    assert "base 'its own' would be erased" in run(*call, "--dry-run").output
-    report = json.loads(run(*call, "--yes", "--json").output)
-    assert report["bases"] == [
-        {"name": "both", "own": 0, "others": 1, "erased": False},
-        {"name": "its own", "own": 0, "others": 0, "erased": True},
-    ]
-    assert run("erase", based, "--base", "its own", "--key-file", key, "--yes").exit_code == 8
-    assert names(based, key) == [("other", "b")]
-
-
 def test_an_unfinished_erase_is_told_and_finished(cold: Path, key: Path, run: Run) -> None:
     before = {path: path.read_bytes() for path in (cold / "keys").iterdir()}
     run("erase", cold, "--tenant", "acme", "--name", "a", "--key-file", key, "--yes")
