@@ -31,24 +31,25 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, TypeVar, Unpack, cast
 
 import numpy as np
 
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
-from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
-from pltz.coding.coder_thread import CoderThread
-from pltz.coding.decoder import SessionDecoder, coded_of, named
+from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain, coded_of
+from pltz.coding.coder_thread import Call, CoderThread
+from pltz.coding.decoder import SessionDecoder, named
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
 from pltz.coding.neighbours import NAME_BYTES, SETTLED, Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
 from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
-from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
+from pltz.coding.workers import START_BYTES, Later, Workers, ahead, helpers
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.lanes import LayoutName
 
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
@@ -169,6 +173,24 @@ class _ModelOutput:
     logs: list[bytes]
 
 
+class _Inline(Generic[T]):
+    """An executor without a thread, which runs each call at once.
+
+    Args:
+        owned: what calls are given.
+        progress: that calls tell.
+    """
+
+    def __init__(self, owned: T, progress: Progress | None = None) -> None:
+        self._owned, self._progress = owned, progress
+
+    def submit(self, call: Call[T, R], stop: threading.Event) -> Future[R]:
+        """Run a call. Raises what it raises."""
+        future: Future[R] = Future()
+        future.set_result(call(self._owned, self._progress))
+        return future
+
+
 class _Proving(NamedTuple):
     """Threads that prove short sessions, and those that prove long ones."""
 
@@ -184,9 +206,9 @@ class _Call:
         bridge: None where ids need none.
         earlier: the sessions before, where they may be coded after each other.
         stop: set where the call ends, however it does.
-        encoding: a thread that codes beside the caller, where the device has one.
-        proposing: a thread that looks for earlier sessions to code others after, where the device has threads.
-        trying: a thread that codes them so.
+        encoding: what codes: a thread beside the caller, where the device has threads.
+        proposing: what looks for earlier sessions to code others after.
+        trying: what codes them so.
         proving: threads that prove; None where the device has no threads.
         trials: the last ones that were begun, with their runs.
     """
@@ -195,16 +217,16 @@ class _Call:
     options: CodingOptions
     earlier: Neighbours | None
     stop: threading.Event
-    encoding: CoderThread[SessionDecoder] | None = None
-    proposing: CoderThread[None] | None = None
-    trying: CoderThread[SessionDecoder] | None = None
+    encoding: CoderThread[SessionDecoder] | _Inline[SessionDecoder]
+    proposing: CoderThread[None] | _Inline[None]
+    trying: CoderThread[SessionDecoder] | _Inline[SessionDecoder]
     proving: _Proving | None = None
     trials: deque[tuple[int, Later]] = field(default_factory=deque)
 
     @property
     def progress(self) -> Progress | None:
         """Return the progress that is told of tokens as they are coded: None with threads, which tell of batches."""
-        return None if self.encoding else self.options.progress
+        return None if self.proving else self.options.progress
 
     @cached_property
     def alone(self) -> CodingOptions:
@@ -347,8 +369,7 @@ class Codec(SessionDecoder):
         writer = Writer(sink, self._header(bridge, target_fingerprint, exact=exact, dropped=dropped))
         for frame in self._each(itertools.chain(first, sessions), bridge, chosen, earlier):
             writer.add(frame)
-        writer.finish()
-        return len(writer)
+        return writer.finish()
 
     def _each(
         self,
@@ -361,7 +382,8 @@ class Codec(SessionDecoder):
         bridge = None if bridge is None or bridge.identity else bridge
         large, groups = self._staffed(_groups(sessions))
         stop = threading.Event()
-        run = _Call(bridge, options, earlier, stop)
+        inline = _Inline[SessionDecoder](self, options.progress)
+        run = _Call(bridge, options, earlier, stop, inline, _Inline(None), inline)
         if large and self._threads and self.threaded:
             fast, half = options.layout == "fast", THREADS // 2
             short, long = self._threads.proving[:half], self._threads.proving[half:]
@@ -371,7 +393,7 @@ class Codec(SessionDecoder):
                 proving=proving,
             )  # fmt: skip
         most, depth = (LARGE_BATCH, PROCESSES) if self.workers.on else (BATCH_BYTES, INLINE)
-        if run.encoding:
+        if run.proving:
             most, depth = SMALL_BATCH, DEVICE
 
         def weight(batch: _Batch) -> int:
@@ -466,12 +488,12 @@ class Codec(SessionDecoder):
     def _coding(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
         self._leave_to_zstd(batch)
-        good = batch.drafts
-        if run.encoding:
-            batch.coded = run.encoding.submit(lambda twin, told: _coded_by(twin, good, run.options, told), run.stop)
-        else:
-            progress = run.progress if run.counts_coded else None
-            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress))
+        good, counted = batch.drafts, run.proving is not None or run.counts_coded
+
+        def coded(decoder: SessionDecoder, told: Progress | None) -> _ModelOutput:
+            return _coded_by(decoder, good, run.options, told if counted else None)
+
+        batch.coded = run.encoding.submit(coded, run.stop)
         return batch
 
     def _leave_to_zstd(self, batch: _Batch) -> None:
@@ -501,7 +523,7 @@ class Codec(SessionDecoder):
             begin(progress, "encode", work)
         coded: _ModelOutput = cast("Later", batch.coded).result()
         batch.coded = None
-        if progress and run.encoding and run.counts_coded:
+        if progress and run.proving and run.counts_coded:
             progress(work)
         results, logs = iter(coded.model), iter(coded.logs)
         for draft in batch.drafts:
@@ -524,14 +546,7 @@ class Codec(SessionDecoder):
 
         After the last batch nothing is left to wait for before a proof.
         """
-        proposing, trying = run.proposing, run.trying
-        if proposing is None or trying is None:
-            begin = partial(WhenAsked, _after_earlier)
-            for batch in batches:
-                trials = self._proposed(batch, run, lambda tried: begin((self, tried, run.options, self.workers)))
-                self._tried(batch, run, trials)
-                yield batch
-            return
+        trying, proving = run.trying, run.proving
 
         def begun(tried: list[_Tried]) -> Later:
             return trying.submit(lambda twin, _: _after_earlier(twin, tried, run.options, self.workers), run.stop)
@@ -541,13 +556,14 @@ class Codec(SessionDecoder):
             return trying.submit(lambda *_: self._tried(batch, run, trials), run.stop)
 
         def send(*_: object) -> None:
-            for threads in run.proving or ():
+            for threads in proving or ():
                 threads.send()
 
         for batch in batches:
-            batch.tried = proposing.submit(partial(propose, batch), run.stop)
+            batch.tried = run.proposing.submit(partial(propose, batch), run.stop)
             yield batch
-        proposing.submit(lambda *_: trying.submit(send, run.stop), run.stop)
+        if proving:
+            run.proposing.submit(lambda *_: trying.submit(send, run.stop), run.stop)
 
     def _proposed(self, batch: _Batch, run: _Call, begin: Callable[[list[_Tried]], Later]) -> list[Later]:
         """Take the shorter frame of each session of a batch, and begin to code some after earlier ones, run by run.

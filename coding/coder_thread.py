@@ -25,8 +25,8 @@ COLLECT = 20_000  # new objects after which the garbage collector, for which all
 
 T = TypeVar("T")
 R = TypeVar("R")
-Call = Callable[[T, Progress], R]
-"""A call with what the thread owns, and a progress to tell, by which it learns that nobody waits for it."""
+Call = Callable[[T, Progress | None], R]
+"""A call with what the executor owns, and a progress to tell, by which it learns that nobody waits for it."""
 
 
 class NotWanted(Exception):

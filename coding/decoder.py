@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, coded_of
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import ALONE, COPIES
 from pltz.coding.decode_limits import DecodeLimits
 from pltz.models.bundle.releases import described, how_to_get
 from pltz.models.session import transcript
@@ -31,10 +29,8 @@ from pltz.plt_codec.container.frame import (
     Kind,
     content_check,
     context_of,
-    file_layout,
 )
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
-from pltz.plt_codec.lanes import Layout
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Doubling, Parts, Progress, TokenBridge, Tokens
@@ -274,16 +270,6 @@ def _check_contexts(frames: Mapping[int, Frame], numbers: Iterable[int]) -> None
         context = frame if frame.context is None else frames[frame.context]
         if context.log is not frame.log or not context.has_tokens:
             raise CorruptError("a session is coded after one of another kind: the file is damaged")
-
-
-def coded_of(frame: Frame, above: Tokens) -> Coded:
-    """Return what a codec decodes of a frame that was coded after ``above``, (m,)."""
-    layout = file_layout if frame.lanes is None else partial(_named, Layout(frame.lanes, frame.steps))
-    return Coded(frame.data, frame.count, above, COPIES if frame.copied else ALONE, layout)
-
-
-def _named(layout: Layout, _literals: int) -> Layout:
-    return layout
 
 
 def _above(number: int, frames: Mapping[int, Frame], tokens: Mapping[int, Tokens]) -> Tokens:

@@ -192,7 +192,7 @@ class ProofThreads:
         for one in proofs:
             one._done.set_exception(error)
 
-    def _prove(self, decoder: SessionDecoder, told: Progress) -> None:
+    def _prove(self, decoder: SessionDecoder, told: Progress | None) -> None:
         with self._lock:
             if not self._due:  # another thread was free sooner
                 return

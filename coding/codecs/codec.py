@@ -23,7 +23,7 @@ import numpy as np
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, TURN
 from pltz.coding.parts import Mixing
 from pltz.plt_codec import repeats
-from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
+from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame, file_layout
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
@@ -178,6 +178,16 @@ def layout_mode(codec: SegmentCodec, tokens: int) -> int:
 def frame_layout(tokens: int, mode: int) -> Layout:
     """Return the layout of a frame of this many tokens that was coded in a mode."""
     return turn_layout(tokens) if mode & TURN else layout_of(tokens, bool(mode & FAST))
+
+
+def coded_of(frame: Frame, above: Tokens) -> Coded:
+    """Return what a codec decodes of a frame that was coded after ``above``, (m,)."""
+    layout = file_layout if frame.lanes is None else partial(_named, Layout(frame.lanes, frame.steps))
+    return Coded(frame.data, frame.count, above, COPIES if frame.copied else ALONE, layout)
+
+
+def _named(layout: Layout, _literals: int) -> Layout:
+    return layout
 
 
 def copies_fit(tokens: int, data: bytes) -> bool:

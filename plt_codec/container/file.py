@@ -161,8 +161,8 @@ class Writer:
         self._offset += len(head) + self._size
         self._frames, self._size = [], 0
 
-    def finish(self) -> None:
-        """Write the last block, index and footer. The writer takes no frame afterwards.
+    def finish(self) -> int:
+        """Write the last block, index and footer, and return the number of frames. The writer takes no more of them.
 
         Raises:
             ContentError: the index is over the limit of the format.
@@ -179,6 +179,7 @@ class Writer:
         footer = len(index).to_bytes(FOOTER_CHECKED, "little")
         check = zlib.crc32(footer, zlib.crc32(index, zlib.crc32(self._header)))
         self._sink.write(index + footer + check.to_bytes(4, "little"))
+        return len(self)
 
 
 class Reader:

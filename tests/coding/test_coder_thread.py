@@ -199,9 +199,10 @@ def test_a_thread_ends_with_its_owner_and_drops_what_was_stopped() -> None:
     thread: CoderThread[list[int]] = CoderThread(list)
     stop, begun, go = threading.Event(), threading.Event(), threading.Event()
 
-    def waits(owned: list[int], told: Callable[[int], None]) -> None:
+    def waits(owned: list[int], told: Callable[[int], None] | None) -> None:
         begun.set()
         go.wait(10)
+        assert told
         told(1)
 
     running, dropped = thread.submit(waits, stop), thread.submit(lambda owned, _: owned.append(2), stop)
