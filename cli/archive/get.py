@@ -35,7 +35,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
         "pltz archive get -r /data/cold support/7 --tenant acme",
         "pltz archive get support/7 --version 2 -o chat.jsonl",
         "pltz archive get -o back/",
-        "pltz archive get './-home-me-shop/*' -o ~/.claude/projects/",
+        "pltz archive get '0f3a6c1e*' -o ~/.claude/projects/",
         "pltz archive get --tag channel=web -o web.pltz",
         "pltz archive get -o all.jsonl --part 3/16 --json",
     ],
@@ -78,8 +78,8 @@ def get(
 ) -> None:
     """Write the last versions of the sessions NAME..., or version N; without NAME of all sessions.
 
-    A NAME is exact. With * at its end it is the beginning of names, or of what is behind their last slash. NAMEs are of
-    the tenant "default" unless --tenant is given.
+    A NAME is exact. With * at its end it is the beginning of names, or of what is behind a slash in them: of a log of
+    an agent, its sub-agents' too. NAMEs are of the tenant "default" unless --tenant is given.
 
     On stdout or as a FILE, a chat comes back as JSON with equal values, the log of an agent as the lines that it was, a
     text byte for byte, and token ids as a list. Several sessions are a line each. A .pltz file has no names, tags and

@@ -162,7 +162,7 @@ def choose(
     """Yield the last versions of sessions, those of ``number``, or all with ``history``, that have all the tags.
 
     A name is that of one session of the tenant, by default of "default", and is looked up alone. One that ends in
-    ``*`` is the beginning of names, or of what is behind their last slash. Without names all sessions are meant, of all
+    ``*`` is the beginning of names, or of what is behind a slash in them. Without names all sessions are meant, of all
     tenants or of the one that is named. ``part``: only those in it.
 
     Raises:
@@ -201,7 +201,7 @@ def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
         return [name]
     start = name[:-1]
     known = sorted({version.name for version in cold.directory.ls(tenant)})
-    found = [each for each in known if each.startswith(start) or each.rpartition("/")[2].startswith(start)]
+    found = [each for each in known if f"/{start}" in f"/{each}"]
     if not found:
         cold.directory.want_whole(f"found no session {name!r}", tenant)
         raise NotFound(f"no session of tenant {tenant!r} begins with {start!r}: see pltz archive ls")
@@ -209,11 +209,14 @@ def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
 
 
 def one_meant(cold: "Archive", name: str, tenant: str) -> str:
-    """Return the one name that is meant by a beginning with ``*``, and print it. Raises NotFound for several, none."""
+    """Return the one name that is meant by a beginning with ``*``, and print it, or that all others meant lie below.
+
+    Raises NotFound for several, none.
+    """
     from pltz.archive.errors import NotFound
 
     found = meant(cold, name, tenant)
-    if len(found) > 1:
+    if not all(each.startswith(f"{found[0]}/") for each in found[1:]):
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise NotFound(f"{counted(len(found), 'session')} are meant by {name!r}: {some}")
     if found[0] != name:

@@ -67,15 +67,16 @@ def test_options_stay_options(run: Run, cold: Path) -> None:
 
 
 def test_a_name_is_exact_and_a_beginning_has_a_star(run: Run, agents: Path) -> None:
-    for word, count in (("./-home*", 2), ("0f3a*", 2), ("*", 4), ("./-opt*", 1)):
+    for word, count in (("./-home*", 2), ("0f3a*", 3), ("sub*", 1), ("*", 4), ("./-opt*", 1)):
         done = run("archive", "get", "-r", agents, word, "--json", "-o", "-")
         assert done.exit_code == 0 and json.loads(done.stderr)["sessions"] == count, done.output
     for word in ("nobody*", "0f3a", "me-shop*"):
         done = run("archive", "get", "-r", agents, word)
         assert done.exit_code == 8 and not done.stdout, done.output
-    assert NAMES[3] in run("thaw", "-r", agents, "./-opt*", "--json").stderr
+    for word, name in (("./-opt*", NAMES[3]), ("./-home*", NAMES[0])):  # not the sub-agent below it
+        assert run("thaw", "-r", agents, word, "--json").stderr.endswith(f"{word}: {name}\n")
     several = run("thaw", "-r", agents, "0f3a*")
-    assert several.exit_code == 8 and "2 sessions are meant" in several.stderr and NAMES[0] in several.stderr
+    assert several.exit_code == 8 and "3 sessions are meant" in several.stderr and NAMES[0] in several.stderr
 
 
 def test_a_forgotten_session_is_no_beginning_of_another(run: Run, cold: Path, tmp_path: Path) -> None:
