@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import LayoutName
+from tests.loaded import module_at
 
 SHIPPED = True
 
@@ -26,11 +26,7 @@ FILES = sorted(FOLDER.glob("*.pltz"))
 
 def maker() -> ModuleType:
     """make.py beside the files."""
-    spec = importlib.util.spec_from_file_location("golden_mini", FOLDER / "make.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(FOLDER / "make.py")
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from pltz.models.session.transcript import from_tokens
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.range_coder import RangeDecoder as ProductDecoder
 from pltz.plt_codec.zstd import Fallback
+from tests.loaded import module_at
 from tests.second_reader import chat
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Fields, block, column, fallback
@@ -37,11 +37,7 @@ NAMES = ("varints", "columns", "blocks", "fallback", "range_coder", "model", "co
 @cache
 def maker() -> ModuleType:
     """Return make.py beside the vectors."""
-    spec = importlib.util.spec_from_file_location("golden_vectors", VECTORS / "make.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(VECTORS / "make.py")
 
 
 def read(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +10,7 @@ import pytest
 from pltz.coding.log import table
 from pltz.coding.log.log_coder import LogCoder, parse
 from pltz.models.bundle.bundle import Bundle
+from tests.loaded import module_at
 
 SHIPPED = True
 
@@ -20,11 +20,7 @@ FILES = sorted(FOLDER.glob("*.frame"))
 
 def maker() -> ModuleType:
     """Return make.py beside the files."""
-    spec = importlib.util.spec_from_file_location("golden_logs", FOLDER / "make.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(FOLDER / "make.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[33:])

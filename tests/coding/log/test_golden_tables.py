@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import pytest
 from pltz.coding.log import table
 from pltz.coding.log.table import Table, TextPiece
 from pltz.plt_codec.errors import VersionError
+from tests.loaded import module_at
 
 SHIPPED = True
 
@@ -22,11 +22,7 @@ ROWS: list[dict[str, Any]] = json.loads((FOLDER / f"version-{table.VERSION}.json
 
 def maker() -> ModuleType:
     """make.py beside the files."""
-    spec = importlib.util.spec_from_file_location("golden_tables", FOLDER / "make.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(FOLDER / "make.py")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}-{row['part']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import random
 import shutil
@@ -34,6 +33,7 @@ from pltz.plt_codec.errors import (
     VersionError,
 )
 from tests.failing import NO_SPACE, raising
+from tests.loaded import module_at
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_memory.py"
 STORY = "Once there was a small town by the sea, and in it lived a man who repaired clocks. " * 6
@@ -433,11 +433,7 @@ def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("agent_memory", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(EXAMPLE)
 
 
 def test_the_example_says_the_same_with_a_restart(target: Target, tmp_path: Path, example: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.plt_codec.errors import CorruptError, VersionError
+from tests.loaded import module_at
 
 FOLDER = Path(__file__).parents[2] / "golden" / "memory"
 FILES = FOLDER / f"version-{MEMORY.version}"
@@ -31,11 +31,7 @@ NAMES = sorted(str(path.relative_to(FILES)) for path in FILES.rglob("*.safetenso
 
 def maker() -> ModuleType:
     """make.py beside the files."""
-    spec = importlib.util.spec_from_file_location("golden_memory", FOLDER / "make.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(FOLDER / "make.py")
 
 
 def kind_of(name: str) -> tuple[FileKind, tuple[str, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,18 +9,14 @@ import pytest
 
 from pltz.models.target.target import Target
 from tests.archive.towers import SessionArchive
+from tests.loaded import module_at
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_serving.py"
 
 
 @pytest.fixture
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("transformers_serving", EXAMPLE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for its dataclasses
-    spec.loader.exec_module(module)
-    return module
+    return module_at(EXAMPLE)
 
 
 @pytest.mark.slow
