@@ -20,8 +20,10 @@ from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pltz.datasets import sample_sessions
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec.engines.native import coder as native
+from pltz.plt_codec.weights import random_weights
 from tests.examples import EXPLORE, SHARE
 from tests.seldom import skip_what_passed
 
@@ -121,6 +123,15 @@ def tiny_tokenizer_json() -> Callable[..., bytes]:
 def tiny_tokenizer(tiny_tokenizer_json: Callable[..., bytes]) -> BundleTokenizer:
     """Return a BundleTokenizer of 1024 ids."""
     return BundleTokenizer(tiny_tokenizer_json())
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
+    """Return a bundle of 1024 ids and random weights, whose memory reaches 32 tokens back, less than a segment."""
+    folder = tmp_path_factory.mktemp("bundle")
+    weights = random_weights(5, vocab=1024, block=128, memory=32)
+    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(), b"", {})
+    return Bundle.load(folder)
 
 
 @pytest.fixture(scope="session")

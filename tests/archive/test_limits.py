@@ -16,12 +16,11 @@ from pltz.archive.maintenance import join
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
-from pltz.plt_codec.weights import random_weights
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
@@ -66,14 +65,6 @@ def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
         assert hook.on_evict(EvictionRequest("most", np.zeros(MAX_IDS, np.int32)))
         assert not hook.on_evict(EvictionRequest("more", np.zeros(MAX_IDS + 1, np.int32)))
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 def test_a_session_archive_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:

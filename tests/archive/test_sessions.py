@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +16,10 @@ from pltz.archive.writing import writer
 from pltz.coding.choose import NO_SIZE
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.datasets.loaders import load
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import SessionArchive
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
-    """Make a bundle whose memory reaches 32 tokens back, less than a segment."""
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(

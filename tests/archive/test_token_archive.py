@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.cut import MAX_SEGMENT
 from pltz.coding.codecs.bundle_codecs import codecs_of
 from pltz.coding.codecs.codec import BundleCodec
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.weights import random_weights
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.test_durable import killed_before_sync
 from tests.archive.towers import SessionArchive, TowerArchive
@@ -32,14 +30,6 @@ SYSTEM = np.random.default_rng(1).integers(20, 1000, 80)
 slow_fixture = settings(
     deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""The gate is the KL of a form on its target: on one with key biases as in Qwen2, forms that others use are refused.
-
-There the error of reconstruction says nothing: TurboQuant's is the same with and without the bias.
-"""
+"""The gate is the KL of a form on its target: on one with key biases as in Qwen2, forms that others use are refused."""
 
 from __future__ import annotations
 

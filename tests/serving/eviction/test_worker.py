@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.storage.disk import OsDisk
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.weights import random_weights
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.eviction.journal.entry import JournalEntry
@@ -35,14 +33,6 @@ from tests.serving.eviction.conftest import Bench, entry
 from tests.serving.eviction.opened import eventually
 
 QUICK = HookSettings(flush_seconds=0.005)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 @pytest.fixture
