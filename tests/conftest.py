@@ -85,9 +85,7 @@ TEMPLATE = (
 @cache
 def _make(size: int) -> bytes:
     """Train a byte-level BPE of ``size`` ids, as tokenizers JSON: specials at 0..31, the others in mixed order."""
-    texts = [
-        message["content"] for session in sample_sessions()[:60] for message in session.value["messages"]
-    ]
+    texts = [message["content"] for session in sample_sessions()[:60] for message in session.value["messages"]]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -151,9 +149,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        (m["content"] for s in sample_sessions()[:30] for m in s.value["messages"]), trainer
-    )
+    tokenizer.train_from_iterator((m["content"] for s in sample_sessions()[:30] for m in s.value["messages"]), trainer)
     wrap: Any = transformers.PreTrainedTokenizerFast
     fast = wrap(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     fast.chat_template = TEMPLATE

@@ -139,10 +139,7 @@ def test_what_is_shown_imports_pltz_alone_and_calls_it_right(name: str) -> None:
         ("import pltz\npltz.api.thaw('x')", "pltz.api is not public"),
         ("import pltz\npltz.Archive.make('x')", "there is no pltz.Archive.make"),
         ("import pltz\ncold = pltz.Archive.open('x', creat=True)", "creat"),
-        (
-            "import pltz\ncold = pltz.Archive.open('x')\ncold.get('x', 'acme')",
-            "cold.get: too many positional",
-        ),
+        ("import pltz\ncold = pltz.Archive.open('x')\ncold.get('x', 'acme')", "cold.get: too many positional"),
         ("import pltz\ncold = pltz.Archive.open('x')\ncold.fetch('x')", "there is no cold.fetch"),
     ],
 )
@@ -224,9 +221,7 @@ def test_every_command_is_shown() -> None:
     assert set(cli.list_commands(click.Context(cli))) <= shown
 
 
-@pytest.mark.parametrize(
-    "block", [block for page in COMMANDS.values() for block in page if block.why_not], ids=str
-)
+@pytest.mark.parametrize("block", [block for page in COMMANDS.values() for block in page if block.why_not], ids=str)
 def test_commands_that_do_not_run_parse(block: Block) -> None:
     for command, words in parsed(block):
         command_of(command).make_context("pltz", words)

@@ -19,11 +19,7 @@ from pltz.serving.nightly.sources.source import EntrySource
 
 PAGE = Path(__file__).resolve().parents[1] / "EXTENDING.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PORTS = {
-    "HalfCodec": KVCodec,
-    "DictTier": SharedTier,
-    "TextSource": EntrySource,
-}
+PORTS = {"HalfCodec": KVCodec, "DictTier": SharedTier, "TextSource": EntrySource}
 
 
 def test_the_examples_run_and_fill_their_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +47,7 @@ def missing(example: Any, port: Any) -> set[str]:
     for name, member in members.items():
         if inspect.isfunction(member):
             own = getattr(example, name, None)
-            if own is None or list(inspect.signature(own).parameters) != list(
-                inspect.signature(member).parameters
-            ):
+            if own is None or list(inspect.signature(own).parameters) != list(inspect.signature(member).parameters):
                 wrong.add(name)
     return wrong
 

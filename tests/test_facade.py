@@ -143,26 +143,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
             ["one", b"two", bytearray(b"three")],
             [Session("text", b"one"), Session("text", b"two"), Session("text", b"three")],
         ),
-        (
-            [[33, 34], (35,), np.array([36])],
-            [Session("ids", [33, 34]), Session("ids", [35]), Session("ids", [36])],
-        ),
+        ([[33, 34], (35,), np.array([36])], [Session("ids", [33, 34]), Session("ids", [35]), Session("ids", [36])]),
         (json.dumps(CHAT).encode(), [Session("chat", CHAT)]),
         ((c for c in [CHAT]), [Session("chat", CHAT)]),
         ([], []),
     ],
-    ids=[
-        "chat",
-        "messages",
-        "chats",
-        "lists",
-        "session",
-        "texts",
-        "ids",
-        "file-bytes",
-        "generator",
-        "nothing",
-    ],
+    ids=["chat", "messages", "chats", "lists", "session", "texts", "ids", "file-bytes", "generator", "nothing"],
 )
 def test_what_counts_as_sessions(codec: Codec, given: Any, sessions: list[Session]) -> None:
     assert pltz.decompress(pltz.compress(given, bundle=codec), bundle=codec) == sessions
@@ -259,9 +245,7 @@ def test_thaw_of_bundle_tokens_into_a_kin(codec: Codec, kin: Any) -> None:
 def test_thaw_into_a_stranger_goes_through_its_template(codec: Codec, stranger: Any) -> None:
     data = pltz.compress([CHAT, "plain"], bundle=codec)
     assert pltz.thaw(data, stranger, bundle=codec).token_ids.tolist() == stranger.render(CHAT)
-    assert pltz.thaw(data, stranger, 1, bundle=codec, chunk=8).token_ids.tolist() == stranger.tokenize(
-        "plain"
-    )
+    assert pltz.thaw(data, stranger, 1, bundle=codec, chunk=8).token_ids.tolist() == stranger.tokenize("plain")
     assert stranger.chunks[-1] == 8
 
 

@@ -44,9 +44,7 @@ def warm_pltz(folder: Path) -> Iterator[str]:
         client.write_text(CLIENT.format(python=sys.executable, address=str(address), name=name))
         client.chmod(0o755)
     alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork has no threads of its parent
-    process = subprocess.Popen(
-        [sys.executable, "-P", __file__, str(address)], cwd=folder, env=os.environ | alone
-    )
+    process = subprocess.Popen([sys.executable, "-P", __file__, str(address)], cwd=folder, env=os.environ | alone)
     try:
         deadline = time.monotonic() + START
         while not address.exists():

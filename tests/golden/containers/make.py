@@ -201,9 +201,7 @@ COPIED = Entry(b"\0", 35, ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2), 1)
 ALL_THREE = Entry(b"\x1a\x04\x05", 35, b"\x01\xcc" + ONE_COPY + b"\x10", ids(*[8, 9] * 17, 1), 1)
 PAST_COPY = b"\x01\x02\x00\x06"  # 2 literals, then 32 tokens from 6 before: a context of 3 tokens begins there
 FAR_COPY = b"\x01\x02\x00\x83\x08"  # from 1027 before, 1025 before the first token
-TOLD = Entry(
-    b"\0", 35, PAST_COPY + b"\x81\x42", ids(8, 9, *[2, 300, 301, 0, 8, 9] * 5, 2, 300, 4), copied=1, step=1
-)
+TOLD = Entry(b"\0", 35, PAST_COPY + b"\x81\x42", ids(8, 9, *[2, 300, 301, 0, 8, 9] * 5, 2, 300, 4), copied=1, step=1)
 ALL_TOLD = Entry(b"\0", 32, b"\x01\x00\x00\x02", ids(*[301, 0] * 16), copied=1, step=1)  # and no literals
 
 GOOD = {

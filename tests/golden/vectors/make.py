@@ -168,9 +168,7 @@ def containers() -> Vectors:
     """Sessions of some golden containers as they are stored, and the bytes that their content checks are of."""
     make = containers_maker()
     cases = {
-        "good-every-kind": [
-            *(make.CHAT, make.TEXT, make.IDS, make.CHAT_STORED, make.TEXT_STORED, make.IDS_STORED)
-        ],
+        "good-every-kind": [*(make.CHAT, make.TEXT, make.IDS, make.CHAT_STORED, make.TEXT_STORED, make.IDS_STORED)],
         "good-extended": [make.LAYOUT, make.PATCHED, make.BOTH],
         "good-nine-copies": [make.NINE],
         "good-contexts": make.FOLLOWERS,

@@ -31,9 +31,7 @@ def test_a_night_and_the_next_one(run: Run, config: Path, tmp_path: Path) -> Non
     lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
     page = Path(lines["report"].strip())
     assert page.is_file() and page.parent == tmp_path / "state/reports"
-    listed = [
-        json.loads(line) for line in run("archive", "ls", "-r", tmp_path / "cold", "--json").stdout.splitlines()
-    ]
+    listed = [json.loads(line) for line in run("archive", "ls", "-r", tmp_path / "cold", "--json").stdout.splitlines()]
     assert [found["name"] for found in listed] == ["chats/1", "chats/2", "chats/3", "chats/4"]
     again = json.loads(run("nightly", "--config", config, "--json").stdout)
     assert (again["totals"]["frozen"], again["totals"]["known"], again["exit_code"]) == (0, 4, 0)

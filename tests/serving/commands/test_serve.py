@@ -23,9 +23,7 @@ def test_an_address_that_is_taken_is_told_before_the_model_is_loaded(run: Run, t
     assert done.exit_code == 2 and "cannot listen on no.such.invalid" in done.stderr
 
 
-def test_others_are_let_in_with_a_key_or_on_purpose(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_let_in_with_a_key_or_on_purpose(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     words = ["serve", tmp_path / "no-model", "--archive", tmp_path / "cold", "--host", "no.such.invalid"]
     done = run(*words)

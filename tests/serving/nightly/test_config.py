@@ -53,9 +53,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert isinstance(slots, SlotSource) and slots.tokenizer == "/jobs/tokenizer.json"
     assert found.retention[0].policy.drop_last and found.keep_opaque
     assert found.layout == "fast"
-    assert set(tomllib.loads("\n".join(lines))) >= {
-        "archive", "state", "source", "retention", "collect", "verify",
-    }
+    assert set(tomllib.loads("\n".join(lines))) >= {"archive", "state", "source", "retention", "collect", "verify"}
 
 
 @pytest.mark.parametrize(
