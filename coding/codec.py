@@ -493,6 +493,8 @@ class Codec(SessionDecoder):
         def coded(decoder: SessionDecoder, told: Progress | None) -> _ModelOutput:
             return _coded_by(decoder, good, run.options, told if counted else None)
 
+        if run.options.progress and run.proving is None:  # it is coded now, and counted
+            begin(run.options.progress, "encode", sum(map(_work, batch.drafts)))
         batch.coded = run.encoding.submit(coded, run.stop)
         return batch
 
