@@ -174,7 +174,8 @@ class Catalog:
         except (FileNotFoundError, LostError):
             self.refresh()
             try:
-                return work()
+                with self.one_look(math.inf):  # the one just made: the manifest may still name what is gone
+                    return work()
             except FileNotFoundError as exc:
                 raise LostError(f"{exc.filename} is gone: run pltz archive repair") from exc
 

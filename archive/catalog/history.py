@@ -113,7 +113,7 @@ class History:
                 f"see pltz archive repair, then ask again{self._left}"
             )
         if self.behind:
-            raise RolledBack(f"found no such version of {self._what}, and {self.behind}{self._left}")
+            raise RolledBack(f"versions of {self._what} may be missing: {self.behind}{self._left}")
 
     def _hidden(self, error: type[LostError]) -> LostError:
         return error(f"a record of {self._what} is damaged or gone: see pltz archive repair{self._left}")

@@ -460,7 +460,7 @@ class Listing:
 
         Readers see no orphan: an erase that went by its record would destroy the keys of theirs.
         """
-        return pack in self.orphans or pack in self.late, pack in self.condemned
+        return pack in self.orphans, pack in self.condemned
 
     def left_out(self) -> frozenset[bytes]:
         """Return packs that the manifest does not name, and that an earlier one may have: it may be that of a backup.

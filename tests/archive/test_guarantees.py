@@ -385,6 +385,7 @@ class GuardedMachine(AlikeMachine):
         for known, version in self.marked(handle, data, forgotten=True):
             allowed = (7, 8) if known.may_go or event else ()
             done = self.act(event, partial(self.handles[handle].undelete, [version]), allowed)
+            done = None if self.hurt and not done else done  # its mark may be hidden: nothing was brought back
             known.forgotten = False if done is not None else None if event or self.hurt else True
             known.may_go &= done is None
 

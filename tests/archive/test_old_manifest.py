@@ -212,6 +212,23 @@ def test_what_a_machine_put_that_saw_nothing_newer_stays_the_newest(
     assert opened().verify(decode=True).sound
 
 
+def test_old_manifests_that_come_back_again_and_again_leave_the_order_as_it_is(disk: SimDisk, opened: Open) -> None:
+    """Nobody repairs between. Numbers could not tell the newest of these."""
+    put = [tokens("a", 1)]
+    for turn in (10, 20, 30):
+        kept = kept_manifest(disk)
+        for number, elsewhere in ((2, False), (3, False), (4, True)):
+            if elsewhere:
+                bring_back(disk, kept)
+            opened(elsewhere=elsewhere).put([session("a", turn + number)])
+            put.append(tokens("a", turn + number))
+    Repairer(DirectoryStore(disk)).run()
+    for archive in opened(), opened(elsewhere=True):
+        assert [archive.tower(v).tokens.tolist() for v in archive.history("a")] == put
+        assert [v.version for v in archive.history("a")] == [*range(1, 11)]
+    assert expire(opened()) == [*range(1, 10)] and opened().get("a").tokens.tolist() == put[-1]
+
+
 def test_turns_joined_with_what_an_older_manifest_hid_keep_their_order(
     disk: SimDisk, tower_codec: SegmentCodec
 ) -> None:
