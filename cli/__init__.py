@@ -1,1 +1,5 @@
-"""The command line: one file per command. The entry point is ``pltz.cli.main``."""
+"""The command line: one file per command. `__init__.pyi` lists what commands of other rooms may use."""
+
+from pltz.plt_codec.offer import offer
+
+__getattr__, __dir__ = offer(__file__)

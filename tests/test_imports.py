@@ -205,12 +205,12 @@ def test_rooms_above_the_core_take_of_it_what_its_rooms_offer() -> None:
         if path.parts[0] in ("kv", "serving", "training"):
             for line, name in names:
                 parts = name.split(".")
-                if parts[0] == "pltz" and parts[1] in CORE - {"cli"} and len(parts) > 3:
+                if parts[0] == "pltz" and parts[1] in CORE and len(parts) > 3:
                     wrong.append(f"{path}:{line} imports {name}: offer it in {parts[1]}/__init__.pyi")
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("room", ["", *sorted(CORE - {"api", "cli", "options"})])
+@pytest.mark.parametrize("room", ["", *sorted(CORE - {"api", "options"})])
 def test_what_a_room_offers_is_there_and_is_no_module(room: str) -> None:
     package = importlib.import_module(f"pltz.{room}".rstrip("."))
     offered = set(package.__all__) - {"__version__"}

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import size
-from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.table import render
+from pltz.cli import Command, Progress, options, render, wanted, write_text
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:

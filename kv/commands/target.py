@@ -2,7 +2,7 @@
 
 import click
 
-from pltz.cli.ui.groups import LazyGroup
+from pltz.cli import LazyGroup
 
 COMMANDS = {"calibrate": "pltz.kv.commands.calibrate:calibrate"}
 

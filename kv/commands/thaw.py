@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, size
-from pltz.cli.archive.shared import VERSION, one_meant, open_archive
-from pltz.cli.ui import options
-from pltz.cli.ui.archive_options import ArchiveCommand, place_given
-from pltz.cli.ui.options import nonempty
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.table import pairs
+from pltz.cli import (
+    VERSION,
+    ArchiveCommand,
+    nonempty,
+    one_meant,
+    open_archive,
+    options,
+    pairs,
+    place_given,
+    write_text,
+)
 from pltz.coding import DEFAULT_TARGET
 from pltz.plt_codec import ContentError, UsageError
 

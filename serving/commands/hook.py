@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive import counted, size
-from pltz.cli.ui import options
-from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, archive_secret
-from pltz.cli.ui.groups import Command, OrderedGroup
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.table import pairs
+from pltz.cli import (
+    ArchiveCommand,
+    Command,
+    OrderedGroup,
+    Progress,
+    archive_place,
+    archive_secret,
+    options,
+    pairs,
+    wanted,
+    write_text,
+)
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:

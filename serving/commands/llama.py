@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive import ArchiveError, counted, size
-from pltz.cli.archive.shared import TENANT, VERSION
-from pltz.cli.ui.archive_options import ArchiveCommand, archive_key, archive_place, archive_secret
-from pltz.cli.ui.groups import OrderedGroup
-from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty, size as bytes_of, together
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.table import pairs
+from pltz.cli import (
+    BUNDLE,
+    JSON,
+    TENANT,
+    THREADS,
+    VERSION,
+    ArchiveCommand,
+    Decorator,
+    OrderedGroup,
+    archive_key,
+    archive_place,
+    archive_secret,
+    nonempty,
+    pairs,
+    size as bytes_of,
+    together,
+    write_text,
+)
 from pltz.plt_codec import MAX_TOKENIZER, ContentError, FormatError, ModelError, UsageError, named_file
 
 if TYPE_CHECKING:

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, size
-from pltz.cli.archive import shared
-from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import printable, write_text
-from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.table import pairs
+from pltz.cli import DRY_RUN, Command, Progress, options, pairs, printable, wanted, write_text
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +26,7 @@ SHOWN = 20  # refused sessions printed
 )
 @click.option("--config", "path", metavar="FILE", help="The configuration, a TOML file.")
 @click.option("--example", is_flag=True, help="Print a configuration with comments.")
-@shared.DRY_RUN
+@DRY_RUN
 @options.PROGRESS
 @options.JSON
 def nightly(

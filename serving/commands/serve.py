@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.cli.archive.shared import TENANT
-from pltz.cli.ui import options
-from pltz.cli.ui.archive_options import ArchiveCommand, archive_key, archive_place, archive_secret
-from pltz.cli.ui.output import write_text
+from pltz.cli import TENANT, ArchiveCommand, archive_key, archive_place, archive_secret, options, write_text
 from pltz.plt_codec import UsageError, need, secret_file
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.progress import wanted
+from pltz.cli import Command, options, wanted
 from pltz.plt_codec import UsageError, need
 from pltz.training.commands import train
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.progress import wanted
+from pltz.cli import Command, options, wanted, write_text
 from pltz.plt_codec import UsageError, need
 
 if TYPE_CHECKING:
@@ -129,7 +126,7 @@ def run(
 
     # The trainer is below the CLI, so what reads sessions and measures a bundle is handed to it.
     def measure(bundle: Path, records: "list[LabelledSession]", limit: int) -> dict[str, Any]:
-        from pltz.cli.bench import machine
+        from pltz.cli import machine
 
         codec = options.load_codec(str(bundle), "cpu", threads)
         figures = measured(codec, records, limit, shown=shown)
@@ -162,14 +159,14 @@ def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *,
     Raises:
         UsageError: every session is longer than that.
     """
-    from pltz.cli.bench.codec import command as codec, compressors as peers, corpus
+    from pltz.cli import compressors as peers, corpus, figures
     from pltz.models import content_bytes
 
     records = corpus.select((corpus.SampleSession(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:
         raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
     others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)
-    return {"limit_bytes": limit, **codec.figures(loaded, records, others, shown=shown)}
+    return {"limit_bytes": limit, **figures(loaded, records, others, shown=shown)}
 
 
 def read(name: str) -> "Iterator[Session]":

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli.bench import machine, shared
-from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import write_text
-from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.table import render
+from pltz.cli import DATA, TARGET, Command, Progress, machine, options, render, wanted, write_text
 from pltz.kv.commands.calibrate import sessions
 from pltz.plt_codec import UsageError
 
@@ -43,9 +38,9 @@ OWN = ("q8", "q4", "predictive")
         "pltz bench kv --sessions 32 --resume kv-rows.jsonl",
     ],
 )
-@shared.TARGET
+@TARGET
 @click.option("--calibration", metavar="FILE", help="Of `pltz target calibrate`; the form predictive needs it.")
-@shared.DATA
+@DATA
 @click.option(
     "--forms", metavar="NAME,...",
     help="Forms to measure: q8, q4, predictive.  [default: all]",
@@ -81,7 +76,7 @@ OWN = ("q8", "q4", "predictive")
 @click.option("--dtype", metavar="TYPE", help="Type of the target's numbers.  [default: that of its weights]")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N.")
 @options.PROGRESS
-@shared.JSON
+@options.JSON
 def kv(**given: Any) -> None:
     """Measure what forms of KV take and lose: bits per element, KL against the exact KV, top-1, milliseconds.
 

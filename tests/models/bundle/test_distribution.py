@@ -22,6 +22,7 @@ def test_the_wheel_holds_mini_nano_and_the_toy_target_alone() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     taken = {path for pattern in patterns["pltz.models"] for path in (ROOT / "models").glob(pattern)}
     assert {path.parent.relative_to(ROOT / "models").as_posix() for path in taken} <= {
+        ".",  # __init__.pyi
         "bundles/mini",
         "bundles/nano",
         "targets/mini-llama",
