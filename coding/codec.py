@@ -519,13 +519,13 @@ class Codec(SessionDecoder):
 
     def _framed(self, batch: _Batch, run: _Call) -> _Batch:
         """Take what the model made of a batch, and begin to code by zstd what may be shorter so."""
-        progress = run.options.progress
+        progress = run.options.progress if run.proving else None  # without threads it is told as sessions are coded
         work = sum(map(_work, batch.drafts)) if progress else 0
         if progress:
             begin(progress, "encode", work)
         coded: _ModelOutput = cast("Later", batch.coded).result()
         batch.coded = None
-        if progress and run.proving and run.counts_coded:
+        if progress and run.counts_coded:
             progress(work)
         results, logs = iter(coded.model), iter(coded.logs)
         for draft in batch.drafts:
