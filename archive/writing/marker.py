@@ -45,7 +45,8 @@ class Marker:
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self._catalog.look(0)
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
-        fresh = [v for v in known if self._catalog.lookup.mark(v.id)[0] != verb]
+        mark, stable = self._catalog.lookup.mark, self._catalog.listing.stable  # a collector may move a mark meanwhile
+        fresh = stable(lambda: [v for v in known if mark(v.id)[0] != verb])
         if fresh:
             with self._catalog.store.using_reserve(1) if verb == FORGET else nullcontext():
                 self._writer.mark(fresh, verb)

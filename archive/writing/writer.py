@@ -221,7 +221,7 @@ class ArchiveWriter:
             item = tenant[v.location]
             if verb != FORGET:
                 rows += self._rescued(item, copied)
-            counter = max(self.catalog.lookup.mark(v.id)[1] + 1, now)
+            counter = max(self.catalog.listing.stable(partial(self.catalog.lookup.mark, v.id))[1] + 1, now)
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.catalog.listing.epoch
         self._publisher.put(list(rows))
