@@ -27,7 +27,7 @@ from pltz.archive.catalog.session_reader import SessionReader
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.format.object_names import PACKS
+from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
@@ -173,7 +173,6 @@ class Archive:
         self._zstd_above = zstd_above
         self._merge_turns = merge_turns
         # the last one, behind the packs that it is of
-        self._token: tuple[dict[bytes, int], tuple[bytes | None, int], str] | None = None
 
     @classmethod
     def open(
@@ -418,7 +417,7 @@ class Archive:
     ) -> list[PutReceipt]:
         """Return a receipt for each request of a commit, in their order."""
         if len(committed) < len(commit):
-            self.parts.store.settle(PACKS)  # the writer of what was there may be between link and fsync
+            self.parts.store.settle(MANIFEST)  # the writer of what was there may be between link and fsync
         new = iter(committed)
         return [
             repeated(request, cut, self.codecs)
@@ -660,7 +659,7 @@ class Archive:
         arguments.number_or_none(max_seconds=max_seconds)
         arguments.text_or_none(expect=expect)
         codecs = self.codecs.registry if decode else self.parts.codecs
-        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
+        catalog = Catalog(self.parts.store, self.parts.keys)
         return Verifier(catalog, codecs, self.parts.settings, resume).run(
             decode=decode,
             fraction=fraction,
@@ -803,23 +802,18 @@ class Archive:
 
         eraser = Eraser(self.parts.catalog, self.parts.writer)
         self.parts.writer.forget_tokens()
-        with self.parts.store.using_reserve(0 if dry_run else 1):
-            if base is not None:
-                return eraser.base(base, dry_run=dry_run)
-            if name is not None:
-                return eraser.session(tenant or "", name, dry_run=dry_run)
-            return eraser.tenant(tenant or "", bases=bases, dry_run=dry_run)
+        if base is not None:
+            return eraser.base(base, dry_run=dry_run)
+        if name is not None:
+            return eraser.session(tenant or "", name, dry_run=dry_run)
+        return eraser.tenant(tenant or "", bases=bases, dry_run=dry_run)
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.
 
         An archive that a token is newer than was rolled back. Raises StoreError.
         """
-        listing = self.parts.catalog.listing
-        state = listing.newest, len(listing.packs)  # of packs that others changed a look makes another dictionary
-        if self._token is None or self._token[0] is not listing.packs or self._token[1] != state:
-            self._token = listing.packs, state, str(token_of(self.parts.catalog))
-        return self._token[2]
+        return str(token_of(self.parts.catalog))
 
     # ---- below
 

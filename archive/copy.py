@@ -30,7 +30,7 @@ from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
-from pltz.archive.format.object_names import PACKS
+from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
 from pltz.archive.writing.commits import COMMIT_SESSIONS
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
@@ -83,7 +83,7 @@ def copy(
         # versions that are there are not read
         there = _there(source, some, to)
         if there:
-            to.store.settle(PACKS)  # its writer may be between link and fsync
+            to.store.settle(MANIFEST)  # its writer may be between link and fsync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
         wanted = [v for v in some if not dry_run and v.id not in there]
         for version, found in zip(wanted, _sessions(source, wanted, to.codecs), strict=True):

@@ -6,8 +6,9 @@
     │   │   └── FullError      7   the disk is full or the quota used up; freeing space cures it
     │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
     │   ├── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
-    │   │   └── Outdated       7   an older manifest came back after the look that decided; look and decide again
-    │   └── RolledBack         7   not here, and the archive or its manifest is older than this machine knew it
+    │   │   └── Outdated       7   what the look that decided relied on is condemned or gone; look and decide again
+    │   ├── ManifestLost       7   the manifest is damaged or gone; repair makes it again
+    │   └── RolledBack         7   the archive or its manifest is older than this machine knew it; run repair
     ├── NotFound               8   no such session, version or segment
     │   └── Erased             8   it was here: its key was destroyed
     ├── MismatchError (plt_codec)
@@ -47,15 +48,19 @@ class WriterFailed(ArchiveError):
 
 
 class Fenced(ArchiveError):
-    """Plans or keys changed while this writer worked, so nothing was acknowledged."""
+    """A collector or keys went on while this writer worked, so nothing was acknowledged."""
 
 
 class Outdated(Fenced):
-    """The look that decided did not know that an older manifest was brought back, so nothing was acknowledged."""
+    """A pack that the deciding look relied on is condemned or gone by now, so nothing was acknowledged."""
+
+
+class ManifestLost(ArchiveError):
+    """The manifest is damaged or gone, or something that it needs is: repair makes it again from the packs."""
 
 
 class RolledBack(ArchiveError):
-    """It is not here, and the archive or its manifest is older than one that was seen before."""
+    """The archive or its manifest is older than one that was seen before."""
 
 
 class NotFound(PltzError):

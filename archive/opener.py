@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pltz.archive.catalog.catalog import Catalog
@@ -21,9 +22,9 @@ from pltz.archive.catalog.reader import TowerReader
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
-from pltz.archive.errors import ArchiveError, KeyMismatch
+from pltz.archive.errors import KeyMismatch, ManifestLost
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
-from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.places import open_store
 from pltz.archive.storage.store import Store, is_there, remains
@@ -32,7 +33,7 @@ from pltz.archive.writing.marker import Marker
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import SIZE
 
 
@@ -76,16 +77,12 @@ def create(
     codecs: Sequence[SegmentCodec] = (),
     *,
     key: Secret | None = None,
-    parity: tuple[int, int] = (SHARE, SHARED),
-    manifest: bool | None = None,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
     Args:
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
-        parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
-        manifest: name packs and indexes in one small object, so that gets and puts list none; None: in a bucket.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
@@ -95,79 +92,61 @@ def create(
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
-    settings = Settings(store.random(SIZE), key is not None, parity, store.remote if manifest is None else manifest)
-    # the settings are the last step of init: where they are, another init won or was cut off
+    settings = Settings(store.random(SIZE), key is not None)
+    # where the settings are, another init won or was cut off
     if not is_there(store, SETTINGS):
         _want_nothing(store)
     if not store.put(SETTINGS, settings.encode()):
         settings = _cut_off(store, settings)
-    # keys and the second copy may be lacking after a crash, and are made then
+    # the manifest, keys and the second copy may be lacking after a crash, and are made then
+    register = ManifestRegister(store)
+    first = register.find() is None and register.swap(lambda base: base or Manifest(settings))
     if key:
         Keyring.create(store, settings.archive, key)
+    elif not first:
+        raise UsageError(f"there is an archive already: {SETTINGS} exists")
     store.put(SETTINGS_COPY, settings.encode())
-    made = _opened(store, settings, codecs, open_keys(store, settings, key))
-    made.catalog.listing.publish()
-    return made
-
-
-def convert(place: str | os.PathLike[str] | Store) -> bool:
-    """Give an archive a manifest, in place, and return whether it had none. No key is needed.
-
-    Others may go on meanwhile. Their puts are refused once (`Fenced`), with nothing acknowledged, where they began
-    before. A call that was cut off leaves an archive that works, and the next one finishes it. FORMAT.md, "Conversion".
-
-    Raises:
-        ArchiveError: a plan is damaged, or too many packs have no index.
-        StoreError: the store cannot replace a manifest safely, or failed.
-        UsageError, CorruptError, VersionError: as `open_at`.
-    """
-    opened = open_at(place)
-    store, catalog = opened.store, opened.catalog
-    if fresh := not opened.settings.manifest:
-        store.make()
-        catalog.refresh()
-        named = replace(opened.settings, manifest=True).encode()
-        store.replace(SETTINGS_COPY, named)  # first: a copy without the feature must not come back later
-        store.replace(SETTINGS, named)
-        opened = open_at(store)
-        opened.catalog.listing.trust(catalog.listing.packs)
-    opened.catalog.refresh()
-    opened.indexes.copy_tables()
-    opened.catalog.listing.publish()
-    opened.catalog.listing.put_marks()
-    return fresh
+    return _opened(store, settings, codecs, open_keys(store, settings, key), register)
 
 
 def open_at(
     place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec] = (), *, key: Secret | None = None
 ) -> OpenArchive:
-    """Open an archive. Packs that no index covers are scanned now.
+    """Open an archive.
 
     A sealed archive opened without ``key`` can be checked, collected and repaired, but not read or
     written.
 
     Raises:
         UsageError: there is no archive, or a key was given for one that is not sealed.
-        CorruptError, VersionError: archive.json is damaged or newer.
+        VersionError: it is of another version.
         KeyMismatch: ``key`` is not its key.
-        ArchiveError, StoreError: archive.json is missing from an archive, a plan is damaged, or the store failed.
+        ManifestLost, RolledBack, StoreError: repair has to make the manifest again, or the store failed.
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
-    register = ManifestRegister(store) if store.remote else None  # it has the settings too: one request for both
-    if register and (manifest := register.load_ahead()):
-        return _opened(store, manifest.settings, codecs, open_keys(store, manifest.settings, key), register)
+    register = ManifestRegister(store)  # it has the settings too
     try:
-        data = store.read(SETTINGS, 0, MAX_SIZE)
+        manifest = register.load_ahead()
+    except ManifestLost:
+        _want_archive(store, place)
+        raise
+    if not store.remote:  # in a bucket it would be a request, and nothing can be written into an object
+        with suppress(FileNotFoundError, CorruptError):
+            if Settings.decode(store.read(SETTINGS, 0, MAX_SIZE)) != manifest.settings:
+                raise ManifestLost(f"{SETTINGS} and the manifest are of two archives: run pltz archive repair")
+    return _opened(store, manifest.settings, codecs, open_keys(store, manifest.settings, key), register)
+
+
+def _want_archive(store: Store, place: str | os.PathLike[str] | Store) -> None:
+    """Raise UsageError where there is no archive, VersionError where it is of another version."""
+    try:
+        Settings.decode(store.read(SETTINGS, 0, MAX_SIZE))
+    except CorruptError:
+        return
     except FileNotFoundError as exc:
-        if folder := remains(store):
-            raise ArchiveError(
-                f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
-                "pltz archive repair brings it back from its copy"
-            ) from exc
-        at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
-        raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
-    settings = Settings.decode(data)
-    return _opened(store, settings, codecs, open_keys(store, settings, key))
+        if not remains(store):
+            at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
+            raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
 
 
 def open_or_create(place: str | os.PathLike[str], *, key: Secret | None = None) -> OpenArchive:
@@ -195,18 +174,17 @@ def _opened(
     settings: Settings,
     codecs: Sequence[SegmentCodec],
     keys: Encryption,
-    register: ManifestRegister | None = None,
+    register: ManifestRegister,
 ) -> OpenArchive:
-    """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.refresh`.
+    """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.look`.
 
-    ``register``: that of its manifest, if it was loaded for this call.
+    ``register``: that of its manifest, which was loaded for this call.
     """
-    catalog = Catalog(store, keys, settings=settings)
-    if register and settings.manifest:
-        catalog.listing.register = register
+    catalog = Catalog(store, keys)
+    catalog.listing.register = register
     catalog.look(0)
     registry, indexes = CodecRegistry(codecs), IndexKeeper(catalog)
-    writer = ArchiveWriter(catalog, registry, settings.parity)
+    writer = ArchiveWriter(catalog, registry)
     reader = TowerReader(catalog, registry)
     return OpenArchive(
         store=store,
@@ -234,13 +212,14 @@ def _want_nothing(store: Store) -> None:
 
 
 def _cut_off(store: Store, wanted: Settings) -> Settings:
-    """Return the settings of a sealed archive that has no key yet.
+    """Return the settings of an archive that has no manifest yet, or, where it is sealed, no key.
 
-    Its init was cut off or is still running. The init whose key comes first owns the archive. Raises
+    Its init was cut off or is still running. The init whose manifest or key comes first owns the archive. Raises
     UsageError for any other archive.
     """
     settings = Settings.decode(store.read(SETTINGS, 0, MAX_SIZE))
-    used = [n for folder in ("keys", "packs", "collect", "parity", "ledger") for n in store.list(folder)]
-    if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {SETTINGS}:
+    folders = ("keys", "packs", "parity") if settings.sealed else ("packs", "manifest", "parity")
+    used = {n for folder in folders for n in store.list(folder)} - {SETTINGS}
+    if replace(settings, archive=wanted.archive) != wanted or used:
         raise UsageError(f"there is an archive already: {SETTINGS} exists")
     return settings

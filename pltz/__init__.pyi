@@ -19,6 +19,7 @@ from pltz.archive.errors import (
     FullError as FullError,
     KeyMismatch as KeyMismatch,
     LostError as LostError,
+    ManifestLost as ManifestLost,
     MisplacedPack as MisplacedPack,
     MissingKeys as MissingKeys,
     MissingPack as MissingPack,

@@ -1,6 +1,6 @@
 """The catalogue: one process's sight of an archive, in four parts.
 
-    listing     which packs, indexes and plans there are
+    listing     which packs and indexes there are, and what is condemned
     lookup      where the record of a segment, session or version lies
     damage      the state of each pack, and what damage may hide
     histories   the versions of a session, and whether there may be others
@@ -15,22 +15,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from pltz.archive.catalog.damage import DamageReport
 from pltz.archive.catalog.history import Histories
-from pltz.archive.catalog.ledger import Loss, PackLedger
 from pltz.archive.catalog.listing import ATTEMPTS, Listing
 from pltz.archive.catalog.lookup import RecordLookup
+from pltz.archive.catalog.losses import Loss
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import LostError, Outdated
-from pltz.archive.format.object_names import SETTINGS
-from pltz.archive.format.settings import MAX_SIZE, Settings
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.storage.store import Store
-from pltz.plt_codec.errors import CorruptError
 
 T = TypeVar("T")
 
@@ -41,7 +40,6 @@ class Catalog:
     Args:
         keys: None stands for an archive without encryption.
         unused: digests, in hex, of index files that are skipped.
-        settings: those of the archive, if at hand.
     """
 
     def __init__(
@@ -49,11 +47,9 @@ class Catalog:
         store: Store,
         keys: Encryption | None = None,
         unused: Iterable[str] = (),
-        settings: Settings | None = None,
     ) -> None:
         self.store = store
         self.keys = keys or Plaintext()
-        self._settings = settings
         self._key_check = self.keys.key_check if isinstance(self.keys, Keyring) else None
         self.max_age = 0.0
         self._held = 0  # calls that look as one
@@ -62,8 +58,7 @@ class Catalog:
     def _empty(self, unused: Iterable[str]) -> None:
         """Begin without anything that was read."""
         problems = Problems()
-        self.ledger = PackLedger(self.store, self._settings)
-        self.listing = Listing(self.store, self.ledger, problems, unused)
+        self.listing = Listing(self.store, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
         self.histories = Histories(self.listing, self.lookup, self.damage, self.keys)
@@ -81,7 +76,7 @@ class Catalog:
     def key_check(self) -> KeyCheck | None:
         """Return the check of key files of a sealed archive, opened with its key or without; else None."""
         if self._key_check is None and self.keys.cipher:
-            self._key_check = KeyCheck(self.store, self.ledger.archive)
+            self._key_check = KeyCheck(self.store, self.listing.archive)
         return self._key_check
 
     def keyless(self, domain: bytes | None = None) -> dict[bytes, str]:
@@ -98,11 +93,10 @@ class Catalog:
     def look(self, max_age: float | None = None) -> bool:
         """Read the changes that others made, unless they were read within ``max_age`` seconds; None: the catalogue's.
 
-        Returns whether they were read. Keys are read in any case, so what was erased is refused at once. They are read
-        from the manifest, where the archive has one that explains all, else as `refresh` does.
+        Returns whether they were read. Keys are read in any case, so what was erased is refused at once.
 
         Raises:
-            StoreError, ArchiveError: as `refresh`.
+            ManifestLost, RolledBack, StoreError, VersionError: as `Listing.follow`.
         """
         bound = self.max_age if max_age is None else max_age
         if self._held or time.monotonic() - self._read_at < bound:
@@ -116,9 +110,7 @@ class Catalog:
         """Read the changes that others made, as `look` does, whenever they were read before. Raises its errors."""
         begun = time.monotonic()
         self.keys.refresh()
-        if not self.listing.follow() and not (self.takes_manifest() and self.listing.follow()):
-            self.refresh()
-            return
+        self.listing.follow()
         self._tell_packs()
         self._read_at = begun
 
@@ -126,22 +118,7 @@ class Catalog:
         """Let the check of keys take the packs of this look: it lists none, and reads the tables of new ones."""
         listing = self.listing
         if self._key_check:
-            self._key_check.refresh(lambda: listing.packs if listing.following else listing.packs | listing.orphans)
-
-    def takes_manifest(self) -> bool:
-        """Return whether the archive got a manifest since it was opened. All is read afresh then, by the next look.
-
-        One read of archive.json; none where the manifest is known. Raises StoreError, VersionError.
-        """
-        if self.listing.register:
-            return False
-        with suppress(FileNotFoundError, CorruptError):  # repair brings it back
-            settings = Settings.decode(self.store.read(SETTINGS, 0, MAX_SIZE))
-            if settings.manifest:
-                self._settings = settings
-                self._empty(())
-                return True
-        return False
+            self._key_check.refresh(lambda: listing.packs)
 
     @contextmanager
     def one_look(self, max_age: float | None = None) -> Iterator[None]:
@@ -154,14 +131,11 @@ class Catalog:
             self._held -= 1
 
     def refresh(self) -> None:
-        """Read the changes that others made, by listing every folder.
+        """Read the changes that others made, and tell by a listing of packs/ which packs are missing.
 
-        Raises:
-            StoreError: the store failed.
-            ArchiveError: a plan is damaged.
+        Raises ManifestLost, RolledBack, StoreError, VersionError.
         """
         begun = time.monotonic()
-        self.listing.read_plans()
         self.keys.refresh()
         self.listing.read()
         self._tell_packs()
@@ -182,7 +156,7 @@ class Catalog:
     def decide(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which decides by one look and publishes what it decided.
 
-        It is called again, after another look, where that did not know that an older manifest was brought back. Raises
+        It is called again, after another look, where what it relied on is condemned or gone by then. Raises
         Outdated where that goes on, and the errors of ``work``.
         """
         for _ in range(ATTEMPTS - 1):
@@ -199,6 +173,12 @@ class Catalog:
         self.refresh()
         known = self.damage.losses()
         chosen = known if losses is None else [loss for loss in known if loss in losses]
-        self.ledger.acknowledge(chosen)
-        self.listing.publish()
+        now = self.store.now()
+
+        def acknowledged(manifest: Manifest) -> Manifest:
+            rows = {loss.pack: manifest.lost[loss.pack] for loss in chosen if loss.pack in manifest.lost}
+            told = {pack: row._replace(acknowledged=row.acknowledged or now) for pack, row in rows.items()}
+            return replace(manifest, lost={**manifest.lost, **told})
+
+        self.listing.publish(acknowledged)
         return chosen

@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.losses import PackState
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set as AbstractSet
 from itertools import groupby
 
-from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
+from pltz.archive.catalog.losses import Loss, PackState
 from pltz.archive.catalog.problems import Problem, Problems
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, Lookup, key_of
 from pltz.plt_codec.errors import FormatError
@@ -34,35 +34,29 @@ class DamageReport:
         self._problems.note(kind, name, what)
 
     def state(self, pack: bytes) -> PackState:
-        """Return the state of a pack that something named."""
-        if self._listing.following and pack not in self._listing.packs:  # a manifest does not explain it
-            self._listing.read()
-        absent = self._listing.absent()
-        if pack not in self._listing.packs:
-            return absent.get(pack) or self._listing.ledger.state(pack) or PackState.MISSING
-        return PackState.DAMAGED if pack in self._problems.packs else PackState.PRESENT
+        """Return the state of a pack that was named once."""
+        listing = self._listing
+        if pack in listing.packs:
+            return PackState.DAMAGED if pack in self._problems.packs else PackState.PRESENT
+        if pack in listing.missing():
+            return PackState.MISSING
+        return PackState.LOST if any(loss.pack == pack for loss in listing.losses()) else PackState.DELETED
 
     def damaged(self) -> set[bytes]:
         """Return the packs that are there and have bytes that could not be read."""
-        return set(self._problems.packs & self._listing.packs.keys())
+        return set((self._problems.packs & self._listing.packs.keys()) - self._listing.unnamed.keys())
 
     def missing(self) -> set[bytes]:
-        """Return the absent packs that neither a collector nor repair accounts for."""
+        """Return the packs that the manifest names and that are not there."""
         return set(self._listing.missing())
 
     def losses(self) -> list[Loss]:
-        """Return the unacknowledged losses of packs that did not come back."""
-        self._listing.absent()  # reads the ledger, and adds packs that an incomplete listing omitted
-        return self._open_losses()
-
-    def _open_losses(self) -> list[Loss]:
-        known = self._listing.ledger.losses()
-        return [loss for loss in known if loss.acknowledged is None and loss.pack not in self._listing.packs]
+        """Return the unacknowledged losses."""
+        return [loss for loss in self._listing.losses() if loss.acknowledged is None]
 
     def hiding(self) -> set[bytes]:
         """Return the packs that may hold sessions that look-ups miss: damaged, missing or lost."""
-        missing = self.missing()  # adds packs that an incomplete listing omitted
-        return self.damaged() | missing | {loss.pack for loss in self._open_losses()}
+        return self.damaged() | self.missing() | {loss.pack for loss in self.losses()}
 
     def uncatalogued(self, domain: bytes | None = None) -> set[bytes]:
         """Return the packs of `hiding` that may have any session: nothing lists what they hide.
@@ -76,7 +70,7 @@ class DamageReport:
             blind = blind.difference(listing.rows, *(index.packs for index in listing.indexes.values()))
             blind -= listing.tail.packs.keys() - self._problems.blind
         for loss in self.losses():
-            (blind.discard if loss.entry.complete else blind.add)(loss.pack)
+            (blind.discard if loss.complete else blind.add)(loss.pack)
         return {pack for pack in blind if domain is None or self._may_have(pack, domain)}
 
     def _may_have(self, pack: bytes, domain: bytes) -> bool:
@@ -138,7 +132,7 @@ class DamageReport:
         if any(location.pack in missing for location in named):
             return PackState.MISSING
         key = key_of(identity)
-        if section == SEGMENTS and any(key in loss.entry.segments for loss in self.losses()):
+        if section == SEGMENTS and any(key in loss.segments for loss in self.losses()):
             return PackState.LOST
         for location in named:
             try:

@@ -17,7 +17,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import History
 from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.encryption.keys import LockedArchive
-from pltz.archive.errors import ArchiveError, NotFound, RolledBack
+from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import TENANT
 from pltz.archive.humanize import counted, moment
@@ -56,9 +56,9 @@ class SessionDirectory:
         """Return the message about a session that an acknowledged loss names; None where none does."""
         keys = self._catalog.keys
         key = index_file.key_of(keys.session_key(keys.domain(TENANT, tenant), name))
-        for loss in self._catalog.ledger.losses():
-            if loss.acknowledged is not None and key in loss.entry.sessions:
-                lost, told = moment(loss.entry.time), moment(loss.acknowledged)
+        for loss in self._catalog.listing.losses():
+            if loss.acknowledged is not None and key in loss.sessions:
+                lost, told = moment(loss.time), moment(loss.acknowledged)
                 return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
         return None
 
@@ -72,7 +72,7 @@ class SessionDirectory:
         if not (found.versions or looked):  # no session is absent by an old sight
             self._catalog.look_now()
             found = self._catalog.histories.of(tenant, name)
-        if self._catalog.listing.following and not found.whole:  # none is lost by a manifest alone
+        if not (found.whole or self._catalog.listing.listed):  # none is lost before a look at what is there
             self._catalog.refresh()
             found = self._catalog.histories.of(tenant, name)
         return found
@@ -143,8 +143,6 @@ class SessionDirectory:
                 f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, "
                 "see pltz archive repair"
             )
-        if behind := self._catalog.listing.behind:
-            raise RolledBack(f"{what}, but sessions may be missing: {behind}")
         if losses:
             raise ArchiveError(
                 f"{what}, but sessions were lost with {counted(len(losses), 'pack')} that repair gave up: "

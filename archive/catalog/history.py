@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pltz.archive.catalog.damage import DamageReport
-from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
+from pltz.archive.catalog.losses import PackState
 from pltz.archive.encryption.keys import Encryption
-from pltz.archive.errors import ArchiveError, LostError, MissingPack, RolledBack
+from pltz.archive.errors import ArchiveError, LostError, MissingPack
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import MARKS, SESSIONS, key_of
 from pltz.archive.format.record import TICK_BITS
@@ -44,7 +44,6 @@ class History:
         older: the state of a loss that names the session and was recorded before the newest of ``versions`` was put.
         older_blind: packs as ``blind`` has them, lost before that.
         lost: when the last loss was recorded that may have versions of the session, in seconds since 1970; -1 without.
-        behind: why the archive may be older than it was, see `Listing.behind`; empty where nothing tells so.
     """
 
     tenant: str
@@ -55,7 +54,6 @@ class History:
     older: PackState | None = None
     older_blind: frozenset[bytes] = frozenset()
     lost: int = -1
-    behind: str = ""
 
     @property
     def last(self) -> int:
@@ -80,7 +78,7 @@ class History:
         """Check that no version newer than those found can be hidden, and that none is hidden where none was found.
 
         Raises MissingPack where it is in a missing pack, LostError where damage took it, ArchiveError where it is not
-        known what was in a pack, RolledBack where the archive may be older than it was.
+        known what was in a pack.
         """
         if self.newer is not None:
             raise self._hidden(MissingPack if self.newer is PackState.MISSING else LostError)
@@ -112,8 +110,6 @@ class History:
                 f"found {found}{self._what}, and {counted(len(blind), 'pack')} damaged or gone may {may}: "
                 f"see pltz archive repair, then ask again{self._left}"
             )
-        if self.behind:
-            raise RolledBack(f"versions of {self._what} may be missing: {self.behind}{self._left}")
 
     def _hidden(self, error: type[LostError]) -> LostError:
         return error(f"a record of {self._what} is damaged or gone: see pltz archive repair{self._left}")
@@ -152,26 +148,25 @@ class Histories:
         versions = self._lookup.versions(domain, name)  # meets the damage that hides others
         if not versions:
             self._keys.want(domain, f"tenant {tenant!r}")
-        behind = self._listing.behind
         if self._clear:
-            return History(tenant, name, versions, behind=behind)
+            return History(tenant, name, versions)
         key = self._keys.session_key(domain, name)
         newer, blind = self._damage.hides(SESSIONS, key), self._damage.uncatalogued(domain)
         newest = versions[-1].moment >> TICK_BITS if versions else -1
         older, older_blind, lost = None, set[bytes](), -1
         for loss in self._damage.losses():
-            named = key_of(key) in loss.entry.sessions
+            named = key_of(key) in loss.sessions
             if named or loss.pack in blind:
-                lost = max(lost, loss.entry.time)
-            if named and loss.entry.time >= newest:
+                lost = max(lost, loss.time)
+            if named and loss.time >= newest:
                 newer = newer or PackState.LOST
             elif named:
                 older = PackState.LOST
-            elif loss.pack in blind and loss.entry.time < newest:
+            elif loss.pack in blind and loss.time < newest:
                 older_blind.add(loss.pack)
         newer = newer or self._hidden_mark(versions)
         sets = frozenset(blind - older_blind), older, frozenset(older_blind)
-        return History(tenant, name, versions, newer, *sets, lost, behind)
+        return History(tenant, name, versions, newer, *sets, lost)
 
     def _hidden_mark(self, versions: Sequence[Version]) -> PackState | None:
         """Return the state of a pack that hides a mark, so that another version may be the newest; None without.

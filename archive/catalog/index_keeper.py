@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import ATTEMPTS
-from pltz.archive.errors import Fenced, StoreError
+from pltz.archive.errors import Fenced, Outdated, StoreError
 from pltz.archive.format import index_file, object_names
-from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import FileIndex, Lookup
 from pltz.plt_codec.identity import SIZE
 
@@ -62,7 +62,7 @@ class IndexKeeper:
         old = set(self._store.list(object_names.INDEXES))
         self._catalog.renew(unused=old)
         made = self.write(replaced=old)
-        named = made | self._catalog.listing.named_indexes()
+        named = made | self._catalog.listing.present.indexes
         for name in old - named:
             self._store.delete(object_names.index(name))
         for name in object_names.table_copies_among(self._store.list(object_names.PARITY)) - named:
@@ -78,15 +78,13 @@ class IndexKeeper:
         for _ in range(ATTEMPTS):
             try:
                 return self._write(everything, replaced)
-            except FileNotFoundError:  # another replaced an index of which only ranges were read
+            except (FileNotFoundError, Outdated):  # another replaced an index of which only ranges were read
                 self._catalog.refresh()
         raise Fenced("others replace the indexes all the time: no index was written, try again")
 
     def _write(self, everything: bool, replaced: Collection[str]) -> set[str]:
         """Write an index as `write` does. Raises FileNotFoundError where one that is merged is gone."""
         catalog = self._catalog
-        if catalog.takes_manifest():  # which names indexes that would be deleted
-            raise Fenced("the archive got a manifest meanwhile: no index was written, try again")
         together = TOGETHER if self._store.remote else 0  # on a directory a look-up in one more index costs little
         absorbed: dict[str, FileIndex] = {}
         entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
@@ -103,24 +101,12 @@ class IndexKeeper:
         sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
         built = [index_file.build(sources, part) for part in index_file.parts(sizes)]
         made = {self._put(data): FileIndex.of(data) for data in built}
-        catalog.listing.publish(made, replaced or absorbed)
+        catalog.listing.publish(made=made, replaced=replaced or absorbed)
         # those absorbed go once the new ones are there
-        for old in absorbed.keys() - made.keys() - catalog.listing.named_indexes():
+        for old in absorbed.keys() - made.keys() - catalog.listing.present.indexes:
             self._store.delete(object_names.index(old))
-            if catalog.listing.register:
-                self._store.delete(object_names.table_copy(old))
-        catalog.listing.reset_tail()
-        catalog.look(0)
+            self._store.delete(object_names.table_copy(old))
         return set(made)
-
-    def copy_tables(self) -> None:
-        """Copy the pack tables of all indexes, as a manifest needs them. Raises StoreError, UnreadableError."""
-        for name in sorted(self._catalog.listing.indexes):
-            self._copy_table(name, self._store.open(object_names.index(name)))
-
-    def _copy_table(self, name: str, source: File) -> None:
-        """Copy the pack table of an index: without the index a manifest would not tell which packs it names."""
-        self._store.put(object_names.table_copy(name), index_file.table_of(source))
 
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""
@@ -129,6 +115,6 @@ class IndexKeeper:
             self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
             if not self._store.put(object_names.index(name), data):
                 raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
-        if self._catalog.listing.register:
-            self._copy_table(name, Held(data))
+        # without the index a manifest would not tell which packs it names
+        self._store.put(object_names.table_copy(name), index_file.table_of(Held(data)))
         return name

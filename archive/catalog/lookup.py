@@ -291,7 +291,6 @@ class RecordLookup:
 
         Memory stays small for a large catalogue because one session is decoded at a time. Raises StoreError.
         """
-        self._listing.absent()  # adds packs that an incomplete listing omitted
         packs = sorted(self._listing.packs)
         keys, places = self._session_places(packs)
         bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
@@ -366,7 +365,6 @@ class RecordLookup:
         return -verb, counter
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
-        self._listing.absent()  # adds packs that an incomplete listing omitted
         key = self._keys.session_key(domain, name)
         found = self._sessions(key, name)
         failures: list[CorruptError] = []
@@ -410,7 +408,6 @@ class RecordLookup:
         return items
 
     def _all_versions(self, domain: bytes | None) -> list[Version]:
-        self._listing.absent()  # adds packs that an incomplete listing omitted
         items = (item for pack in sorted(self._listing.packs) for item in self._session_heads(pack, domain))
         return self._distinct(items, [])
 

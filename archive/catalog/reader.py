@@ -19,9 +19,9 @@ import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, decodable_groups
-from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
+from pltz.archive.catalog.losses import PackState
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
 from pltz.archive.format.context import RUN

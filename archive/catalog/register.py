@@ -1,6 +1,6 @@
 """The register of the manifest: its present state as this process knows it, and swaps of the next one.
 
-    register.load()                    the manifest, None where there is none that can be used
+    register.load()                    the manifest; ManifestLost, RolledBack where it cannot be used
     register.swap(lambda base: ...)    the manifest that was put in place of the present one, however many others swap
 
 Spec: FORMAT.md, "Manifest".
@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from pltz.archive.errors import StoreError, UnreadableError
+from pltz.archive.errors import ManifestLost, RolledBack, StoreError, UnreadableError
 from pltz.archive.format.manifest import Manifest, claimed_generation
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.storage.store import Content, Store
@@ -37,7 +37,7 @@ class _NextManifest(NamedTuple):
 class ManifestRegister:
     """The manifest of an archive.
 
-    ``manifest``: the one that was loaded or put last; None where that cannot be used: there was none, it is damaged, or
+    ``manifest``: the one that was loaded or put last, None where that cannot be used: there was none, it is damaged, or
     its generation is below one that was seen. ``older``: the one that is there then, else None.
     """
 
@@ -50,12 +50,24 @@ class ManifestRegister:
         self._drafted: _NextManifest | None = None
         self._ahead = False  # whether it was loaded for the next call of `load`
 
-    @property
-    def behind(self) -> tuple[int, int] | None:
-        """Return the generation of a manifest that was brought back, and the highest that was seen; else None."""
-        return (self.older.generation, self._highest) if self.older else None
+    def load(self) -> Manifest:
+        """Return the present manifest.
 
-    def load(self) -> Manifest | None:
+        Raises ManifestLost where it is damaged or gone, RolledBack where a newer one was seen, StoreError,
+        VersionError.
+        """
+        found = self.find()
+        if found is None and self.older:
+            raise RolledBack(
+                f"the manifest is of generation {self.older.generation}, and {self._highest} was seen: the archive or "
+                "its manifest was brought back from a backup; run pltz archive repair, and put again what was put "
+                "since that backup"
+            )
+        if found is None:
+            raise ManifestLost("the manifest is damaged or gone: run pltz archive repair, which makes it again")
+        return found
+
+    def find(self) -> Manifest | None:
         """Return the present manifest, None where there is none that can be used. Raises StoreError, VersionError."""
         if self._ahead:
             self._ahead = False
@@ -70,7 +82,18 @@ class ManifestRegister:
                 break  # else others may have swapped, and told it, between both
         return self.manifest
 
-    def load_ahead(self) -> Manifest | None:
+    def earlier(self, archive: bytes) -> Manifest | None:
+        """Return the manifest before one that is lost, as far as the store keeps it, of this archive.
+
+        Raises StoreError, VersionError.
+        """
+        for data in self._store.earlier(MANIFEST):
+            with suppress(CorruptError):
+                if (found := Manifest.decode(data)).archive == archive:
+                    return found
+        return None
+
+    def load_ahead(self) -> Manifest:
         """Return the present manifest, and let the next `load` return it too: both are of one call.
 
         Raises the errors of `load`.
@@ -79,25 +102,24 @@ class ManifestRegister:
         self._ahead = True
         return found
 
-    def swap(
-        self, change: Callable[[Manifest | None], Manifest], *, always: bool = False, repaired: bool = False
-    ) -> bool:
+    def swap(self, change: Callable[[Manifest | None], Manifest], *, repaired: bool = False) -> bool:
         """Put a manifest in place of the present one, and return whether it was put.
 
-        ``change``: returns the next manifest for the present one; its generation and random bytes are set here.
-        ``always``: put it where it says the same too. What a killed writer left beside the present one goes then.
-        ``repaired``: its generation is above what others saw, so that none of them takes it for one of a backup.
+        Where it says the same as the present one, that is made durable: its writer may be between link and sync.
+
+        ``change``: returns the next manifest for the present one; its generation and random bytes are set here. It gets
+        None where that cannot be used. ``repaired``: its generation is above what others saw, so that none of them
+        takes it for one of a backup.
 
         Raises its errors, StoreError, WriterFailed. After a StoreError the manifest may have been put all the same.
         """
         if self.manifest and self._store.seen.highest().get(self.manifest.archive, 0) > self._highest:
-            self.load()  # others swapped meanwhile, or it was brought back since it was loaded
+            self.find()  # others swapped meanwhile, or it was brought back since it was loaded
         for turn in range(TURNS):
             base = self.manifest
             fresh = change(base)
-            if self.manifest is not base:  # the change looked again, and found another
-                continue
-            if base and fresh.state == base.state and not always:
+            if base and fresh.state == base.state and not repaired:
+                self._store.settle(MANIFEST)
                 return False
             generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.archive)
             drafted = self._drafted
@@ -114,7 +136,7 @@ class ManifestRegister:
             if own:
                 return True
             if self.older:
-                self.load()
+                self.find()
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
     def draft(self, fresh: Manifest) -> bytes:

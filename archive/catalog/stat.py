@@ -31,7 +31,6 @@ class Stat:
     marks: int
     tail: int
     condemned: int
-    epoch: int
     problems: int
     missing: int
     losses: int
@@ -63,7 +62,6 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
         marks=marks,
         tail=len(without_index(catalog)),
         condemned=len(listing.condemned & set(listing.packs)),
-        epoch=listing.epoch,
         problems=len(catalog.damage.problems),
         missing=len(catalog.damage.missing()),
         losses=len(catalog.damage.losses()),
@@ -71,12 +69,11 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
 
 
 def disk_bytes(store: Store) -> int:
-    """Return the bytes of all files of an archive: packs, indexes, parity, keys, plans, copies and the reserve.
+    """Return the bytes of all files of an archive: packs, indexes, parity, keys, the manifest and copies.
 
     Raises StoreError.
     """
     top = store.list("")
-    own = (object_names.SETTINGS, object_names.RESERVE, object_names.RESERVE_COLLECT)
-    return sum(top.get(name, 0) for name in own) + sum(
+    return top.get(object_names.SETTINGS, 0) + sum(
         sum(store.list(folder).values()) for folder in object_names.FOLDERS
     )

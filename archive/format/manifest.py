@@ -1,36 +1,42 @@
-"""The manifest: the state of an archive as one small object, which names its packs and indexes. Spec: FORMAT.md.
+"""The manifest: the state of an archive as one small object. Spec: FORMAT.md, "Manifest".
 
-A pack is named by its own row, with its index entries, or by an index that covers it. Packs stay the truth: a manifest
-that is lost or damaged is made again from them.
+    named        packs by their own rows, with index entries, or by an index that covers them
+    condemned    named packs that nothing new may rely on, since when
+    gone         packs that a collector took out, and whose files may be there still
+    lost         packs that repair gave up
+
+A method that changes it returns another one. Packs stay the truth: a manifest that is lost is made again from them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
-from pltz.archive.format.plan import MAX_EPOCH
-from pltz.archive.format.settings import MAX_SHARE, Settings
+from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, VersionError
-from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 3
-# magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
-HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
-GAPS, SEALED, MARKED, ROLLED_BACK, HEADED = 1, 2, 4, 8, 16  # flags
+VERSION = 4
+HEADER = struct.Struct("<4sBB2s16sQ16s6I")  # magic, version, flags, reserved, archive, generation, random, six counts
+SEALED = 1  # flag
 HEAD = struct.Struct("<16sQI")  # digest of an index, its bytes, those of its head
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
+SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
+LOST = struct.Struct("<16sQIQ16s")  # id, time, records, time of the acknowledgement, digest of the keys
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
-MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE = 1 << 16, 4096, 4096, 1 << 16, 1 << 16
+MAX_TIME = 1 << 62
+UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
+MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_LOST = 1 << 16, 4096, 1 << 17, 1 << 16
 MOST_HEADS = 1 << 18  # bytes of the heads of all indexes
 MOST_PER_BYTE = 1 << 16  # bytes of an index for each of its head, which has 4 per page: a page is below 2^16 bytes
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
@@ -56,44 +62,47 @@ class NamedPack:
         return sum(len(keys) for keys, _ in self.sections.values())
 
 
+class LostPack(NamedTuple):
+    """A pack that repair gave up.
+
+    Attributes:
+        time: when, in seconds since 1970.
+        missing: number of records that were not read; None if unknown.
+        acknowledged: when a person acknowledged it, in seconds since 1970; 0: nobody did.
+        keys: digest of the object that lists them, which `lost_keys` has; zeros: it is not known what was in the pack.
+    """
+
+    time: int
+    missing: int | None
+    acknowledged: int = 0
+    keys: bytes = NONE
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One state of an archive.
 
     Attributes:
         settings: those of archive.json.
-        generation: number of the state, one above that of the state before.
+        generation: number of the state, above that of the state before.
         random: 16 bytes of its writer.
-        epoch: number of the newest plan that writers respect.
         indexes: digests, hex.
         packs: those that no named index covers, by id.
-        plans: epochs of the plans that condemn a pack that is still there.
-        losses: names of the ledger's entries of losses and acknowledgements.
-        late: packs that may be of puts that were cut off: taken up without parity, after a manifest was lost.
-        gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
-        marked: in an archive without parity, whether each acknowledged pack that it does not name has a marker.
-        rolled_back: whether an older manifest was brought back, so that puts may be lost, and no repair ran since.
+        condemned: named packs that nothing new relies on, and since when, in seconds since 1970.
+        gone: packs that a collector took out, and when, in seconds since 1970. An index may have them still.
+        lost: packs that repair gave up. An index may have them still.
         heads: of the indexes that are read by ranges, as long as all together have at most `MOST_HEADS` bytes.
     """
 
     settings: Settings
-    generation: int
-    random: bytes
-    epoch: int
-    indexes: frozenset[str]
-    packs: Mapping[bytes, NamedPack]
-    plans: frozenset[int]
-    losses: frozenset[str]
-    late: frozenset[bytes] = frozenset()
-    gaps: bool = False
-    marked: bool = False
-    rolled_back: bool = False
+    generation: int = 0
+    random: bytes = NONE
+    indexes: frozenset[str] = frozenset()
+    packs: Mapping[bytes, NamedPack] = field(default_factory=dict)
+    condemned: Mapping[bytes, int] = field(default_factory=dict)
+    gone: Mapping[bytes, int] = field(default_factory=dict)
+    lost: Mapping[bytes, LostPack] = field(default_factory=dict)
     heads: Mapping[str, IndexHead] = field(default_factory=dict)
-
-    @property
-    def tells_orphans(self) -> bool:
-        """Return whether a pack that it does not name, and that has no file in parity/, was never acknowledged."""
-        return self.marked or self.settings.parity[0] > 0
 
     @property
     def archive(self) -> bytes:
@@ -103,25 +112,46 @@ class Manifest:
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        names = self.indexes, self.packs.keys(), self.plans, self.losses, self.late, self.heads.keys()
-        return self.settings, self.epoch, names, self.gaps, self.marked, self.rolled_back
+        return (
+            self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost, self.heads.keys()
+        )  # fmt: skip
+
+    def condemning(self, packs: Iterable[bytes], time: int) -> Manifest:
+        """Return it with packs condemned since ``time``, seconds since 1970. Those condemned since earlier stay so."""
+        return replace(self, condemned=dict.fromkeys(packs, time) | dict(self.condemned))
+
+    def taking_out(self, packs: Collection[bytes], time: int) -> Manifest:
+        """Return it without packs, which are gone since ``time``, seconds since 1970."""
+        return replace(self._without(packs), gone=dict(self.gone) | dict.fromkeys(packs, time))
+
+    def giving_up(self, packs: Mapping[bytes, LostPack]) -> Manifest:
+        """Return it without packs, which are lost."""
+        return replace(self._without(packs), lost=dict(self.lost) | dict(packs))
+
+    def naming(self, packs: Mapping[bytes, NamedPack]) -> Manifest:
+        """Return it with packs named, lost ones too."""
+        lost = {pack: row for pack, row in self.lost.items() if pack not in packs}
+        return replace(self, packs=dict(self.packs) | dict(packs), lost=lost)
+
+    def _without(self, packs: Collection[bytes]) -> Manifest:
+        rows = {pack: row for pack, row in self.packs.items() if pack not in packs}
+        condemned = {pack: since for pack, since in self.condemned.items() if pack not in packs}
+        return replace(self, packs=rows, condemned=condemned)
 
     def encode(self) -> bytes:
         """Return its bytes."""
-        counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
-        flags = GAPS * self.gaps | SEALED * self.settings.sealed | MARKED * self.marked
-        flags |= ROLLED_BACK * self.rolled_back | HEADED * bool(self.heads)
-        head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
-        parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
+        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.heads
+        head = MAGIC, VERSION, SEALED * self.settings.sealed, bytes(2), self.archive, self.generation, self.random
+        parts = [HEADER.pack(*head, *map(len, tables))]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
         for name, pack in sorted(self.packs.items()):
             columns = [pack.sections[section] for section in range(len(SECTIONS))]
             parts.append(PACK.pack(name, pack.size, *(len(keys) for keys, _ in columns)))
             parts += [_packed(entries) for entries in columns]
-        parts += [epoch.to_bytes(8, "little") for epoch in sorted(self.plans)]
-        parts += [bytes.fromhex(name) for name in sorted(self.losses)]
-        parts += sorted(self.late)
-        parts += [len(self.heads).to_bytes(4, "little")] if self.heads else []
+        parts += [SINCE.pack(*row) for table in (self.condemned, self.gone) for row in sorted(table.items())]
+        for name, lost in sorted(self.lost.items()):
+            missing = UNKNOWN if lost.missing is None else lost.missing
+            parts.append(LOST.pack(name, lost.time, missing, lost.acknowledged, lost.keys))
         for index, (size, first) in sorted(self.heads.items()):
             parts += [HEAD.pack(bytes.fromhex(index), size, len(first)), first]
         data = b"".join(parts)
@@ -158,59 +188,49 @@ class _Cursor:
             raise CorruptError("the manifest does not have the size it claims: damaged")
         return self.data[begin : self.at]
 
-    def names(self, count: int) -> list[str]:
-        """Return the next digests, which ascend, as hex."""
-        return [name.hex() for name in self.rising(count, SIZE)]
-
-    def rising(self, count: int, size: int) -> list[bytes]:
-        """Return the next fields of one size, which ascend."""
-        data = self.take(count * size)
-        fields = [data[at : at + size] for at in range(0, len(data), size)]
-        if fields != sorted(set(fields)):
-            raise CorruptError("the manifest has names out of order: damaged")
-        return fields
-
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 3, of which digest and magic are right."""
-    _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
-    indexes, packs, plans, losses, late = counts
-    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK | HEADED:
+    """Return the manifest in bytes of version 4, of which digest and magic are right."""
+    _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
+    if any(reserved) or flags > SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    most = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE
-    others, limits = (generation, epoch, share, shared), (MAX_GENERATION, MAX_EPOCH, MAX_SHARE, MAX_SHARE)
-    if any(n > limit for n, limit in zip((*counts, *others), (*most, *limits), strict=True)):
+    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES
+    if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
-    if flags & MARKED and share:
-        raise CorruptError("the manifest tells of markers, and its packs have parity: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
-    named = cursor.names(indexes)
-    rows = dict(_pack(cursor) for _ in range(packs))
-    numbers = [int.from_bytes(cursor.take(8), "little") for _ in range(plans)]
-    lost = cursor.names(losses)
-    doubted = cursor.rising(late, SIZE)
-    heads = _heads(cursor, named) if flags & HEADED else {}
-    if cursor.at != len(data) - SIZE or numbers != sorted(set(numbers)) or list(rows) != sorted(rows):
-        raise CorruptError("the manifest does not have the rows it claims: damaged")
-    if len(rows) != packs or any(not 0 < number <= epoch for number in numbers):
-        raise CorruptError("the manifest names a pack twice, or a plan that is newer than its epoch: damaged")
-    settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
-    sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
-    told = bool(flags & GAPS), bool(flags & MARKED), bool(flags & ROLLED_BACK)
-    return Manifest(settings, generation, random, epoch, *sets, *told, heads)
+    indexes = [cursor.take(SIZE).hex() for _ in range(counts[0])]
+    rows = [_pack(cursor) for _ in range(counts[1])]
+    condemned, gone = ([SINCE.unpack(cursor.take(SINCE.size)) for _ in range(count)] for count in counts[2:4])
+    lost = [_lost(cursor.take(LOST.size)) for _ in range(counts[4])]
+    heads = _heads(cursor, indexes, counts[5])
+    names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost))]
+    if cursor.at != len(data) - SIZE or any(found != sorted(set(found)) for found in names):
+        raise CorruptError("the manifest does not have the rows it claims, or names out of order: damaged")
+    named, over = {name for name, _ in rows}, {name for name, _ in (*gone, *lost)}
+    times = [since for _, since in (*condemned, *gone)] + [t for _, row in lost for t in (row.time, row.acknowledged)]
+    if not over.isdisjoint(named.union(name for name, _ in condemned)) or max(times, default=0) >= MAX_TIME:
+        raise CorruptError("the manifest names a pack that is gone or lost, or has a time that cannot be: damaged")
+    settings = Settings(archive, bool(flags & SEALED))
+    tables = dict(rows), dict(condemned), dict(gone), dict(lost)
+    return Manifest(settings, generation, random, frozenset(indexes), *tables, heads)
 
 
-def _heads(cursor: _Cursor, named: Collection[str]) -> dict[str, IndexHead]:
+def _lost(data: bytes) -> tuple[bytes, LostPack]:
+    name, time, missing, acknowledged, keys = LOST.unpack(data)
+    return name, LostPack(time, None if missing == UNKNOWN else missing, acknowledged, keys)
+
+
+def _heads(cursor: _Cursor, named: Collection[str], count: int) -> dict[str, IndexHead]:
     """Return the heads of some of the indexes that are named. Raises CorruptError."""
     heads, last = dict[str, IndexHead](), ""
-    for _ in range(int.from_bytes(cursor.take(4), "little")):
+    for _ in range(count):
         digest, size, length = HEAD.unpack(cursor.take(HEAD.size))
         name, before, last = digest.hex(), last, digest.hex()
         if name not in named or name <= before or not 0 < length < size <= length * MOST_PER_BYTE:
             raise CorruptError("the manifest has a head of an index that it cannot have: damaged")
         heads[name] = IndexHead(size, cursor.take(length))
-    if not 0 < sum(len(head.data) for head in heads.values()) <= MOST_HEADS:
-        raise CorruptError("the manifest has more or fewer heads than its format allows: damaged")
+    if sum(len(head.data) for head in heads.values()) > MOST_HEADS:
+        raise CorruptError("the manifest has more heads than its format allows: damaged")
     return heads
 
 

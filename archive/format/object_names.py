@@ -14,18 +14,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-PACKS, INDEXES, PLANS, PARITY = "packs", "index", "collect", "parity"
-LEDGER, KEYS, DAMAGED, TEMPORARY = "ledger", "keys", "damaged", "tmp"
-MANIFEST = "manifest"
-FOLDERS = (PACKS, PARITY, INDEXES, PLANS, LEDGER, KEYS, MANIFEST, DAMAGED, TEMPORARY)
+PACKS, INDEXES, PARITY, LOST = "packs", "index", "parity", "lost"
+MANIFEST, KEYS, DAMAGED, TEMPORARY = "manifest", "keys", "damaged", "tmp"
+FOLDERS = (PACKS, PARITY, INDEXES, LOST, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
-RESERVE, RESERVE_COLLECT = "reserve", "reserve-collect"
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_EPOCH = re.compile(r"[0-9a-f]{16}")
-_ENTRY_COPY = re.compile(r"ledger-([0-9a-f]{32})")
+_NUMBER = re.compile(r"[0-9a-f]{16}")
 _INDEX_COPY = re.compile(r"index-([0-9a-f]{32})")
 _KEY_FILE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
 
@@ -86,55 +83,22 @@ def table_copies_among(names: Iterable[str]) -> set[str]:
     return {match[1] for name in names if (match := _INDEX_COPY.fullmatch(name))}
 
 
-def plan(epoch: int) -> str:
-    """Return the name of the plan of an epoch.
-
-    >>> plan(1)
-    'collect/0000000000000001'
-    """
-    return f"{PLANS}/{epoch:016x}"
-
-
-def plan_copy(epoch: int) -> str:
-    """Return the name of the second copy of a plan."""
-    return f"{PARITY}/{epoch:016x}"
-
-
-def plans_among(names: Iterable[str]) -> set[int]:
-    """Return the epochs of the plans among the names in ``collect/``, or of their copies in ``parity/``.
-
-    >>> plans_among(["000000000000000a", "00" * 16])
-    {10}
-    """
-    return {int(name, 16) for name in names if _EPOCH.fullmatch(name)}
-
-
 def numbers_among(names: Iterable[str]) -> set[int]:
     """Return the numbers of the contents of a register among the names in its folder, on a disk.
 
     >>> numbers_among(["000000000000000a", "current"])
     {10}
     """
-    return {int(name, 16) for name in names if _EPOCH.fullmatch(name)}
+    return {int(name, 16) for name in names if _NUMBER.fullmatch(name)}
 
 
-def ledger_copies(digest: str) -> tuple[str, str]:
-    """Return the names of both copies of a ledger entry. ``digest``: its digest, 32 hex.
+def lost_keys(digest: bytes) -> str:
+    """Return the name of the object that lists what a lost pack had. ``digest``: of the object.
 
-    >>> ledger_copies("0f" * 16)[1]
-    'parity/ledger-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
+    >>> lost_keys(bytes(16))
+    'lost/00000000000000000000000000000000'
     """
-    return f"{LEDGER}/{digest}", f"{PARITY}/ledger-{digest}"
-
-
-def ledger_entries_among(names: Iterable[str]) -> set[str]:
-    """Return the digests, 32 hex, of the entries among the names in ``ledger/``."""
-    return {name for name in names if _DIGEST.fullmatch(name)}
-
-
-def ledger_copies_among(names: Iterable[str]) -> set[str]:
-    """Return the digests, 32 hex, of the entries whose copies are among the names in ``parity/``."""
-    return {match[1] for name in names if (match := _ENTRY_COPY.fullmatch(name))}
+    return f"{LOST}/{digest.hex()}"
 
 
 class KeyFileName(NamedTuple):
@@ -217,7 +181,7 @@ def folder_of(name: str) -> str:
 def last_part(name: str) -> str:
     """Return the name of an object without its folder, as `Store.list` returns it.
 
-    >>> last_part(plan(1))
-    '0000000000000001'
+    >>> last_part(index("0f" * 16))
+    '0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
     """
     return name.rpartition("/")[2]

@@ -46,7 +46,6 @@ MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 NAMED_OFTEN = 3  # from here an id in both tables takes fewer bytes than in each block that names it
-MANY_CHILDREN = 9  # of a segment that has more parity
 MAX_RECORDS = 1 << 22  # per pack; new packs have at most 2^20: `Builder.fill` counts 64 bytes for each
 FRONT = 4096  # bytes of the first read of a pack: its header, and the table where it is short
 FIRST_READ = 8192  # bytes of the first read of a block
@@ -119,7 +118,6 @@ class Builder:
         self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # records added so far, in order
-        self.front = 0  # number of the first of them that are in blocks of their own
 
     def context(self, context: Context) -> int:
         """Return the number of a context in the table. Raises ContentError where the table is full."""
@@ -167,7 +165,7 @@ class Builder:
 
         Raises ContentError, UsageError as `finish`.
         """
-        parts = [slice(part.start + at, part.stop + at) for at, rows in self._halves() for part in split(rows)]
+        parts = list(split(self.records))
         named = Counter(chain.from_iterable(outside(self.records[part]) for part in parts))
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         table = self._table(often)
@@ -188,12 +186,6 @@ class Builder:
         out.write(table + header)
         out.write(COUNTS.pack(len(self.records), size) + bytes(FOOTER.size - COUNTS.size))
         return out
-
-    def _halves(self) -> Iterator[tuple[int, list[Record]]]:
-        """Yield the number of the first record, and the records, of those in front and of the others."""
-        for begin, end in (0, self.front), (self.front, len(self.records)):
-            if begin < end:
-                yield begin, self.records[begin:end]
 
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]

@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "archive.json".
 
-{"format":6,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+{"format":6,"archive":"<32 hex>","features":[],"check":"<32 hex>"}
 
 A second copy is under `parity/`, for `repair`.
 """
@@ -15,44 +15,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from pltz.archive.format.object_names import SETTINGS
-from pltz.archive.format.parity import SHARE, SHARED
-from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 FORMAT = 6
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
-FEATURE_MANIFEST, FEATURE_SEALED = "manifest", "sealed"  # in the order of the file
-MAX_SHARE = 1000  # thousandths of parity
+FEATURE_SEALED = "sealed"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an archive. Raises UsageError for a share of parity out of range.
+    """The settings of an archive.
 
     Attributes:
         archive: id of the archive, 16 random bytes.
         sealed: whether it is encrypted.
-        parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
-        manifest: whether one small object names its packs and indexes.
     """
 
     archive: bytes
     sealed: bool = False
-    parity: tuple[int, int] = (SHARE, SHARED)
-    manifest: bool = False
-
-    def __post_init__(self) -> None:
-        if not all(type(share) is int and 0 <= share <= MAX_SHARE for share in self.parity):
-            raise UsageError(
-                f"expected shares of parity from 0 to {MAX_SHARE} thousandths, got {self.parity}"
-            )
 
     @property
     def features(self) -> list[str]:
         """Return the names of what a reader must know."""
-        return [FEATURE_MANIFEST] * self.manifest + [FEATURE_SEALED] * self.sealed
+        return [FEATURE_SEALED] * self.sealed
 
     def encode(self) -> bytes:
         """Return the bytes of the file.
@@ -60,12 +48,7 @@ class Settings:
         >>> Settings.decode(Settings(bytes(16)).encode()) == Settings(bytes(16))
         True
         """
-        fields = {
-            "format": FORMAT,
-            "archive": self.archive.hex(),
-            "features": self.features,
-            "parity": list(self.parity),
-        }
+        fields = {"format": FORMAT, "archive": self.archive.hex(), "features": self.features}
         check = digest(PERSON, _line(fields)).hex()
         return _line(fields | {"check": check}) + b"\n"
 
@@ -92,27 +75,21 @@ class Settings:
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
         read = VERSIONS.of(version)
-        if features not in ([], [FEATURE_MANIFEST], [FEATURE_SEALED], [FEATURE_MANIFEST, FEATURE_SEALED]):
+        if features not in ([], [FEATURE_SEALED]):
             raise VersionError(f"the archive has features {features}: use a newer pltz")
         if len(identity) != SIZE:
             raise CorruptError(f"{SETTINGS} is not that of an archive")
         return read(identity, fields)
 
 
-FIELDS = ("format", "archive", "features", "parity")  # of format 5, in this order
+FIELDS = ("format", "archive", "features")  # of format 6, in this order
 
 
 def _read(archive: bytes, fields: Mapping[str, Any]) -> Settings:
-    """Return the settings in the fields of format 5."""
-    try:
-        pack, shared = fields["parity"]
-        features = fields["features"]
-        settings = Settings(archive, FEATURE_SEALED in features, (pack, shared), FEATURE_MANIFEST in features)
-    except (ValueError, KeyError, TypeError, UsageError) as exc:
-        raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
-    if tuple(fields) != FIELDS or (fields["archive"], fields["parity"]) != (archive.hex(), [pack, shared]):
+    """Return the settings in the fields of format 6."""
+    if tuple(fields) != FIELDS or fields["archive"] != archive.hex():
         raise CorruptError(f"{SETTINGS} is not that of an archive")
-    return settings
+    return Settings(archive, FEATURE_SEALED in fields["features"])
 
 
 AGAIN = "read it with the pltz that wrote it, and put its sessions into a new archive"

@@ -167,7 +167,7 @@ class BulkVerifier:
             if file.size > MOST_BYTES:
                 return None
             data = room.filled(file)
-            pack = Pack.of(data, self.catalog.ledger.archive)
+            pack = Pack.of(data, self.catalog.listing.archive)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
             return None

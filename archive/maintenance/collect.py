@@ -5,51 +5,45 @@ Spec: FORMAT.md, "Collect" and "The fence".
 A forgotten version is live, with its tower, until its mark is older than the grace period. It does
 not matter when its pack was condemned.
 
-A run first finishes the plans of earlier runs. It copies live records that lie only in condemned packs, then
-finds every live record by reading it in a pack that stays. Other packs, which never change, are read once per run. The
-ledger then lists the packs to delete, and
-only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
-stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
-plan. Turns of one session that they have are joined before, so that the next run copies one record of them (`join`).
-As long as a forgotten version is there, `undelete` brings it back.
+A run first finishes what earlier runs condemned. It copies live records that lie only in condemned packs, then finds
+every live record by reading it in a pack that stays. Other packs, which never change, are read once per run. The
+manifest then says that the condemned packs are gone, and only after that their files are deleted. If a named pack is
+missing, the run stops before anything is taken out. Then it condemns packs with enough dead bytes, and small ones, in
+the manifest. Turns of one session that they have are joined before, so that the next run copies one record of them
+(`join`). As long as a forgotten version is there, `undelete` brings it back.
 
     run 1: join turns; condemn A, B        A, B readable, nothing relies on them any more
-    run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
+    run 2: copy live of A, B to C, take A, B out, delete their files; condemn ...
 
-Small packs are merged in tiers, so that a byte is written a bounded number of times: see `_tiers`. Plans whose packs
-are all deleted, and the ledger entries of these, are dropped a month later by a plan that says so.
+Small packs are merged in tiers, so that a byte is written a bounded number of times: see `_tiers`.
 
 Files that killed writers left in ``tmp/`` are deleted when a day old. A writer that is still alive then finds
 its file gone when it links it, and acknowledges nothing. Such a file is never overwritten, because it may
 already have its final name. Key files are left to an erasure, which overwrites them.
 
-On a full disk, where the copies do not fit, packs without live records go first, then those with the least to
-copy. Plans and ledger entries, which precede a deletion, may use a part of the store's reserve that copies
-may not.
+On a full disk, where the copies do not fit, packs without live records go first, then those with the least to copy.
 
-A crash leaves copies beside originals, or some condemned packs deleted whose live records are elsewhere. The
-next run goes on.
+A crash leaves copies beside originals, or files of packs that are gone. The next run goes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Set as AbstractSet
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.freshness import count_of
 from pltz.archive.catalog.index_keeper import IndexKeeper
-from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
-from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
+from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
+from pltz.archive.format.manifest import MOST_OVER, Manifest
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import TICK_BITS, Record
 from pltz.archive.maintenance.join import TurnJoiner
@@ -63,10 +57,7 @@ DEAD_SHARE = 0.2  # share of dead bytes that makes it worth copying the rest of 
 SMALL = 16 << 20  # bytes; packs smaller than this are merged
 FIRST_TIER = 64 << 10  # bytes; of packs smaller than this two are enough for a merge
 FANOUT = 4  # a larger pack is merged only into one that is so many times its size, about
-KEPT = 30 * 86400  # seconds for which plans and ledger entries stay, at least, once all their packs are deleted
 LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed writer
-COPYING, NOTING = 1, 2  # parts of the store's reserve that each may use
-FEW = 512  # packs per plan where there is no room for a longer one
 COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
 STOPS = "collecting stops and deletes nothing"
 GOING = "another collector is deleting what was condemned: collect again"
@@ -86,7 +77,7 @@ class Collected:
 
 
 class Collector:
-    """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm.
+    """One run of garbage collection. Several may run at once: the manifest tells each of the others.
 
     ``joiner``: joins turns of sessions that are copied; None: they stay as they are.
     """
@@ -97,6 +88,7 @@ class Collector:
         self.catalog, self.writer, self.indexes, self.joiner = catalog, writer, indexes, joiner
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
+        self._deleted = set[bytes]()  # packs whose files this run deleted
         self._keys = frozenset[str]()  # key files there were when the records of the census were read
 
     def run(
@@ -105,15 +97,13 @@ class Collector:
         dead_share: float = DEAD_SHARE,
         small: int = SMALL,
         grace: int = 0,
-        kept: int = KEPT,
         dry_run: bool = False,
     ) -> Collected:
-        """Finish earlier plans, then condemn packs in a new one.
+        """Finish what earlier runs condemned, then condemn packs.
 
         Args:
             dead_share: share of dead bytes from which a pack is condemned.
             small: bytes below which packs are merged, tier by tier.
-            kept: least age of plans and ledger entries that are dropped, in seconds.
             grace: least time that a condemned pack stays, and that a forgotten version can be undeleted, in seconds.
                 With 0 what is forgotten is not live, whatever clock its mark is of.
             dry_run: only report the work to do.
@@ -123,110 +113,82 @@ class Collector:
             FullError: there is no room to free even one pack.
             StoreError: the store failed.
         """
-        reserve = nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING)
-        with reserve, LiveSet() as self._census:
-            done = self._run(dead_share, small, grace, kept, dry_run)
-        if not dry_run and (done.copied or done.deleted):
-            self.indexes.try_to_write()  # the collection stands; an index can be written later
+        with LiveSet() as self._census:
+            done = self._run(dead_share, small, grace, dry_run)
+        if not dry_run:
+            if done.copied or done.deleted:
+                self.indexes.try_to_write()  # the collection stands; an index can be written later
+            self._forget_gone()
         return done
 
-    def _run(self, dead_share: float, small: int, grace: int, kept: int, dry_run: bool) -> Collected:
+    def _run(self, dead_share: float, small: int, grace: int, dry_run: bool) -> Collected:
         """Do the work of `run`, but for the index."""
+        listing, now = self.catalog.listing, self.catalog.store.now()
         self.catalog.refresh()
         self._want_evidence()
-        if not dry_run and self._publish():  # writers have to know all plans before packs are listed
-            self.catalog.refresh()
         check = self.catalog.key_check
         if check and (faults := check.faults()):
             raise ArchiveError(f"{faults[min(faults)]}; {STOPS}")
         # what an earlier run condemned is finished first
-        before = self.catalog.store.now() - grace
-        self._before = before if grace else MAX_VALUE
-        condemned = self.catalog.listing.condemned_by(before)
+        self._before = now - grace if grace else MAX_VALUE
+        due = frozenset(pack for pack, since in listing.present.condemned.items() if since <= now - grace)
         copied = deleted = freed = 0
-        if condemned & set(self.catalog.listing.packs):
-            copied, deleted, freed = self._finish(condemned, dry_run)
+        if due:
+            copied, deleted, freed = self._finish(due, dry_run)
         if not dry_run:
             self._sweep()
             self._tidy()
-            self._drop_ended()
         # then packs are chosen for the next run
         census = self._settled()
-        weights = census.weights()
-        plan = self._choose(weights, dead_share, small)
+        plan = self._choose(census.weights(), dead_share, small)
         if plan and self.joiner and not dry_run and self._join(self.joiner, census, plan):
-            weights = self._settled().weights()  # what was joined is dead, and there is one more pack
-            plan = self._choose(weights, dead_share, small)
-        plan |= self._from_the_future()
+            plan = self._choose(self._settled().weights(), dead_share, small)  # what was joined is dead
         live = census.live_segments, census.live_versions
-        # the plan is put even on a full disk, with fewer packs if need be
-        least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
-        ending = self._ending(self.catalog.store.now() - max(grace, kept))
-        if (plan or ending) and not dry_run:
-            with self.catalog.store.using_reserve(NOTING):
-                try:
-                    plan = self._condemn(plan, ending)
-                except FullError:
-                    plan = self._condemn(set(least), ending)
-            self.catalog.listing.read_plans()
-            self._publish()
+        if (plan or self._from_the_future(now)) and not dry_run:
+            plan = self._condemn(plan, now)
         return Collected(copied, deleted, freed, len(plan), *live)
 
-    def _publish(self) -> bool:
-        """Put a manifest with all plans and packs, on a full disk too; return whether there is another one now."""
-        with self.catalog.store.using_reserve(NOTING):
-            return self.catalog.listing.publish()
+    def _condemn(self, packs: AbstractSet[bytes], now: int) -> set[bytes]:
+        """Condemn packs, and return them. ``now``: seconds since 1970."""
+        chosen, ahead = set[bytes](), self._from_the_future(now)
 
-    def _condemn(self, packs: AbstractSet[bytes], ending: Mapping[str, Any]) -> set[bytes]:
-        """Put a plan that condemns packs and return them; none where another collector was faster.
+        def condemning(manifest: Manifest) -> Manifest:
+            chosen.clear()  # those that another collector took out meanwhile cannot be condemned
+            room = MOST_OVER - len(manifest.condemned)
+            chosen.update(sorted(packs & self.catalog.listing.packs.keys() - manifest.condemned.keys())[:room])
+            since = {pack: now if pack in ahead else time for pack, time in manifest.condemned.items()}
+            return replace(manifest, condemned=since).condemning(chosen, now)
 
-        ``ending``: what it ends, as `_ending` says. Raises FullError where there is no room for it.
+        self.catalog.listing.publish(condemning)
+        return chosen
+
+    def _from_the_future(self, now: int) -> set[bytes]:
+        """Return packs that a clock ahead of ours condemned: they would stay until then.
+
+        Packs whose own time is in the future are left out: there it is this clock that is behind.
         """
-        store = self.catalog.store
-        plan = replace(self.catalog.listing.next_plan(packs, store.now()), **ending)
-        if not store.put(plan.name, plan.encode()):
-            return set()
-        store.put(plan.copy, plan.encode())
-        return set(packs)
+        listing = self.catalog.listing
+        ahead = {pack for pack, since in listing.present.condemned.items() if since > now and pack in listing.packs}
+        return {pack for pack in ahead if listing.opened(pack).head.moment >> TICK_BITS <= now}
 
-    def _ending(self, before: int) -> dict[str, Any]:
-        """Return the fields of a plan that ends what is older than ``before``; none where too little would end.
+    def _forget_gone(self) -> None:
+        """Delete files that are left of packs that are gone, and let the manifest forget those that no index has."""
+        listing, store = self.catalog.listing, self.catalog.store
+        self.catalog.look(0)
+        if not listing.present.gone:
+            return
+        for pack in sorted(listing.present.gone.keys() - self._deleted):
+            store.delete(object_names.parity(pack))
+            store.delete(object_names.pack(pack))
+        left = object_names.packs_listed(store.list(object_names.PACKS))
 
-        Plans end whose packs are all deleted. Ledger entries are dropped where nothing else names their packs.
-        """
-        listing, ledger = self.catalog.listing, self.catalog.ledger
-        ended = listing.finished(before)
-        parity = object_names.packs_among(self.catalog.store.list(object_names.PARITY))
-        going = listing.condemned_in(range(ended + 1, listing.epoch + 1))
-        indexed = (index.packs for index in listing.indexes.values())
-        named = parity.union(listing.packs, listing.orphans, going, *indexed)
-        entries = ledger.outdated(before, named)
-        if not entries and not listing.condemned_in(range(listing.ended + 1, ended + 1)):
-            return {}
-        fields: dict[str, Any] = {"ended": ended}
-        if entries:
-            fields["dropped"] = (listing.last.dropped if listing.last else 0) + sum(entries.values())
-            fields["known"] = count_of(self.catalog)
-            fields["entries"] = frozenset(map(bytes.fromhex, entries))
-        return fields
+        def forgetting(manifest: Manifest) -> Manifest:
+            indexed = set[bytes]().union(*(index.packs for index in listing.indexes.values()))
+            if len(listing.indexes) < len(manifest.indexes):  # one cannot be read
+                return manifest
+            return replace(manifest, gone={p: t for p, t in manifest.gone.items() if p in left or p in indexed})
 
-    def _drop_ended(self) -> None:
-        """Delete the plans that are over, and the ledger entries that the newest plan drops.
-
-        The copy of a plan goes first: one that is left alone looks like a lost plan.
-        """
-        store, ended = self.catalog.store, self.catalog.listing.ended
-        copies = object_names.plans_among(store.list(object_names.PARITY))
-        for epoch in sorted(e for e in copies if e <= ended):
-            store.delete(object_names.plan_copy(epoch))
-        for epoch in sorted(e for e in object_names.plans_among(store.list(object_names.PLANS)) if e <= ended):
-            store.delete(object_names.plan(epoch))
-        over = self.catalog.ledger.over
-        there = object_names.ledger_entries_among(store.list(object_names.LEDGER))
-        there |= object_names.ledger_copies_among(store.list(object_names.PARITY))
-        for name in sorted(over & there):
-            for path in object_names.ledger_copies(name)[::-1]:
-                store.delete(path)
+        listing.publish(forgetting)
 
     def _finish(self, condemned: frozenset[bytes], dry_run: bool) -> tuple[int, int, int]:
         """Copy the live records of condemned packs, prove the copies and delete the packs.
@@ -248,9 +210,8 @@ class Collector:
                 if freed > 0:  # the next run reports how much is needed
                     break
                 raise
-            with self.catalog.store.using_reserve(NOTING):
-                freed += self._delete(going, known)
-            copied, deleted = copied + number, deleted + len(going)
+            number_deleted, bytes_freed = self._delete(going, known)
+            copied, deleted, freed = copied + number, deleted + number_deleted, freed + bytes_freed
         return copied, deleted, freed
 
     def _join(self, joiner: TurnJoiner, census: LiveSet, plan: AbstractSet[bytes]) -> int:
@@ -274,7 +235,7 @@ class Collector:
         if empty := condemned - set(sizes):
             return empty, 0, True
         some = sorted(condemned, key=lambda pack: sizes[pack])
-        while True:  # halve until they fit: deleting one by one would cost a ledger entry each
+        while True:  # halve until they fit: taking them out one by one would cost a manifest each
             some = some[: len(some) // 2] or some
             try:
                 return frozenset(some), self._copy(census, some), True
@@ -287,24 +248,40 @@ class Collector:
                     "collect twice"
                 ) from exc
 
-    def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> int:
-        """Delete condemned packs whose live records were all copied.
+    def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> tuple[int, int]:
+        """Take condemned packs out whose live records were all copied, and delete their files.
 
-        Returns the bytes freed, less those of packs that are new since ``known``.
+        Returns their number, and the bytes freed, less those of packs that are new since ``known``.
         """
-        freed = sum(known[pack] for pack in condemned)
-        self.catalog.refresh()
-        self.catalog.store.settle(object_names.PACKS)  # another collector may be between link and fsync of a copy
-        self._prove(condemned)
-        self.catalog.refresh()
-        self._want_evidence()
-        self.catalog.ledger.put_deleted(condemned)
+        listing, store = self.catalog.listing, self.catalog.store
+        for turn in range(ATTEMPTS):
+            self.catalog.refresh()
+            self._want_evidence()
+            condemned &= listing.condemned  # another collector may have been faster
+            self._prove(condemned)
+            try:
+                listing.publish(partial(self._taking_out, condemned, listing.packs.keys() - condemned))
+                break
+            except Outdated:
+                if turn + 1 == ATTEMPTS:
+                    raise
         for pack in sorted(condemned):  # parity first: left-over parity must never bring a pack back
-            self.catalog.store.delete(object_names.parity(pack))
-            self.catalog.store.delete(object_names.pack(pack))
-        freed -= sum(size for pack, size in self.catalog.listing.packs.items() if pack not in known)
+            store.delete(object_names.parity(pack))
+            store.delete(object_names.pack(pack))
+        self._deleted |= condemned
         self.catalog.refresh()
-        return freed
+        fresh = sum(size for pack, size in listing.packs.items() if pack not in known)
+        return len(condemned), sum(known[pack] for pack in condemned) - fresh
+
+    def _taking_out(self, condemned: frozenset[bytes], staying: AbstractSet[bytes], manifest: Manifest) -> Manifest:
+        """Return the manifest without condemned packs. ``staying``: packs in which all that is live in them was found.
+
+        A writer that was faster relies on no condemned pack, or was refused. Raises Outdated where repair or another
+        collector was faster.
+        """
+        if not (condemned <= manifest.condemned.keys() and staying <= self.catalog.listing.packs.keys()):
+            raise Outdated(GOING)
+        return manifest.taking_out(condemned, self.catalog.store.now())
 
     def _copy(self, census: LiveSet, packs: Collection[bytes] | None = None) -> int:
         """Put live records of condemned packs again, a pack's worth at a time; return their number.
@@ -363,8 +340,8 @@ class Collector:
     def _settled(self, condemned: frozenset[bytes] | None = None) -> LiveSet:
         """Read every pack that was not read yet, and settle which records are live, and in condemned packs only.
 
-        ``condemned``: None stands for all packs that plans name. Packs are listed again where another collector
-        deleted one meanwhile, because its live records are in a pack not listed before. Raises ArchiveError
+        ``condemned``: None stands for all that are. The manifest is read again where another collector took a pack out
+        meanwhile, because its live records are in a pack not named before. Raises ArchiveError
         where something is damaged, newer or missing.
         """
         listing = self.catalog.listing
@@ -404,12 +381,6 @@ class Collector:
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
         except FileNotFoundError:
-            self.catalog.ledger.refresh()
-            if pack not in self.catalog.ledger.deleted:
-                raise ArchiveError(
-                    f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; "
-                    "run pltz archive repair"
-                ) from None
             census.drop([pack])
             self.catalog.listing.note_stale()
 
@@ -422,49 +393,22 @@ class Collector:
         census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode, older)
 
     def _sweep(self) -> None:
-        """Delete what is left of packs that the ledger says are deleted, and that no manifest names any more.
-
-        A slow writer may put parity after its pack was collected, and a killed collector may leave a pack.
-        """
+        """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""
         store = self.catalog.store
-        for pack in self.catalog.ledger.deleted & self.catalog.listing.orphans.keys():
-            store.delete(object_names.pack(pack))
         protected = object_names.packs_among(store.list(object_names.PARITY))
-        for pack in sorted(self.catalog.ledger.deleted & protected):
-            if not is_there(store, object_names.pack(pack)):  # else both were left by a killed collector
+        there = object_names.packs_listed(store.list(object_names.PACKS))  # after: parity is put after the pack
+        for pack in sorted(protected - there.keys() - self.catalog.listing.packs.keys()):
+            if not is_there(store, object_names.pack(pack)):
                 store.delete(object_names.parity(pack))
 
     def _want_evidence(self) -> None:
-        """Raise ArchiveError where anything names an absent pack, plan or key file that the ledger does not explain."""
+        """Raise ArchiveError where a pack or key file is missing."""
         catalog = self.catalog
         if lacking := catalog.keyless():
             raise ArchiveError(f"{lacking[min(lacking)]}; {STOPS}")
         if missing := catalog.damage.missing():
-            raise ArchiveError(
-                f"pack {min(missing).hex()} is gone, and no collector deleted it: "
-                "collecting stops and deletes nothing; "
-                "run pltz archive repair"
-            )
-        if catalog.listing.unlisted:
-            raise ArchiveError(
-                f"pack {min(catalog.listing.unlisted).hex()} is there, and the list of packs/ leaves it out: "
-                "collecting stops and deletes nothing; check the store, then collect again"
-            )
-        if plans := catalog.listing.missing_plans():
-            raise ArchiveError(
-                f"{object_names.plan(min(plans))} is gone, and its copy is left: collecting stops and deletes nothing; "
-                "run pltz archive repair"
-            )
-
-    def _from_the_future(self) -> set[bytes]:
-        """Return packs that a clock ahead of ours condemned, to condemn them again.
-
-        Otherwise their grace would not end before that time. Packs whose own time is in the future are left
-        out: there it is this clock that is behind.
-        """
-        listing, now = self.catalog.listing, self.catalog.store.now()
-        ahead = (listing.condemned & set(listing.packs)) - listing.condemned_by(now)
-        return {pack for pack in ahead if listing.opened(pack).head.moment >> TICK_BITS <= now}
+            what = f"pack {min(missing).hex()} is gone, and no collector took it out"
+            raise ArchiveError(f"{what}: {STOPS}; run pltz archive repair")
 
     def _tidy(self) -> None:
         """Delete files that killed writers left. Files that cannot be read or deleted stay."""

@@ -71,7 +71,6 @@ class DomainRecords:
         Raises ArchiveError where some records cannot be read, StoreError.
         """
         listing = self.catalog.listing
-        listing.absent()  # adds packs that an incomplete listing omitted
         if self._packs.keys() != listing.packs.keys():
             self._parents = None
         self._packs = {pack: found for pack, found in self._packs.items() if pack in listing.packs}

@@ -271,7 +271,7 @@ class Eraser:
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
-        with self.catalog.listing.showing_orphans():  # a put that was cut off may have left a version
+        with self.catalog.listing.showing_unnamed():  # a put that was cut off may have left a version
             return self._session(tenant, name, finished, dry_run)
 
     def _session(self, tenant: str, name: str, finished: _Finished, dry_run: bool) -> Erasure:
@@ -307,7 +307,7 @@ class Eraser:
         """Return the roots without the keys of some units, and the number of records put again for that."""
         # Records that are not seen need their keys: those of a pack that was given up and may come back, and those that
         # a list of packs may leave out again.
-        if self.catalog.ledger.losses() or self.catalog.listing.unlisted:
+        if self.catalog.listing.losses():
             return punctured(begun, units), 0
         roots, moves = without(begun, records.units, units)
         try:
@@ -440,7 +440,7 @@ class Eraser:
 
         Raises its errors.
         """
-        if self.catalog.listing.following:
+        if not self.catalog.listing.listed:
             self.catalog.refresh()
         found = self.catalog.listing.stable(work)
         if self.catalog.damage.hiding():
@@ -460,8 +460,6 @@ class Eraser:
         return known
 
     def _publish(self, keys: DomainKeys) -> None:
-        if self.catalog.takes_manifest():  # what was looked at may not be what readers see
-            raise Fenced("the archive got a manifest meanwhile: erase again")
         if not self.keys.publish(keys):
             raise Fenced(AT_ONCE)
 
@@ -576,7 +574,7 @@ class Eraser:
         None stands for a pack that could not be read whole. Of a large pack whose two heads lack the domain no more is
         read. ``seen``: the records of packs that were read whole already, which never change.
         """
-        store, archive = self.catalog.store, self.catalog.ledger.archive
+        store, archive = self.catalog.store, self.catalog.listing.archive
         for name, size in sorted(object_names.packs_listed(store.list(object_names.PACKS)).items()):
             damaged, path = False, object_names.pack(name)
             if seen and (rows := seen.rows(name)) is not None:

@@ -274,21 +274,19 @@ class TurnJoiner:
         """Put runs, look their versions up and compare; return those that were put.
 
         One is left out of which a version was forgotten or collected since: with the run it would come back. For that
-        nothing is put where a collector published a plan after the last look.
+        nothing is put where a collector condemned packs after the last look.
 
         Raises ArchiveError, Fenced, StoreError, WriterFailed.
         """
         listing, runs = self._catalog.listing, list(runs)
         for turn in range(ATTEMPTS if runs else 0):
-            if not listing.follow():  # keys stay as of the last look, since `check` has to find that they changed
-                listing.read()
-            listing.new_plans()
-            epoch = listing.epoch
+            listing.follow()  # keys stay as of the last look, since `check` has to find that they changed
+            standing = listing.packs.keys() - listing.condemned  # where one of them is freed, so may be a version
             runs = [run for run in runs if listing.stable(partial(self._stands, run))]
             if not runs:
                 return []
             try:
-                self._writer.copy(((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs), epoch=epoch)
+                self._writer.copy(((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs), relied=standing)
                 break
             except Fenced:
                 if turn + 1 == ATTEMPTS:

@@ -2,12 +2,13 @@
 
 Spec: FORMAT.md, "Repair".
 
-    archive.json, plans, keys,
-    ledger entries               from their second copies
+    archive.json, keys           from their second copies
+    manifest                     names every sound pack; what is condemned, gone or lost is as it was, or as the one
+                                 before said, where it is lost itself
     packs                        from their remains and parity, with a footer made anew; accepted only where the
                                  digest is the name
     packs beyond their parity    readable records into new packs, the rest to damaged/; sessions with losses are
-                                 named, and the ledger keeps the loss until a person acknowledges it
+                                 named, and the manifest keeps the loss until a person acknowledges it
     parity, indexes              made anew
 
 Repair works without the key of a sealed archive: boxes are copied unchanged. Nothing that a session needs is
@@ -23,34 +24,41 @@ gone, but its sources are in `damaged/`, and the next run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
-from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY, PackState, decode_as
-from pltz.archive.catalog.listing import ATTEMPTS
+from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.losses import Losses
+from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
-from pltz.archive.errors import ArchiveError, StoreError, WriterFailed
+from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import object_names
+from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import (
     SEGMENTS,
     SESSIONS,
+    Entries,
     FileIndex,
     Location,
     Lookup,
+    MemoryIndex,
+    build,
     key_of,
     key_of_session,
     keys_of,
+    parts,
     table_of,
 )
+from pltz.archive.format.manifest import LostPack, Manifest, NamedPack
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import (
     COUNTS,
@@ -63,22 +71,21 @@ from pltz.archive.format.pack import (
     sealed,
 )
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there, remains
-from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.container.block import ByteSource
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
-from pltz.plt_codec.identity import digest
+from pltz.plt_codec.identity import NONE, SIZE, digest
 
 T = TypeVar("T")
 
 PERSON = b"pltz damaged"
 FROM_A_BACKUP = "bring one of them from a backup"
+MOST_ROWS = 32  # packs that get rows in the manifest; more get an index
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class Repaired:
         uncounted: number of such packs whose count of records is unknown.
         recorded: packs that earlier runs gave up and whose loss is not acknowledged.
         rolled_back: whether the manifest was that of a backup, so that what was put since may be lost.
+        named: packs that no manifest named, and that are part of the archive again.
     """
 
     checked: int = 0
@@ -124,6 +132,7 @@ class Repaired:
     unnamed: list[LostRecord] = field(default_factory=list)
     recorded: list[str] = field(default_factory=list)
     rolled_back: bool = False
+    named: list[str] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -149,6 +158,9 @@ class Repairer:
         self._places: dict[bytes, str] | None = None  # of packs in other places than their own, by pack
         self._keys = keys
         self._known: Settings | None = None
+        self._sound_indexes, self._sound = set[str](), set[bytes]()  # indexes, and packs, that were checked
+        self._doubted = set[bytes]()  # packs that are lost unless they are restored now
+        self._recorded = set[bytes]()  # packs that earlier runs gave up, and nobody acknowledged
 
     def run(self) -> Repaired:
         """Repair everything and return the report.
@@ -160,48 +172,116 @@ class Repairer:
             StoreError: the store failed.
         """
         settings = self.settings()
-        plans = self._plans()
-        self._ledger()
         self._key_files()
-        if plans is None:
-            return self.report  # it is unknown which packs are condemned, so packs must wait
         self._indexes()
         keys = self._keys(settings) if self._keys else (LockedArchive() if settings.sealed else None)
+        if not self._manifest(settings):
+            return self.report  # a dry run, and what else there is to do is not known before there is a manifest
         catalog = Catalog(self.store, keys)
         catalog.refresh()
-        self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
-        listing = catalog.listing
-        self.report.rolled_back = listing.is_rolled_back
-        if listing.register and (not listing.register.manifest or listing.left_out() or listing.is_rolled_back):
-            self.report.remade.append(object_names.MANIFEST)
-        if not self.dry_run:
-            self._publish(catalog)  # before packs get parity: what has none is late
         packs = sorted(self._pack_names(catalog))
         self.report.checked += len(packs)
-        for pack in self.unsound(packs, settings):
-            self._pack(catalog, pack, settings.parity)
-        self._manifest(keys)
+        for pack in self._unsound(packs, settings.archive):
+            self._pack(catalog, pack)
+        self.report.recorded += [pack.hex() for pack in sorted(self._recorded & catalog.listing.present.lost.keys())]
+        self._tables(catalog)
         self._keys_of_packs(catalog)
         self._towers(keys)
         return self.report
 
-    def _publish(self, catalog: Catalog) -> None:
-        """Publish where collectors do not interfere; else everybody lists. Raises StoreError, WriterFailed."""
-        try:
-            catalog.listing.publish()
-        except (StoreError, WriterFailed):
-            raise
-        except ArchiveError:
-            return
+    def _manifest(self, settings: Settings) -> bool:
+        """Put a manifest that names every sound pack, and return whether there is one.
 
-    def _manifest(self, keys: Encryption | None) -> None:
-        """Make the manifest name what is there now."""
-        catalog = Catalog(self.store, keys)
-        catalog.refresh()
-        if not self.dry_run:
-            catalog.listing.publish(repaired=True)
-        self.report.remade += catalog.listing.put_marks(dry_run=self.dry_run)
-        for name in sorted(catalog.listing.named_indexes() & catalog.listing.indexes.keys()):
+        Packs of which it is not known what they had, because they are damaged or gone too, are lost until they are
+        restored.
+        """
+        register = ManifestRegister(self.store)
+        found = register.find() or register.older
+        own = found if found and found.archive == settings.archive else None
+        self.report.rolled_back = own is not None and own is register.older
+        before = own or register.earlier(settings.archive) or Manifest(settings)
+        listing = Listing(self.store, Problems())
+        unusable = {name: listing.table_of(name) for name in before.indexes - self._sound_indexes}
+        listing.take(replace(before, indexes=before.indexes & self._sound_indexes, heads={}))
+        # packs whose entries have to be made, or of which nothing tells what they had
+        there = object_names.packs_listed(self.store.list(object_names.PACKS))
+        once = object_names.packs_among(self.store.list(object_names.PARITY))
+        tabled = {pack for table in unusable.values() for pack in table or ()}
+        if own is None or None in unusable.values():  # nothing else tells what there was
+            tabled |= there.keys() | once
+        doubted = (tabled | there.keys()) - listing.packs.keys() - before.gone.keys()
+        sound = {pack: there[pack] for pack in sorted(doubted & there.keys()) if self._is_sound(pack, settings.archive)}
+        for pack in sorted(doubted & there.keys() - sound.keys()):
+            data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
+            if data is not None and self._foreign(settings.archive, data):
+                self._move_out(pack)
+                doubted.discard(pack)
+        entries = {pack: listing.entries_of(pack, size) for pack, size in sound.items()}
+        standing = self._standing(listing, entries, tabled | once)
+        covered = set[bytes]().union(*(index.packs for index in listing.indexes.values()))  # lost ones may be
+        rows = {pack: NamedPack(sound[pack], entries[pack]) for pack in standing - covered}
+        self._doubted = doubted & (tabled | once & there.keys()) - sound.keys() - before.lost.keys()
+        self._recorded = {pack for pack, row in before.lost.items() if not row.acknowledged}
+        self.report.named = [pack.hex() for pack in sorted(standing)]
+        if own and not (own is register.older or standing or unusable or self._doubted):
+            return True
+        self.report.remade.append(object_names.MANIFEST)
+        if self.dry_run:
+            return own is not None and own is not register.older
+        made = self._index_of(rows) if len(rows) > MOST_ROWS else {}
+        lost = {pack: LostPack(self.store.now(), None) for pack in self._doubted}
+
+        def naming(base: Manifest | None) -> Manifest:
+            base = base if base and base.archive == settings.archive else before
+            fresh = base.naming({} if made else rows).giving_up(lost)
+            names = (fresh.indexes - unusable.keys()) | made.keys()
+            return replace(
+                fresh,
+                indexes=names,
+                lost={pack: row for pack, row in fresh.lost.items() if pack not in standing},
+                # a pack that is named again may rely on one that was condemned while it was not
+                condemned={} if standing else fresh.condemned,
+                heads={name: head for name, head in fresh.heads.items() if name in names},
+            )
+
+        register.swap(naming, repaired=True)
+        return True
+
+    def _standing(
+        self, listing: Listing, entries: Mapping[bytes, Mapping[int, Entries]], once: AbstractSet[bytes]
+    ) -> set[bytes]:
+        """Return the packs to be named: those that were named once, and those of which no parent is gone.
+
+        A put that was cut off may have relied on what was collected since. ``once``: packs that were named once.
+        """
+        standing = set(entries)
+        while True:
+            known = {key for pack in standing for key in entries[pack][SEGMENTS].keys.tolist()}
+            falling = {p for p in standing - once if not listing.has_segments(self._parents(p) - known)}
+            if not falling:
+                return standing
+            standing -= falling
+
+    def _parents(self, pack: bytes) -> set[int]:
+        """Return the keys of the segments that records of a sound pack name as parents."""
+        found = _scan(SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK) or b"")
+        return {key_of(parent) for _, r in found if not r.mark and (parent := r.parent) != NONE}
+
+    def _index_of(self, rows: Mapping[bytes, NamedPack]) -> dict[str, FileIndex]:
+        """Put indexes over packs, and return them by name."""
+        memory, made = MemoryIndex(), dict[str, FileIndex]()
+        for pack, row in rows.items():
+            memory.add_pack(pack, row.size, row.sections)
+        for part in parts({pack: row.size for pack, row in rows.items()}):
+            index = FileIndex.of(data := build([memory], part))
+            made[name := data[-SIZE:].hex()] = index
+            self.store.put(object_names.index(name), data)
+            self.store.put(object_names.table_copy(name), table_of(Held(data)))
+        return made
+
+    def _tables(self, catalog: Catalog) -> None:
+        """Put the copies of pack tables that are missing or damaged."""
+        for name in sorted(catalog.listing.indexes):
             copy = object_names.table_copy(name)
             with suppress(FileNotFoundError):
                 table = table_of(self.store.open(object_names.index(name)))
@@ -236,44 +316,19 @@ class Repairer:
 
         try:
             if found := self._mirrored(SETTINGS, SETTINGS_COPY, own, MAX_SIZE):
-                return self._converted(found)
+                return found
             self.report.broken.remove(SETTINGS)
         except VersionError:
             raise
         except CorruptError as exc:  # both are missing
             why = exc
-        if (manifest := ManifestRegister(self.store).load()) is None:
+        register = ManifestRegister(self.store)
+        if (manifest := register.find() or register.older) is None:
             raise why
         self._want_own(manifest.archive)
         for name in (SETTINGS, SETTINGS_COPY):
             self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
         return manifest.settings
-
-    def _converted(self, found: Settings) -> Settings:
-        """Return settings, those of the manifest where a copy came back that is older than it; restore them then."""
-        known = None if found.manifest else ManifestRegister(self.store).load()
-        if known is None or known.archive != found.archive:
-            return found
-        for name in (SETTINGS_COPY, SETTINGS):
-            self._replace(name, self._maybe(name, MAX_SIZE), known.settings.encode())
-        return known.settings
-
-    def _plans(self) -> set[bytes] | None:
-        """Repair plans and return the condemned packs; None where a plan is lost."""
-        listed = (self.store.list(folder) for folder in (object_names.PLANS, object_names.PARITY))
-        found = [
-            self._mirrored(object_names.plan(epoch), object_names.plan_copy(epoch), _plan(epoch), MAX_PLAN)
-            for epoch in sorted(set[int]().union(*map(object_names.plans_among, listed)))
-        ]
-        if None in found:
-            return None
-        return set().union(*(plan.condemned for plan in found if plan))
-
-    def _ledger(self) -> None:
-        """Repair both copies of each ledger entry."""
-        names = object_names.ledger_entries_among(self.store.list(object_names.LEDGER))
-        for name in sorted(names | object_names.ledger_copies_among(self.store.list(object_names.PARITY))):
-            self._mirrored(*object_names.ledger_copies(name), partial(decode_as, name), MAX_ENTRY)
 
     def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
         """Return the content of a small file from a sound copy, and repair the other copy.
@@ -352,6 +407,7 @@ class Repairer:
             path = object_names.index(name)
             try:
                 FileIndex(self.store.open(path), name).verify()
+                self._sound_indexes.add(name)
                 continue
             except FormatError:
                 pass
@@ -362,43 +418,51 @@ class Repairer:
                 self.store.delete(path)
 
     def _pack_names(self, catalog: Catalog) -> set[bytes]:
-        """Return the packs that are there or that something names."""
-        parity = object_names.packs_among(self.store.list(object_names.PARITY))
-        return parity | catalog.damage.missing() | set(catalog.listing.packs)
+        """Return the packs that the manifest names, and those that it gave up of which there is a file."""
+        names = object_names.pack, object_names.parity
+        lost = catalog.listing.present.lost.keys()
+        back = {p for p in lost if p in self._doubted or any(is_there(self.store, name(p)) for name in names)}
+        return catalog.listing.packs.keys() | catalog.damage.missing() | back
 
-    def unsound(self, packs: Iterable[bytes], settings: Settings) -> Iterator[bytes]:
-        """Yield those of some packs that are gone, damaged, newer or of another archive, or lack sound parity.
-
-        ``settings``: of the archive. Raises StoreError.
-        """
+    def _unsound(self, packs: Iterable[bytes], archive: bytes) -> Iterator[bytes]:
+        """Yield those of some packs that are gone, damaged, newer or of another archive, or lack sound parity."""
         for pack in packs:
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
+            if data is None or not self._is_sound(pack, archive) or not self._is_protected(pack, data):
+                yield pack
+
+    def _is_sound(self, pack: bytes, archive: bytes) -> bool:
+        """Return whether the file of a pack has its bytes, which never change then. Raises StoreError."""
+        if pack not in self._sound:
+            data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
             try:
-                own = data is not None and _is(pack, data) and not self._foreign(settings.archive, data)
-                sound = own and self._is_protected(pack, cast(SalvageReader, data), settings.parity)
+                sound = data is not None and _is(pack, data) and not self._foreign(archive, data)
             except VersionError:
                 sound = False
             if not sound:
-                yield pack
+                return False
+            self._sound.add(pack)
+        return True
 
-    def _pack(self, catalog: Catalog, pack: bytes, shares: tuple[int, int]) -> None:
+    def _pack(self, catalog: Catalog, pack: bytes) -> None:
         name = object_names.pack(pack)
         data = SalvageReader.of(self.store, name, MAX_PACK)
-        if data is None and self._gone(catalog, pack):
+        if data is None and self._is_over(catalog, pack):
             return
-        own, archive = _named(data) if data is not None else None, catalog.ledger.archive
+        own, archive = _named(data) if data is not None else None, catalog.listing.archive
         if data is not None and self._foreign(archive, data):
             if own == pack:
-                return self._move_out(catalog, pack)
+                return self._move_named_out(catalog, pack)
         elif own and not is_there(self.store, object_names.pack(own)):
-            self._pack(catalog, own, shares)  # the file was moved here, and nothing else may name its pack
+            self._pack(catalog, own)  # the file was moved here, and nothing else may name its pack
         try:
             if data is not None and _is(pack, data):
-                if pack not in catalog.ledger.deleted:  # else a collector is deleting the pack, parity first
-                    self._protect(catalog, pack, data, shares)
+                self._name(catalog, pack, data)
+                self._protect(pack, data)
                 return
-        except VersionError:
-            return  # left to the newer pltz that wrote it
+        except VersionError:  # left to the newer pltz that wrote it
+            self.report.broken.append(name)
+            return
         found = (data, *self._aside(name), self._misplaced(catalog, pack))
         sources = [d for d in found if d is not None and _named(d) in (None, pack) and not self._foreign(archive, d)]
         whole = (d for d in sources if _named(d) == pack and _is(pack, d))
@@ -407,14 +471,15 @@ class Repairer:
             best = parity.restore(sources)[0]
         best = best if _is(pack, best) else _with_footer(pack, best)
         if (its := _named(best)) == pack and self._foreign(archive, best):
-            return self._move_out(catalog, pack)
+            return self._move_named_out(catalog, pack)
         if _is(pack, best):
             restored = bytes(best[:])
             self._replace(name, None if data is None else data.whole(), restored)
-            self._protect(catalog, pack, restored, shares)
+            self._name(catalog, pack, restored)
+            self._protect(pack, restored)
             return
         remains = its in (None, pack) and not self._foreign(archive, best)
-        self._salvage(catalog, pack, best if remains else b"", shares)
+        self._salvage(catalog, pack, best if remains else b"")
 
     def _misplaced(self, catalog: Catalog, pack: bytes) -> SalvageReader | None:
         """Return the bytes of a pack from the place of another, or from what was moved aside from there."""
@@ -436,13 +501,14 @@ class Repairer:
         except FormatError:
             return False
 
-    def _move_out(self, catalog: Catalog, pack: bytes) -> None:
-        """Move a pack of another archive aside, with its parity, and salvage nothing.
-
-        The ledger records the deletion first.
-        """
+    def _move_named_out(self, catalog: Catalog, pack: bytes) -> None:
+        """Move a named pack of another archive aside."""
         if not self.dry_run:
-            catalog.ledger.put_deleted([pack])
+            catalog.listing.publish(lambda manifest: manifest.taking_out({pack}, self.store.now()))
+        self._move_out(pack)
+
+    def _move_out(self, pack: bytes) -> None:
+        """Move a pack aside, with its parity, and salvage nothing."""
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is None:
                 continue
@@ -465,46 +531,33 @@ class Repairer:
                 f"bring the right {SETTINGS} from a backup; nothing was changed"
             )
 
-    def _gone(self, catalog: Catalog, pack: bytes) -> bool:
-        """Return whether the ledger, read after the pack was found absent, explains the absence.
+    def _is_over(self, catalog: Catalog, pack: bytes) -> bool:
+        """Return whether a collector took a pack out meanwhile, whose file is not there."""
+        catalog.refresh()
+        return pack not in catalog.damage.missing() | catalog.listing.packs.keys() | catalog.listing.present.lost.keys()
 
-        Left-over parity of a deleted pack is deleted.
-        """
-        catalog.ledger.refresh()
-        state = catalog.ledger.state(pack)
-        name = object_names.parity(pack)
-        if state is PackState.DELETED and not self.dry_run:
-            self.store.delete(name)
-        return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
+    def _name(self, catalog: Catalog, pack: bytes, data: ByteSource) -> None:
+        """Name a pack that was given up and is whole again."""
+        if pack in catalog.listing.present.lost and not self.dry_run:
+            row, indexes = NamedPack(len(data), catalog.listing.entries_of(pack, len(data))), catalog.listing.indexes
+            rows = {} if any(pack in index.packs for index in indexes.values()) else {pack: row}
+            catalog.listing.publish(lambda base: replace(base.naming({pack: row}), packs={**base.packs, **rows}))
 
-    def _protect(self, catalog: Catalog, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> None:
+    def _protect(self, pack: bytes, data: ByteSource) -> None:
         """Give a sound pack sound parity unless it has it."""
-        if self._is_protected(pack, data, shares):
+        if self._is_protected(pack, data):
             return
         name = object_names.parity(pack)
         self.report.remade.append(name)
         if self.dry_run:
             return
-        if not shares[0]:
-            self.store.delete(name)
-            if catalog.listing.takes_marks:
-                self.store.put(name, b"")
-            return
-        opened = _opened(data)
-        # bitstrings are dropped: only the parents matter
-        found = [(at, r._replace(bitstring=b"")) for at, r in _scan(data)]
-        contexts = [opened.head.contexts[r.context] for _, r in found]
-        shared = shared_ranges(opened, shared_places(contexts, [r for _, r in found], [at for at, _ in found]))
-        made = Parity.of(pack, data, shared, shares)
         self.store.delete(name)
-        self.store.put(name, made.encode())
+        self.store.put(name, Parity.of(pack, data).encode())
         if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
-            self._gone(catalog, pack)
+            self.store.delete(name)
 
-    def _is_protected(self, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> bool:
-        """Return whether a sound pack has sound parity; in an archive without parity, none or a marker."""
-        if not shares[0] and not self._maybe(object_names.parity(pack), 1):
-            return True
+    def _is_protected(self, pack: bytes, data: ByteSource) -> bool:
+        """Return whether a sound pack has sound parity."""
         try:
             parity = self._parity(pack)
             if parity and parity.covers(data):
@@ -522,50 +575,30 @@ class Repairer:
             return None
         return parity if parity and parity.pack == pack else None
 
-    def _salvage(self, catalog: Catalog, pack: bytes, best: ByteSource, shares: tuple[int, int]) -> None:
+    def _salvage(self, catalog: Catalog, pack: bytes, best: ByteSource) -> None:
         """Move a pack beyond repair aside.
 
-        Its readable records go into a new pack, its losses into the ledger, and the pack is condemned.
+        Its readable records go into a new pack, and the manifest has its losses.
         """
-        catalog.ledger.refresh()
-        deleted = pack in catalog.ledger.deleted  # a killed collector left it: its live records are elsewhere
-        rows = [] if deleted else list(_scan(best))
-        missing: int | None = 0
-        sessions, segments, covered = set[int](), set[int](), True
-        if not deleted:
-            missing, sessions, segments, covered = self._note_lost(catalog, pack, best, rows)
+        if pack in catalog.listing.present.lost and pack not in self._doubted and not len(best):
+            return  # given up already, and nothing of it came back
+        rows = list(_scan(best))
+        missing, sessions, segments, covered = self._note_lost(catalog, pack, best, rows)
         self.report.salvaged += len(rows)
         if self.dry_run:
             return
         if rows:
             contexts = _opened(best).head.contexts
-            ArchiveWriter(catalog, CodecRegistry(), shares).copy([(contexts[r.context], r) for _, r in rows])
+            ArchiveWriter(catalog, CodecRegistry()).copy([(contexts[r.context], r) for _, r in rows])
         if missing == 0 and not sessions and not segments:
-            catalog.ledger.put_deleted([pack])
+            catalog.listing.publish(lambda manifest: manifest.taking_out({pack}, self.store.now()))
         else:
-            catalog.ledger.put_lost(pack, missing, covered, sessions, segments)
-        self._condemn(catalog, pack)
-        self._publish(catalog)
+            row = Losses(self.store).put(missing, covered, sessions, segments)
+            catalog.listing.publish(lambda manifest: manifest.giving_up({pack: row}))
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is not None:
                 self._put_aside(name, left)
                 self.store.delete(name)
-
-    def _condemn(self, catalog: Catalog, pack: bytes) -> None:
-        """Condemn a pack, so that no writer relies on it and no collector waits for it.
-
-        Raises ArchiveError.
-        """
-        for _ in range(ATTEMPTS):
-            catalog.listing.read_plans()
-            if pack in catalog.listing.condemned:
-                return
-            plan = catalog.listing.next_plan([pack])
-            if self.store.put(plan.name, plan.encode()):
-                self.store.put(plan.copy, plan.encode())
-        catalog.listing.read_plans()
-        if pack not in catalog.listing.condemned:
-            raise ArchiveError("others keep collecting: try again")
 
     def _note_lost(
         self, catalog: Catalog, pack: bytes, best: ByteSource, read: Sequence[tuple[RecordPlace, Record]]
@@ -655,18 +688,6 @@ class Repairer:
         """Return the remains of a file, in memory; None if it does not exist."""
         found = SalvageReader.of(self.store, name, most)
         return None if found is None else found.whole()
-
-
-def _plan(epoch: int) -> Callable[[bytes], CollectionPlan]:
-    """Return a decoder of the plan of an epoch, which raises CorruptError for any other."""
-
-    def decode(data: bytes) -> CollectionPlan:
-        plan = CollectionPlan.decode(data)
-        if plan.epoch != epoch:
-            raise CorruptError(f"{object_names.plan(epoch)} says it is {plan.name}")
-        return plan
-
-    return decode
 
 
 def _opened(data: ByteSource) -> Pack:

@@ -84,7 +84,7 @@ class Rerooter:
         listing = self.catalog.listing
         records.read()
         for place in records.blocks_with(moves):
-            if place.pack in listing.orphans:  # moved, it would be named
+            if place.pack in listing.unnamed:  # moved, it would be named
                 continue
             try:
                 pack, block = self.catalog.lookup.block(place, ahead=AHEAD)

@@ -27,19 +27,17 @@ from pltz.archive.catalog.chain import (
 )
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.history import SHOWN
-from pltz.archive.catalog.ledger import MISSING, as_text
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import KeyFolder
-from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, StoreError
+from pltz.archive.errors import KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS, Settings
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, absent, inner_blocks
@@ -66,9 +64,7 @@ class Report:
         lost: versions that cannot be thawed.
         missing_copies: paths of redundant files that are gone (parity, second copies); `repair` makes them again.
         unfinished: erases that were cut off or are running; they damage nothing.
-        orphans: number of packs of puts that were cut off or are running: no manifest named them.
-        leftovers: number of deleted packs whose parity is there: beside a collector a put wrote it after the deletion,
-            which an archive with a manifest allows. The next collect deletes it.
+        unnamed: number of packs of puts that were cut off or are running: no manifest named them.
         token: see `freshness`.
         cursor: the last pack that was checked; a run that resumes from this report goes on after it.
         within: the pack being checked, whose records before byte ``offset`` are done.
@@ -80,8 +76,7 @@ class Report:
     decoded: int = 0
     undecoded: int = 0
     unreadable: int = 0
-    orphans: int = 0
-    leftovers: int = 0
+    unnamed: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -154,24 +149,16 @@ class Verifier:
             part: check only the packs of this part, and that the segments are there that they need of other parts. What
                 is of no pack is checked by the first part. Together all parts check what a run without them does.
 
-        Raises StoreError where the store fails or files cannot be read at all, ArchiveError where collectors interfere.
-        Damage is in the report, not raised.
+        Raises ManifestLost, RolledBack where repair has to make the manifest again, StoreError where the store fails or
+        files cannot be read at all, ArchiveError where collectors interfere. Other damage is in the report, not raised.
         """
-        try:
-            self.catalog.refresh()
-        except StoreError:
-            raise
-        except ArchiveError:
-            for problem in self.catalog.damage.problems:
-                self._problems.add(problem)
-            if self.report.sound:  # no plan is damaged: collectors are busy
-                raise
-            return self.report
+        self.catalog.refresh()
+        self.catalog.listing.read_whole_indexes()
         # known before anything is read: lost packs, a roll back
         for pack in sorted(self.catalog.damage.missing()):
-            self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
+            self._wrong("pack", pack.hex(), "is gone, and no collector took it out: run pltz archive repair")
         for loss in self.catalog.damage.losses():
-            self._wrong("loss", loss.pack.hex(), as_text(loss))
+            self._wrong("loss", loss.pack.hex(), str(loss))
         if expect and (why := rolled_back(self.catalog, expect)):
             self._wrong("freshness", str(expect), why)
         self.report.token = str(token_of(self.catalog))
@@ -329,7 +316,7 @@ class Verifier:
         start = self.report.offset
         try:
             file = self.catalog.store.open(object_names.pack(pack))
-            if Pack(file.read, file.size, archive=self.catalog.ledger.archive).verify() != pack:
+            if Pack(file.read, file.size, archive=self.catalog.listing.archive).verify() != pack:
                 self._wrong("pack", pack.hex(), "its digest is not its name")
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))
@@ -468,16 +455,9 @@ class Verifier:
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
     def _check_parity(self, pack: bytes) -> None:
-        """Check the parity of a pack, if any. Missing parity is no damage and is counted later.
-
-        That of a deleted pack counts for nothing: the next collect takes both away.
-        """
-        if pack in self.catalog.ledger.deleted:
-            return
+        """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
             data = self.catalog.store.view(object_names.parity(pack))
-            if not data and not self.settings.parity[0]:  # a marker
-                return
             parity = Parity.decode(data)
             parity.verify()
             if parity.pack != pack:
@@ -488,47 +468,24 @@ class Verifier:
             return
 
     def _check_copies(self) -> None:
-        """Check second copies of small files and key files, and that no parity is left of deleted packs."""
-        store = self.catalog.store
-        parity = store.list(object_names.PARITY)
-        deleted = self.catalog.ledger.deleted - self.catalog.listing.packs.keys()
-        left = sorted(object_names.packs_among(parity) & deleted)
-        self.report.leftovers = len(left)
-        for pack in () if self.catalog.listing.register else left:  # with a manifest a put writes parity last
-            self._wrong(
-                "parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away"
-            )
-        for epoch in sorted(self.catalog.listing.missing_plans()):
-            name = object_names.last_part(object_names.plan(epoch))
-            self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
-        for path in SETTINGS, SETTINGS_COPY:  # a manifest has the settings too, so the first may be gone
+        """Check second copies of small files, key files, and what lost packs had."""
+        store, listing = self.catalog.store, self.catalog.listing
+        for path in SETTINGS, SETTINGS_COPY:
             try:
-                Settings.decode(store.read(path, 0, MAX_SETTINGS))
+                if Settings.decode(store.read(path, 0, MAX_SETTINGS)) != listing.present.settings:
+                    self._wrong("settings", SETTINGS, "is that of another archive: run pltz archive repair")
             except FormatError as exc:
                 self._wrong("settings", SETTINGS, str(exc))
             except FileNotFoundError:
-                if path == SETTINGS:
-                    self._wrong("settings", SETTINGS, "is gone: pltz archive repair brings it back from its copy")
-        for epoch in sorted(object_names.plans_among(parity)):
-            path = object_names.plan_copy(epoch)
-            name = object_names.last_part(path)
-            with suppress(FileNotFoundError):
-                try:
-                    if CollectionPlan.decode(store.read(path, 0, MAX_PLAN)).epoch != epoch:
-                        self._wrong("plan", name, "its copy is that of another")
-                except FormatError as exc:
-                    self._wrong("plan", name, str(exc))
-        for name in sorted(self._named_indexes()):
+                continue
+        for name in sorted(listing.indexes):
             with suppress(FileNotFoundError):
                 try:
                     packs = index_file.packs_of(bytes(store.view(object_names.table_copy(name))))
-                    if packs != self.catalog.listing.indexes[name].packs:
+                    if packs != listing.indexes[name].packs:
                         self._wrong("index", name, "the copy of its pack table is that of another")
                 except FormatError as exc:
                     self._wrong("index", name, str(exc))
-        for path, why in self.catalog.ledger.unsound():
-            if why != MISSING:
-                self._wrong("ledger", path, why)
         self._check_keys()
 
     def _check_keys(self) -> None:
@@ -549,15 +506,14 @@ class Verifier:
             for path, what in check.strangers():
                 self._wrong("keys", path, what)
         self.report.unfinished = list(unfinished(self.catalog))
-        self.report.orphans = len(self.catalog.listing.orphans.keys() - self.catalog.ledger.deleted)
 
     def _check_redundancy(self) -> None:
         """Note each redundant copy that is missing while its original is there."""
         listed = {
             f"{folder}/{name}"
-            for folder in (object_names.PARITY, object_names.KEYS, object_names.LEDGER)
+            for folder in (object_names.PARITY, object_names.KEYS)
             for name in self.catalog.store.list(folder)
-        }
+        } | {SETTINGS for name in self.catalog.store.list("") if name == SETTINGS}
         self.report.missing_copies = [
             copy
             for copy, original in sorted(self._copies())
@@ -565,13 +521,13 @@ class Verifier:
             and not is_there(self.catalog.store, copy)  # it may have been put since
             and is_there(self.catalog.store, original)  # or both may have gone
         ]
-        listing = self.catalog.listing
-        if listing.register and listing.register.load() is None:
-            self.report.missing_copies.append(object_names.MANIFEST)
-        elif left := listing.left_out():
+        unnamed = self.catalog.listing.unnamed_packs()
+        named_once = object_names.packs_among(self.catalog.store.list(object_names.PARITY)) & unnamed.keys()
+        self.report.unnamed = len(unnamed) - len(named_once)
+        if named_once and (left := named_once & self.catalog.listing.unnamed_packs().keys()):
             what = (
-                f"does not name {counted(len(left), 'pack')} that an earlier one did or may have: it is that of a "
-                "backup, and get does not see what is in them; run pltz archive repair"
+                f"does not name {counted(len(left), 'pack')} that an earlier one did: it is that of a backup, and get "
+                "does not see what is in them; run pltz archive repair"
             )
             self._wrong("manifest", "", what)
 
@@ -579,25 +535,12 @@ class Verifier:
         """Yield the path of each redundant copy that should exist, with the path of its original."""
         store = self.catalog.store
         yield SETTINGS_COPY, SETTINGS
-        ended, over = self.catalog.listing.ended, self.catalog.ledger.over
-        for epoch in (e for e in object_names.plans_among(store.list(object_names.PLANS)) if e > ended):
-            yield object_names.plan_copy(epoch), object_names.plan(epoch)
-        if self.settings.parity[0] or self.catalog.listing.takes_marks:
-            # a collector deletes the parity first
-            staying = set(self.catalog.listing.packs) - self.catalog.ledger.deleted
-            yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)
-        yield from ((object_names.table_copy(name), object_names.index(name)) for name in self._named_indexes())
-        entries = object_names.ledger_entries_among(store.list(object_names.LEDGER))
-        for name in (entries | object_names.ledger_copies_among(store.list(object_names.PARITY))) - over:
-            first, second = object_names.ledger_copies(name)
-            yield from ((first, second), (second, first))
+        yield SETTINGS, SETTINGS_COPY
+        yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in self.catalog.listing.packs)
+        yield from ((object_names.table_copy(name), object_names.index(name)) for name in self.catalog.listing.indexes)
         for domain, generations in KeyFolder(store).generations().items():
             first, second = object_names.key_copies(domain, generations[-1])
             yield from ((first, second), (second, first))
-
-    def _named_indexes(self) -> frozenset[str]:
-        """Return the indexes that a manifest names and that are there."""
-        return self.catalog.listing.named_indexes() & self.catalog.listing.indexes.keys()
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:
         """Return the digest of each index file, or the error it raises.

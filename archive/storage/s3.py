@@ -149,11 +149,8 @@ class ObjectStore:
             f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
         )
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Replace an object as `Store.replace` says. Raises StoreError."""
-        import obstore
-
-        self._called(f"write {name}", lambda: obstore.put(self._remote, name, data, use_multipart=False))
+    def put_spare(self, name: str, data: bytes) -> None:
+        self.put(name, data)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
@@ -269,6 +266,10 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
+    def earlier(self, register: str) -> Sequence[bytes]:
+        """Return none: a bucket keeps one."""
+        return []
+
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
@@ -299,9 +300,8 @@ class ObjectStore:
     def settle(self, folder: str) -> None:
         """Do nothing: listed objects are durable in such a store."""
 
-    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
+    def want_room(self) -> None:
         """Do nothing: a bucket is never full."""
-        return nullcontext()
 
     def now(self) -> int:
         return int(time.time())

@@ -11,21 +11,18 @@ cases.
 A register is the only thing that changes: its content is replaced by who knows its present one (`Store.swap`). A bucket
 compares the ETag. A directory numbers the contents, and gives each number to one writer: see FORMAT.md, "Manifest".
 
-A directory keeps a reserve, so that a full disk can be emptied: see `Store.using_reserve` and FORMAT.md,
-"Reserve".
+So that a full disk can be emptied, puts leave room on it: see `Store.want_room`.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pltz.archive.errors import (
-    ArchiveError,
     FullError,
     StoreError,
     UnreadableError,
@@ -36,7 +33,7 @@ from pltz.archive.errors import (
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.manifest import IndexHead
-from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
+from pltz.archive.format.object_names import FOLDERS, SETTINGS, folder_of
 from pltz.archive.storage.disk import Disk, Stamp
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.plt_codec.errors import CorruptError
@@ -50,10 +47,7 @@ BAD_BYTES = (
     errno.EUCLEAN,
 )  # errors of a disk or file system for unreadable bytes
 TURNS = 100  # at a register that others replace meanwhile
-RESERVES = {  # bytes; the second part is for plans and ledger entries that precede deletions
-    RESERVE: 256 << 10,
-    RESERVE_COLLECT: 64 << 10,
-}
+LEAST_FREE = 64 << 20  # bytes of a disk that puts leave to forget, erase and collect
 
 
 class Content(NamedTuple):
@@ -90,17 +84,14 @@ class Store(Protocol):
             WriterFailed: a sync failed, so nothing may be trusted.
         """
 
+    def put_spare(self, name: str, data: bytes) -> None:
+        """Put an object that a power cut may take again. Raises StoreError, WriterFailed."""
+
     def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
         """Return a context in which puts and swaps of these contents, the same objects, take less time.
 
         A directory writes and syncs them together before it begins. Where it cannot, they are put as without it. Raises
         WriterFailed.
-        """
-
-    def replace(self, name: str, data: bytes) -> None:
-        """Put an object in place of what has its name, durable on return. Readers see the one or the other.
-
-        For settings alone: who replaces at the same time puts the same bytes. Raises StoreError, WriterFailed.
         """
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -165,6 +156,12 @@ class Store(Protocol):
         one. Raises StoreError, UnreadableError.
         """
 
+    def earlier(self, register: str) -> Sequence[bytes]:
+        """Return contents that a register had before its present one, the newest first, as far as they are kept.
+
+        Raises StoreError.
+        """
+
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         """Replace the content of a register where its present one is ``before``; None: where it has none.
 
@@ -177,12 +174,8 @@ class Store(Protocol):
             WriterFailed: a sync failed, so nothing may be trusted.
         """
 
-    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
-        """Return a context in which puts on a full disk may use the first ``parts`` parts of the reserve.
-
-        The reserve is restored at the end, or, without room for it, by the next writer that has room. Raises
-        nothing of its own.
-        """
+    def want_room(self) -> None:
+        """Check that a disk has room for who frees some: forget, erase and collect do not ask. Raises FullError."""
 
     def left(self, age: int) -> Sequence[str]:
         """Return names under ``tmp/`` not written to for ``age`` seconds, by the clock that dated them.
@@ -231,30 +224,35 @@ class Opened:
 class DirectoryStore:
     """A local directory over a `Disk`.
 
-    ``reserve``: whether to keep one. ``cache``: folder, outside the archive, of the generations that were seen.
+    ``cache``: folder, outside the archive, of the generations that were seen.
     """
 
     remote = False
 
-    def __init__(self, disk: Disk, *, reserve: bool = True, cache: Path | None = None):
+    def __init__(self, disk: Disk, *, cache: Path | None = None):
         self.seen = SeenGenerations(cache)
-        self.disk, self.reserve = disk, reserve
+        self.disk = disk
         self.failed: str | None = None  # reason why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
-        self._parts = 0  # number of parts of the reserve that may be used now
         self._ahead = dict[str, bytes]()  # contents of `ahead`, by their names under tmp/
 
     def make(self) -> None:
         """Create the folders, durably. Raises StoreError, WriterFailed."""
         self._make("", *FOLDERS)
-        self._keep_reserve()
 
     def put(self, name: str, data: bytes) -> bool:
         """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
+        return self._put(name, data, lasting=True)
+
+    def put_spare(self, name: str, data: bytes) -> None:
+        """Put an object as `put` does, without a sync of its folder. Raises the errors of `put`."""
+        self._put(name, data, lasting=False)
+
+    def _put(self, name: str, data: bytes, *, lasting: bool) -> bool:
         self._check()
         temporary, folder = self._staged(name, data), folder_of(name)
         try:
-            self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
+            self._in_folder(name, lambda: self.disk.link(temporary, name))
         except (FileExistsError, FileNotFoundError) as exc:
             self._drop(temporary)
             if isinstance(exc, FileNotFoundError) and not is_there(self, name):
@@ -265,7 +263,8 @@ class DirectoryStore:
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
-        self._sync_folder(folder)
+        if lasting:
+            self._sync_folder(folder)
         self._drop(temporary)
         return True
 
@@ -279,17 +278,6 @@ class DirectoryStore:
             for temporary in written:
                 if self._ahead.pop(temporary, None) is not None:
                     self._drop(temporary)
-
-    def replace(self, name: str, data: bytes) -> None:
-        """Replace an object as `Store.replace` says. Raises StoreError, FullError, WriterFailed."""
-        self._check()
-        temporary = self._staged(name, data)
-        try:
-            self._with_room(lambda: self._in_folder(name, lambda: self.disk.rename(temporary, name)))
-        except OSError as exc:
-            self._drop(temporary)
-            raise _named(f"replace {name}", exc) from exc
-        self._sync_folder(folder_of(name))
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``.
@@ -372,7 +360,7 @@ class DirectoryStore:
         self._check()
         try:
             zeros = bytes(min(self.disk.open(name).size, MOST_SECRET))
-            self._with_room(lambda: self.disk.overwrite(name, zeros))
+            self.disk.overwrite(name, zeros)
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -402,6 +390,8 @@ class DirectoryStore:
             return known
         for _ in range(TURNS):
             numbers = self._numbers(register)
+            if not numbers and known and SETTINGS not in self._names(""):
+                raise StoreError(f"{register}/ and {SETTINGS} are gone: is the disk there?")
             if not numbers:
                 return None
             try:
@@ -410,13 +400,19 @@ class DirectoryStore:
                 continue
         raise StoreError(f"others replace {register} all the time: try again")
 
+    def earlier(self, register: str) -> Sequence[bytes]:
+        try:
+            return [bytes(self.view(_before(register)))]
+        except (FileNotFoundError, CorruptError):
+            return []
+
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self._check()
         number = int(before.tag, 16) + 1 if before else 1
         name = _numbered(register, number)
         temporary = self._staged(name, data)
         try:
-            self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
+            self._in_folder(name, lambda: self.disk.link(temporary, name))
         except FileExistsError:
             self._drop(temporary)
             self.disk.sleep(wait)
@@ -434,21 +430,21 @@ class DirectoryStore:
             self._drop(temporary)
             self.disk.sleep(wait)
             return self.load(register)
-        self._drop_below(register, number)
         self._sync_folder(register)
+        self._drop_below(register, number)
         self._drop(temporary)
         return Content(data, f"{number:016x}")
 
-    @contextmanager
-    def using_reserve(self, parts: int) -> Iterator[None]:
-        before, self._parts = self._parts, max(parts, self._parts)
+    def want_room(self) -> None:
         try:
-            yield
-        finally:
-            self._parts = before
-            if not before:
-                with suppress(ArchiveError):  # retried later; puts are refused until the reserve exists
-                    self._keep_reserve()
+            free = self.disk.free()
+        except OSError as exc:
+            raise _named("ask how much room the disk has", exc) from exc
+        if free < LEAST_FREE:
+            raise FullError(
+                f"the disk has {free >> 20} MiB left, and {LEAST_FREE >> 20} are for forget, erase and collect: "
+                "nothing was put. Free space on it, or forget sessions and run pltz archive collect twice"
+            )
 
     def left(self, age: int) -> Sequence[str]:
         """Return names under ``tmp/`` not written to for ``age`` seconds, as far as a new file tells the time.
@@ -460,7 +456,7 @@ class DirectoryStore:
             return found
         own = object_names.temporary(self.disk.random(16))
         try:
-            self._with_room(lambda: self._write(own, b""))
+            self._write(own, b"")
             before = self.disk.changed(own) - age
         except OSError as exc:
             raise _named("write a temporary file", exc) from exc
@@ -498,7 +494,7 @@ class DirectoryStore:
                 break  # this writer stalled for a day, and a collector deleted it
         temporary = object_names.temporary(self.disk.random(16))
         try:
-            self._with_room(lambda: self._write(temporary, data))
+            self._write(temporary, data)
         except OSError as exc:
             raise _named(f"write {name}", exc, len(data)) from exc
         try:
@@ -507,12 +503,6 @@ class DirectoryStore:
             raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
-        if not self._parts and name not in RESERVES:
-            try:  # the new file may occupy space that a collector freed for itself
-                self._keep_reserve()
-            except StoreError:
-                self._drop(temporary)
-                raise
         return temporary
 
     def _written_ahead(self, contents: Sequence[bytes]) -> dict[str, bytes]:
@@ -525,7 +515,7 @@ class DirectoryStore:
         try:
             for data in contents:
                 temporary = object_names.temporary(self.disk.random(16))
-                self._with_room(partial(self._write, temporary, data))
+                self._write(temporary, data)
                 written[temporary] = data
             try:
                 self.disk.sync_files(list(written))
@@ -533,8 +523,6 @@ class DirectoryStore:
                 raise
             except OSError as exc:
                 self._fail(f"{object_names.TEMPORARY}: {exc}", exc)
-            if not self._parts:
-                self._keep_reserve()
         except (OSError, StoreError):  # who puts them one by one is told
             for temporary in written:
                 self._drop(temporary)
@@ -566,12 +554,17 @@ class DirectoryStore:
         return True
 
     def _drop_below(self, register: str, number: int) -> None:
-        """Unlink the contents before a number, the lowest first: a number is free only after all before it are gone."""
-        for old in self._numbers(register):
-            if old >= number:
-                return
+        """Drop the contents before a number, the lowest first: a number is free only after all before it are gone.
+
+        The last of them stays, under another name, for `earlier`.
+        """
+        numbers = [old for old in self._numbers(register) if old < number]
+        for old in numbers:
             try:
-                self.disk.unlink(_numbered(register, old))
+                if old == numbers[-1]:
+                    self.disk.rename(_numbered(register, old), _before(register))
+                else:
+                    self.disk.unlink(_numbered(register, old))
             except FileNotFoundError:
                 continue
             except OSError:  # it stays below the newest, where nothing reads it
@@ -584,56 +577,6 @@ class DirectoryStore:
         except OSError:
             self._drop(path)
             raise
-
-    def _with_room(self, work: Callable[[], None]) -> None:
-        """Call ``work``; on a full disk free a usable part of the reserve and call it again.
-
-        Raises its errors.
-        """
-        while True:
-            try:
-                return work()
-            except OSError as exc:
-                if not is_full(exc) or not self._free_reserve():
-                    raise
-
-    def _free_reserve(self) -> bool:
-        """Free the first existing part of the reserve that may be used. Raises WriterFailed."""
-        for name in [*RESERVES][: self._parts]:
-            twins = self._twins(name)
-            try:
-                self.disk.unlink(name)
-            except OSError:  # already used
-                continue
-            for twin in twins:
-                self._drop(twin)
-            self._sync_directory("")
-            return True
-        return False
-
-    def _twins(self, name: str) -> Sequence[str]:
-        """Return the names in ``tmp/`` that a kill left while a part of the reserve was put: they hold its room."""
-        size, found = RESERVES[name], []
-        with suppress(OSError):
-            data = self.disk.read(name, 0, size)
-            for other, bytes_ in self.disk.names(object_names.TEMPORARY):
-                path = f"{object_names.TEMPORARY}/{other}"
-                if bytes_ == size and self.disk.read(path, 0, size) == data:
-                    found.append(path)
-        return found
-
-    def _keep_reserve(self) -> None:
-        """Create missing parts of the reserve. Raises StoreError, WriterFailed.
-
-        They hold random bytes, which no file system compresses.
-        """
-        for name, size in RESERVES.items() if self.reserve else ():
-            try:
-                self.disk.changed(name)
-            except FileNotFoundError:
-                self.put(name, self.disk.random(size))
-            except OSError as exc:
-                raise _named(f"look at {name}", exc) from exc
 
     def _make(self, *folders: str) -> None:
         """Create folders, durably. Raises StoreError, WriterFailed."""
@@ -660,8 +603,8 @@ class DirectoryStore:
     def _dropped(self, folder: str) -> bool:
         """Return whether a missing folder was empty: tools that copy files drop empty folders.
 
-        If archive.json is missing too, the disk may be missing. If other files show that there were packs or
-        plans, these are lost. In both cases the folder must not be taken for empty, nor be created. Raises
+        If archive.json is missing too, the disk may be missing. If other files show that there were packs, these
+        are lost. In both cases the folder must not be taken for empty, nor be created. Raises
         StoreError.
         """
         if folder not in FOLDERS or SETTINGS not in self._names(""):
@@ -669,8 +612,6 @@ class DirectoryStore:
         parity, indexes = self._names(object_names.PARITY), self._names(object_names.INDEXES)
         evidence: dict[str, Collection[object]] = {
             object_names.PACKS: object_names.packs_among(parity) or object_names.indexes_among(indexes),
-            object_names.PLANS: object_names.plans_among(parity),
-            object_names.LEDGER: object_names.ledger_copies_among(parity),
         }
         return not evidence.get(folder)
 
@@ -731,7 +672,7 @@ def remains(store: Store, *, made: bool = False) -> str | None:
 
     ``made``: the folders are there, so one that cannot be listed raises StoreError.
     """
-    for folder in (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER):
+    for folder in (object_names.PACKS, object_names.KEYS, object_names.PARITY, object_names.MANIFEST):
         try:
             if store.list(folder):
                 return folder
@@ -757,6 +698,11 @@ def _numbered(register: str, number: int) -> str:
     return f"{register}/{number:016x}"
 
 
+def _before(register: str) -> str:
+    """Return the name of the content that a register had before its present one."""
+    return f"{register}/before"
+
+
 def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:
     if exc.errno in BAD_BYTES:
         return UnreadableError(
@@ -771,6 +717,6 @@ def _named(what: str, exc: OSError, size: int = 0) -> StoreError:
         need = f" ({size} bytes)" if size else ""
         return FullError(
             f"cannot {what}{need}: {reason(exc)}; the archive is as it was. Free space on its disk, or forget sessions "
-            f"and run pltz archive collect twice: these have a reserve"
+            f"and run pltz archive collect twice"
         )
     return StoreError(f"cannot {what}: {reason(exc)}; the archive is as it was")

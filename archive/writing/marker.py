@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import partial
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
@@ -32,7 +32,7 @@ class Marker:
         They are listed and read no more. `undelete` brings them back for the grace of a collection at least. Raises
         NotFound where one was collected, else the errors of `ArchiveWriter.put`.
         """
-        return self._catalog.twice(lambda: self._mark(versions, FORGET))
+        return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, FORGET)))
 
     def undelete(self, versions: Sequence[Version]) -> int:
         """Bring forgotten versions back and return how many were forgotten.
@@ -40,19 +40,17 @@ class Marker:
         Raises NotFound, ArchiveError where they or their segments were collected, else the errors of
         `ArchiveWriter.put`.
         """
-        return self._catalog.twice(lambda: self._mark(versions, UNDELETE))
+        return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, UNDELETE)))
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
-        self._catalog.look(0)
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
         mark, stable = self._catalog.lookup.mark, self._catalog.listing.stable  # a collector may move a mark meanwhile
         fresh = stable(lambda: [v for v in known if mark(v.id)[0] != verb])
         if fresh:
-            with self._catalog.store.using_reserve(1) if verb == FORGET else nullcontext():
-                self._writer.mark(fresh, verb)
+            self._writer.mark(fresh, verb)
             self._indexes.write_if_due()
         else:
-            self._catalog.store.settle(object_names.PACKS)  # their writer may be between link and fsync
+            self._catalog.store.settle(object_names.MANIFEST)  # their writer may be between link and fsync
         return len(fresh)
 
     def _again(self, version: Version) -> Version:

@@ -1,77 +1,60 @@
 """Publish rows as packs, each proved before it is written. Spec: FORMAT.md, "Put".
 
-    rows --lay out--> pack in memory --read back, decode, compare--> put --> manifest, where there is one --> parity
+    rows --lay out--> pack in memory --read back, decode, compare--> put --> manifest --> parity
 
 A crash leaves all records of a pack or none of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import groupby
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.concurrency import run_alongside
-from pltz.archive.errors import ArchiveError, Fenced, StoreError
+from pltz.archive.errors import ArchiveError, Outdated, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import Context
-from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
-from pltz.archive.format.pack import (
-    FOOTER,
-    MANY_CHILDREN,
-    Builder,
-    Damage,
-    Pack,
-    RecordPlace,
-    digest_before,
-    sealed,
-)
-from pltz.archive.format.parity import Parity, Range
-from pltz.archive.format.record import Record
-from pltz.archive.storage.store import is_there
+from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace, digest_before, sealed
+from pltz.archive.format.parity import Parity
 from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.prove import unproved
-from pltz.plt_codec.identity import NONE
 
 WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
-BEHIND = 16  # records from which those before them, that many sessions depend on, get a block of their own
 
 
 class Publisher:
-    """Puts rows for one catalog.
+    """Puts rows for one catalog. ``proved`` is told of the segments decoded here."""
 
-    ``proved`` is told of the segments decoded here. ``parity`` has thousandths of parity: for the whole pack,
-    and for the segments that many sessions depend on.
-    """
-
-    def __init__(self, catalog: Catalog, proved: VerifiedSegments, parity: tuple[int, int]):
-        self.catalog, self.proved, self.parity = catalog, proved, parity
+    def __init__(self, catalog: Catalog, proved: VerifiedSegments):
+        self.catalog, self.proved = catalog, proved
 
     def put(
-        self, rows: list[Row], new: Mapping[bytes, PendingSegment] | None = None, *, epoch: int | None = None
+        self,
+        rows: list[Row],
+        new: Mapping[bytes, PendingSegment] | None = None,
+        *,
+        relied: AbstractSet[bytes] = frozenset(),
     ) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
 
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
-        ``epoch``: that of the newest plan when the caller looked. Fenced is raised where there is a newer one by now.
+        ``relied``: as of `Listing.publish`.
 
-        Raises ArchiveError, ContentError, Fenced, FullError, StoreError, WriterFailed. Nothing of a pack that fails
-        its proof is written, and with a manifest none of the packs takes effect.
+        Raises ArchiveError, ContentError, FullError, Outdated, StoreError, WriterFailed. Nothing of a pack that fails
+        its proof is written, and none of the packs takes effect.
         """
+        listing = self.catalog.listing
         with ExitStack() as ahead:
             try:
                 proved: list[tuple[Location, PendingSegment]] = []
-                parities = list(self._packs(rows, new or {}, proved, ahead, epoch))
-                self.catalog.listing.publish(epoch=epoch)
-            except BaseException:
-                if self.catalog.listing.register:
-                    self.catalog.listing.drop_unnamed()
+                parities = list(self._packs(rows, new or {}, proved, ahead))
+                listing.publish(relied=relied)
+            except BaseException as exc:
+                listing.drop_pending(delete=isinstance(exc, Outdated))
                 raise
             self.proved.remember(proved)
             for name, parity in parities:
@@ -83,23 +66,20 @@ class Publisher:
         new: Mapping[bytes, PendingSegment],
         proved: list[tuple[Location, PendingSegment]],
         ahead: ExitStack,
-        epoch: int | None,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Put packs, and yield the name and the parity of those whose parity follows the manifest.
+        """Put packs, and yield the name and the parity of each, which follows the manifest.
 
         Adds the places of new segments to ``proved``, and to ``ahead`` the contexts in which files are written.
         """
-        listing, register = self.catalog.listing, self.catalog.listing.register
-        rows, front = depended_on_first(rows) if all(self.parity) else (rows, 0)
+        listing = self.catalog.listing
         while rows:
             contexts, records = zip(*rows, strict=True)
             # one pack, of as many rows as it takes
             moments = [r.moment for r in records if r.name is not None]
             moment = min(moments) if moments else self.catalog.store.ticks()
-            salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
-            builder = Builder(self.catalog.listing.epoch, moment, salt, archive)
+            salt, archive = self.catalog.store.random(16), listing.archive
+            builder = Builder(0, moment, salt, archive)
             count = builder.fill(contexts, records)
-            builder.front, front = min(front, count), max(0, front - count)
             part, rows = rows[:count], rows[count:]
             # it is hashed while it is read back, record by record
             out = builder.lay_out()
@@ -111,9 +91,6 @@ class Publisher:
             # every new segment is decoded and compared before the pack has a name
             segments = [new.get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
-            if epoch is not None and not register:  # with a manifest, what replaces that decides
-                listing.read_plans()
-                listing.check_epoch(epoch)
             # put and described at once; parity follows, as a copy that may be lost
             name = _pack_name(data)
             describing = partial(self._about, data, part, places)
@@ -121,26 +98,17 @@ class Publisher:
                 with run_alongside(describing) as about:
                     self._put_pack(name, data)
                 entries, parity = about()
+                listing.add_pack(name, len(data), entries)
             else:  # pack, manifest and parity are written and synced together, and get their names one by one
                 entries, parity = describing()
-                files = [data]
-                if register:
-                    listing.add_pack(name, len(data), entries)
-                    if not rows and (manifest := listing.draft()):
-                        files.append(manifest)
-                if parity or listing.takes_marks:
-                    files.append(parity)
+                listing.add_pack(name, len(data), entries)
+                files = [data, parity]
+                if not rows and (manifest := listing.draft()):
+                    files.append(manifest)
                 ahead.enter_context(self.catalog.store.ahead(files))
                 self._put_pack(name, data)
-            if self.catalog.takes_manifest():  # which would not name the pack
-                raise Fenced("the archive got a manifest meanwhile: nothing was acknowledged, put again")
-            if long or not register:
-                listing.add_pack(name, len(data), entries)
             proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]
-            if register:  # parity, or an empty file, tells that a pack was in a manifest
-                yield name, parity
-            else:
-                self._put_parity(name, parity)
+            yield name, parity
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written.
@@ -171,35 +139,18 @@ class Publisher:
             MARKS: [r.mark.version if r.mark else None for r in records],
         }
         entries = {section: Entries.of(names, offsets) for section, names in identities.items()}
-        return entries, self._parity(data, rows, places)
-
-    def _parity(self, data: bytes, rows: Sequence[Row], places: Sequence[RecordPlace]) -> bytes:
-        """Return the parity file of a pack; empty where the archive has no parity."""
-        if not self.parity[0]:
-            return b""
-        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
-        shared = shared_places(contexts, records, places)
-        ranges = shared_ranges(Pack.of(data), shared) if shared else []
-        return Parity.of(_pack_name(data), data, ranges, self.parity).encode()
+        return entries, Parity.of(_pack_name(data), data).encode()
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:
-        """Put parity after the pack, so that no parity stands for a pack that was never there; see FORMAT.md.
+        """Put parity after the manifest, so that no parity stands for a pack that was never named; see FORMAT.md.
 
-        With a manifest and without parity it is an empty file, the marker. If there is no room for it the pack is
-        durable all the same. It is acknowledged, and `repair` tries again.
+        Its folder is not synced. If there is no room for it the pack is acknowledged all the same, and `repair` tries
+        again. `collect` deletes the parity of a slow writer.
         """
-        wanted = parity or self.catalog.listing.takes_marks
-        if not wanted or name not in self.catalog.listing.packs:  # collected before it was named
+        if name not in self.catalog.listing.packs:  # collected before it was named
             return
-        store = self.catalog.store
         try:
-            store.put(object_names.parity(name), parity)
-            if self.catalog.listing.register:  # `collect` deletes the parity of a slow writer
-                return
-            if not is_there(store, object_names.pack(name)):
-                self.catalog.ledger.refresh()
-                if name in self.catalog.ledger.deleted:  # collected while this writer was stalled
-                    store.delete(object_names.parity(name))
+            self.catalog.store.put_spare(object_names.parity(name), parity)
         except StoreError as exc:
             self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
@@ -220,60 +171,6 @@ def _read_back(data: memoryview, builder: Builder) -> list[RecordPlace]:
     if len(places) != len(builder.records):
         raise ArchiveError("the pack just laid out does not read back: nothing was written")
     return places
-
-
-def shared_places(
-    contexts: Sequence[Context], records: Sequence[Record], places: Sequence[RecordPlace]
-) -> list[RecordPlace]:
-    """Return the places of the segments in a pack that many sessions depend on.
-
-    ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
-    """
-    return [place for place, shared in zip(places, _depended_on(contexts, records), strict=True) if shared]
-
-
-def _depended_on(contexts: Sequence[Context], records: Sequence[Record]) -> list[bool]:
-    """Return for each record whether many sessions depend on its segment."""
-    children = Counter(record.parent for record in records)
-    return [
-        r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
-        for r, c in zip(records, contexts, strict=True)
-    ]
-
-
-def depended_on_first(rows: list[Row]) -> tuple[list[Row], int]:
-    """Return rows with the segments in front that many sessions depend on, and how many these are.
-
-    With those above them, so that parents come first. They get blocks of their own: the head of a block with other
-    records would have as much parity as they have.
-    """
-    contexts, records = [row[0] for row in rows], [row[1] for row in rows]
-    first = {n for n, shared in enumerate(_depended_on(contexts, records)) if shared}
-    if not first or len(rows) - len(first) < BEHIND:
-        return rows, 0
-    below = [n for n in first if records[n].parent != NONE]  # whose parents are looked at
-    place = {r.id: n for n, r in enumerate(records) if r.id is not None} if below else {}
-    while below:
-        above = place.get(records[below.pop()].parent)
-        if above is not None and above not in first:
-            first.add(above)
-            below.append(above)
-    return [rows[n] for n in sorted(first)] + [row for n, row in enumerate(rows) if n not in first], len(first)
-
-
-def shared_ranges(pack: Pack, shared: Sequence[RecordPlace]) -> Iterator[Range]:
-    """Yield the ranges of a pack that the records at some places are read from; none without places.
-
-    The first range is the pack's header and table, without which they cannot be read. The others are the heads of
-    blocks and the pieces of bodies that have such a segment. ``shared``: as `shared_places` returns them.
-    """
-    if shared:
-        yield Range(0, pack.begin)
-    for offset, group in groupby(shared, key=lambda place: place.offset):
-        block = pack.block(offset)
-        yield Range(offset, block.size)
-        for piece in {piece for place in group if (piece := block.piece(place.row))}:
-            yield Range(offset + block.size + piece.begin, piece.end - piece.begin)
 
 
 def _pack_name(data: bytes) -> bytes:

@@ -1,11 +1,10 @@
 """Put: sessions to packs, with group commit. Spec: FORMAT.md, "Put".
 
-    NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --plans?--> receipt
+    NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --manifest--> receipt
 
 One call is one commit, in several packs where it is large. A stored segment is relied on only after its
-record was decoded and compared, and only where no plan condemns its pack. After the packs are in place the
-plans are read again. If a collector has condemned a segment relied on, it is put again before anything is
-acknowledged.
+record was decoded and compared, and only where its pack is not condemned. The manifest that names the new packs takes
+the place of one in which none of the packs relied on is condemned: else the put looks again and decides again.
 
 A crash leaves all sessions of a pack or none of them; see the table in FORMAT.md.
 """
@@ -13,7 +12,7 @@ A crash leaves all sessions of a pack or none of them; see the table in FORMAT.m
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -31,7 +30,6 @@ from pltz.archive.errors import ArchiveError, Fenced, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
-from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, pack_tags, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
@@ -60,11 +58,11 @@ MAX_CLOCK = (1 << 32) - (1 << 20)  # seconds: counters of marks are below 2^32, 
 class ArchiveWriter:
     """Puts sessions and marks. One per process is enough; several processes need not know of each other."""
 
-    def __init__(self, catalog: Catalog, codecs: CodecRegistry, parity: tuple[int, int] = (0, 0)):
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry):
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
         self.recent = RecentTowers()
-        self._publisher = Publisher(catalog, self.proved, parity)
+        self._publisher = Publisher(catalog, self.proved)
         self._indexes = IndexKeeper(catalog)
 
     def put(
@@ -84,15 +82,17 @@ class ArchiveWriter:
             ContentError, LimitError, UsageError: a session cannot be stored; nothing was written.
             StoreError: the disk is full or refuses; the archive is as it was.
             WriterFailed: a sync failed; nothing was acknowledged, and this writer writes no more.
-            Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
+            Fenced: keys changed meanwhile, or collectors went on all the time; nothing was acknowledged, put again.
             ArchiveError, CorruptError: what it would rely on is damaged.
         """
+        if not dry_run:
+            self.catalog.store.want_room()
         if refresh:
             self.catalog.look(0)
         work = partial(self._put_beside_collectors, sessions, dry_run)
         try:
             receipts = work()
-        except Outdated:  # numbers, and what is stored, were decided by an older manifest
+        except Outdated:  # what is relied on was condemned meanwhile
             receipts = self.catalog.decide(work)
         self._indexes.write_if_due()
         return receipts
@@ -123,11 +123,9 @@ class ArchiveWriter:
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
             return [d.receipt() for d in drafts]
-        self._publisher.put(self._sealed(rows), fresh)
-        if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
-            self.catalog.store.settle(PACKS)
+        standing = {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
+        self._publisher.put(self._sealed(rows), fresh, relied=standing)
         self.catalog.keys.check(contexts.domains)
-        self._fence(segments, relied)
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
         return [d.receipt() for d in drafts]
@@ -211,7 +209,7 @@ class ArchiveWriter:
         how old a mark is, and the later of two marks wins whatever the clocks say.
 
         Restoring copies the records that lie only in condemned packs, which may be deleted at any moment. Raises
-        ArchiveError where a segment is gone, Fenced, StoreError.
+        ArchiveError where a segment is gone, Outdated, StoreError.
         """
         tenant = {v.location: self.catalog.lookup.head(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
@@ -223,12 +221,10 @@ class ArchiveWriter:
                 rows += self._rescued(item, copied)
             counter = max(self.catalog.listing.stable(partial(self.catalog.lookup.mark, v.id))[1] + 1, now)
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
-        before = self.catalog.listing.epoch
-        self._publisher.put(list(rows))
-        lost = self.catalog.listing.new_plans() if verb != FORGET else frozenset()
-        self._check_plans(before)
-        if lost and any(at.pack in lost for v in versions for at in self._places(v)):
-            self.mark(versions, verb)
+        relied = set[bytes]()
+        if verb != FORGET:
+            relied = {at.pack for v in versions for at in self._places(v)} - self.catalog.listing.condemned
+        self._publisher.put(list(rows), relied=relied)
 
     def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
         """Remember what another writer of the same archive remembers."""
@@ -239,9 +235,9 @@ class ArchiveWriter:
         """Forget the tokens of sessions: some are about to be erased."""
         self.recent.clear()
 
-    def copy(self, rows: Iterable[tuple[Context, Record]], *, epoch: int | None = None) -> None:
+    def copy(self, rows: Iterable[tuple[Context, Record]], *, relied: AbstractSet[bytes] = frozenset()) -> None:
         """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
-        self._publisher.put(list(rows), epoch=epoch)
+        self._publisher.put(list(rows), relied=relied)
 
     def _sort_out(
         self, segments: list[PendingSegment], stored: Collection[bytes]
@@ -320,7 +316,7 @@ class ArchiveWriter:
 
         A moment is the present one, or the next after what this look or this machine saw: clocks may differ.
         """
-        archive, seen = self.catalog.ledger.archive, self.catalog.store.seen
+        archive, seen = self.catalog.listing.archive, self.catalog.store.seen
         clock = self.catalog.store.ticks()
         now = max(clock, seen.moment(archive) + 1)
         histories, keys = self.catalog.histories, [d.key for d in drafts]
@@ -363,32 +359,6 @@ class ArchiveWriter:
             and version.location.pack not in self.catalog.listing.condemned
             and draft.session.time in (None, version.time)
         )
-
-    def _fence(self, segments: Sequence[PendingSegment], relied: dict[bytes, Location]) -> None:
-        """Put segments again whose places were condemned since (step 8 of a put).
-
-        Raises Fenced.
-        """
-        while True:
-            before = self.catalog.listing.epoch
-            condemned = self.catalog.listing.new_plans()
-            self._check_plans(before)
-            if self.catalog.listing.epoch == before:
-                return
-            lost = {name for name, at in relied.items() if at.pack in condemned}
-            again = list({s.id: s for s in segments if s.id in lost}.values())
-            relied = {name: at for name, at in relied.items() if name not in lost}
-            self._encode(again)
-            self._publisher.put(self._sealed([s.row() for s in again]), {s.id: s for s in again})
-
-    def _check_plans(self, before: int) -> None:
-        """Raise Fenced where a plan after the known epoch is gone: it is unknown which packs it condemned."""
-        for epoch in range(before + 1, self.catalog.listing.epoch):
-            if not self.catalog.listing.has_plan(epoch):
-                raise Fenced(
-                    f"the plan of epoch {epoch} is gone, so what it condemned is not known: "
-                    "nothing was acknowledged, put again"
-                )
 
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
         """Yield the records that a version is read with and that lie only in condemned packs, parents first."""

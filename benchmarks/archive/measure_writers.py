@@ -123,7 +123,7 @@ def measure(place: BucketPlace, writers: int, puts: int, stall: float) -> dict[s
     """Return the facts of a run with so many writers, each acknowledged session read back."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as cache:
-        opener.create(ObjectStore(place, cache), [BytesCodec()], manifest=True)
+        opener.create(ObjectStore(place, cache), [BytesCodec()])
         ready, done = context.Barrier(writers + 1), context.Queue()
         tasks = [
             context.Process(target=write, args=(place, n, puts, stall if n == 0 else 0.0, ready, done))

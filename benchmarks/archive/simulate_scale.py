@@ -136,9 +136,8 @@ class CountedBucket:
         self._count("PUT", written=len(data))
         return self._folder(name).setdefault(object_names.last_part(name), data) == data
 
-    def replace(self, name: str, data: bytes) -> None:
-        self._count("PUT", written=len(data))
-        self._folder(name)[object_names.last_part(name)] = data
+    def put_spare(self, name: str, data: bytes) -> None:
+        self.put(name, data)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         data = self._whole(name)[offset : offset + size]
@@ -188,6 +187,9 @@ class CountedBucket:
         self._count("GET", read=len(found.data) if found and found != known else 0)
         return found
 
+    def earlier(self, register: str) -> Sequence[bytes]:
+        return []
+
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self._count("PUT", written=len(data))
         if self.registers.get(register) == before:
@@ -200,8 +202,8 @@ class CountedBucket:
     def settle(self, folder: str) -> None:
         """Do nothing: what is put is durable."""
 
-    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
-        return nullcontext()
+    def want_room(self) -> None:
+        """Do nothing: a bucket is never full."""
 
     def left(self, age: int) -> Sequence[str]:
         return []
@@ -285,7 +287,7 @@ def night(bucket: CountedBucket, first: int) -> OpenArchive:
 def filled(count: int, key: Secret | None = None) -> CountedBucket:
     """Return a bucket with an archive of ``count`` sessions in packs that collect leaves alone, under one index."""
     bucket = CountedBucket()
-    archive = opener.create(bucket, [BytesCodec()], key=key, manifest=True)
+    archive = opener.create(bucket, [BytesCodec()], key=key)
     for first in range(0, count, COMMIT):
         archive.writer.put(sessions(first, min(COMMIT, count - first)))
     archive.indexes.write()

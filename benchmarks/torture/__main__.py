@@ -99,10 +99,7 @@ class Torture:
         folder: a folder of its own: archives, journal, sources and record.
         sealed: the main archive is sealed and the copy is not, else the other way round.
         every: kills between two checks.
-        manifest: both archives have a manifest.
-        parity: both have parity.
         fault: a bug to inject, which the run has to find.
-        convert: both begin without one, and get it while others work.
     """
 
     def __init__(
@@ -113,14 +110,11 @@ class Torture:
         sealed: bool,
         every: int,
         fault: str | None = None,
-        manifest: bool = False,
-        convert: bool = False,
-        parity: bool = True,
     ) -> None:
         from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
         from pltz.benchmarks.torture.record import AcknowledgedRecord
 
-        self.folder, self.every, self.fault, self.convert = folder, every, fault, convert
+        self.folder, self.every, self.fault = folder, every, fault
         self.world = World.make(folder, sealed, fault)
         self.record = AcknowledgedRecord(folder / "record.jsonl")
         self.draw = Draw(Random(seed), self.record, self.world)
@@ -136,8 +130,8 @@ class Torture:
         key = f'key_file = "{KEY_FILE}"\n' if sealed else ""
         (folder / "night.toml").write_text(key + NIGHTLY)
         (folder / "journal").mkdir(mode=0o700)
-        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest, convert=convert, parity=parity)
-        self._whole("init", lambda voice: _init(self.world, manifest, parity))
+        self.record.write(seed=seed, sealed=sealed, fault=fault)
+        self._whole("init", lambda voice: _init(self.world))
 
     def run(self, kills: int, seconds: float) -> None:
         """Kill so many, or for so long. Raises Wrong."""
@@ -168,9 +162,9 @@ class Torture:
 
     def _start(self) -> bool:
         """Start an operation, if the dice find one that has anything to do."""
-        from pltz.benchmarks.torture.operations import CONVERTING, FAULTS, FAULTY, OPERATIONS, Convert
+        from pltz.benchmarks.torture.operations import FAULTS, FAULTY, OPERATIONS
 
-        weights = dict(OPERATIONS) | ({Convert: CONVERTING} if self.convert else {})
+        weights = dict(OPERATIONS)
         if self.fault and (faulty := FAULTS[self.fault]):
             weights[faulty] = FAULTY
         [chosen] = self.draw.dice.choices(list(weights), list(weights.values()))
@@ -389,13 +383,11 @@ def _no_fate() -> Any:
     return Fate()
 
 
-def _init(world: Any, manifest: bool, parity: bool) -> None:
+def _init(world: Any) -> None:
     from pltz.archive import opener
-    from pltz.archive.format.parity import SHARE, SHARED
 
-    shares = (SHARE, SHARED) if parity else (0, 0)
     for place in ("main", "copy"):
-        opener.create(world.place(place), key=world.key(place), parity=shares, manifest=manifest)
+        opener.create(world.place(place), key=world.key(place))
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
@@ -422,13 +414,12 @@ def _size(path: Path) -> int:
 def _hurt(place: Path, dice: Random) -> str:
     """Damage one file so that parity or a second copy can restore it, and return what was done."""
     folders = [
-        f for f in ("packs", "parity", "index", "keys", "collect", "ledger") if any((place / f).iterdir())
+        f for f in ("packs", "parity", "index", "keys", "lost") if any((place / f).iterdir())
     ]
     folders += [SETTINGS] if (place / "parity" / SETTINGS).exists() else []
     folder = dice.choice(folders)
     names = [place / folder] if folder == SETTINGS else sorted((place / folder).iterdir())
-    names = [path for path in names if path.stat().st_size]  # a marker has no bytes that could change
-    if folder == "packs":  # a condemned pack may have lost its parity, and a marker restores nothing
+    if folder == "packs":  # a condemned pack may have lost its parity
         names = [path for path in names if _size(place / "parity" / path.name)]
     if folder == "keys":
         names = [path for path in names if len(list(path.parent.glob(path.name[:-1] + "*"))) > 1]
@@ -455,16 +446,12 @@ def torment(
     every: int,
     keep: str | None,
     fault: str | None,
-    manifest: bool = False,
-    convert: bool = False,
-    parity: bool = True,
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # what its processes saw of the archives
     began, wrong = time.monotonic(), ""
-    options: dict[str, Any] = {"every": every, "fault": fault, "manifest": manifest, "convert": convert}
-    torture = Torture(folder, seed, sealed=sealed, parity=parity, **options)
+    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault)
     try:
         torture.run(kills, seconds)
     except Wrong as exc:
@@ -479,9 +466,6 @@ def torment(
     return {
         "seed": seed,
         "sealed": sealed,
-        "manifest": manifest,
-        "convert": convert,
-        "parity": parity,
         "fault": fault,
         "kills": sum(totals.kills.values()),
         "killed": dict(totals.kills.most_common()),
@@ -539,9 +523,6 @@ def torment(
     metavar="DIR",
     help="Work in a new folder below DIR, and leave it.  [default: a temporary one, left on failure]",
 )
-@click.option("--manifest", is_flag=True, help="Name packs in a manifest.")
-@click.option("--convert", is_flag=True, help="Begin without a manifest, and give both one while others work.")
-@click.option("--parity/--no-parity", default=True, help="With parity, or without.  [default: with it]")
 @click.option("--fault", type=click.Choice(FAULTS), help="Put a bug in: the run has to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON only.")
 @click.pass_context
@@ -553,9 +534,6 @@ def torture(
     sealed: bool | None,
     every: int,
     keep: str | None,
-    manifest: bool,
-    convert: bool,
-    parity: bool,
     fault: str | None,
     as_json: bool,
 ) -> None:
@@ -566,7 +544,7 @@ def torture(
     was acknowledged: the folder with the archives and the record stays then."""
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     results = [
-        torment(seed, kills, seconds, mode, every, keep, fault, manifest, convert, parity)
+        torment(seed, kills, seconds, mode, every, keep, fault)
         for mode in ([True, False] if sealed is None else [sealed])
     ]
     for result in results:

@@ -628,17 +628,6 @@ class Repair(Upkeep):
         return f"repair says that something is lost: {lost}" if lost else None
 
 
-class Convert(Upkeep):
-    """Give the archive a manifest, where it has none yet."""
-
-    kind = "convert"
-
-    def work(self, world: World, voice: Voice) -> None:
-        place = world.place(self.place)
-        voice.begin()
-        voice.ack(fresh=opener.convert(place))
-
-
 class Rebuild(Upkeep):
     """Throw all indexes away and make one from the packs."""
 
@@ -1110,7 +1099,6 @@ OPERATIONS: dict[type[Operation], float] = {
     Nightly: 3,
 }
 
-CONVERTING = 6.0  # weight of a conversion, where both archives begin without a manifest and get one
 
 FAULTS: dict[str, type[Operation] | None] = {"early-put": Texts, "early-erase": Erase, "drop-pack": None}
 FAULTY = 20.0  # weight of the operation with the injected fault

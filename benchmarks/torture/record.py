@@ -25,11 +25,12 @@ Key = tuple[str, str]  # tenant, name
 class KnownVersion:
     """A version that is in the archive. ``digest``: of its content, "" for one that was never whole.
     ``version``: its id in hex, "" where only the content was acknowledged. ``forgotten``: None where it was
-    requested and not acknowledged."""
+    requested and not acknowledged. ``cut``: that was so once, and a repair may name the mark later."""
 
     digest: str
     version: str = ""
     forgotten: bool | None = False
+    cut: bool = False
 
 
 @dataclass
@@ -38,6 +39,7 @@ class KnownSession:
 
     ``known``: versions, oldest first.
     ``pending``: digests that were requested and not acknowledged.
+    ``cut``: digests that were pending at a check: a repair may name them later.
     ``asked``: digests in the order in which the nightly job was given them.
     ``marks``: numbers in its texts and tags.
     ``parts``, ``style``: the base of a longer version.
@@ -49,6 +51,7 @@ class KnownSession:
 
     known: list[KnownVersion] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
     parts: list[Any] = field(default_factory=list)
@@ -62,7 +65,7 @@ class KnownSession:
     @property
     def live(self) -> list[KnownVersion]:
         """Return the versions that are certainly there."""
-        return [k for k in self.known if k.forgotten is False]
+        return [k for k in self.known if k.forgotten is False and not k.cut]
 
     def acknowledge(self, digest: str, version: str = "") -> None:
         """Note a version that must be there from now on."""
@@ -72,7 +75,7 @@ class KnownSession:
 
     def possible(self) -> set[str | None]:
         """Return the digests that a get may give now. None stands for "no such session"."""
-        doubt = {k.digest for k in self.known if k.forgotten is None} | self.pending
+        doubt = {k.digest for k in self.known if k.forgotten is None or k.cut} | self.pending | self.cut
         sure = self.live[-1:] if self.settled else []
         absent: set[str | None] = {None} if not sure or self.erasing else set()
         return {
@@ -177,7 +180,7 @@ def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> tuple[list[st
         if session.erasing and sure and not session.known:  # else a collector took the forgotten versions
             record.bury(key)
         session.erasing = False
-        wanted = session.live[-1].digest if session.live else None
+        wanted = next((k.digest for k in reversed(session.known) if k.forgotten is False), None)
         if (given := seen.gets.get(key, {wanted}) - {wanted}) and not halves:
             wrong.append(f"{key}: get gave {given}, and the last version is {wanted}")
     allowed = {version for _, version in broken}
@@ -200,7 +203,8 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
         known = next((k for k in left if k.version == version), None) or next(
             (k for k in left if not k.version and k.digest == digest), None
         )
-        if known is None and digest not in session.pending and not (error and session.pending):
+        doubted = session.pending | session.cut
+        if known is None and digest not in doubted and not (error and doubted):
             wrong.append(f"version {version} is there, and nobody asked for it ({digest or error})")
             continue
         if known is None and error:
@@ -211,12 +215,14 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
             left.remove(known)
             order.append(session.known.index(known))
             wrong += _differs(known, version, forgotten, digest, error)
-        settled.append(KnownVersion(digest or (known.digest if known else ""), version, forgotten))
-    missing = [k for k in left if k.forgotten is False]
+        cut = known is not None and (known.cut or known.forgotten is None)
+        settled.append(KnownVersion(digest or (known.digest if known else ""), version, forgotten, cut))
+    missing = [k for k in left if k.forgotten is False and not k.cut]
     if missing and not (session.erasing and not settled):
         wrong += [f"version {k.version or k.digest} was acknowledged, and is not there" for k in missing]
     if order != sorted(order):
         wrong.append("versions are in another order than they were put in")
+    session.cut |= session.pending
     session.known, session.pending, session.settled = settled, set(), True
     return wrong, broken
 
@@ -224,9 +230,9 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
 def _differs(known: KnownVersion, version: str, forgotten: bool, digest: str, error: str) -> list[str]:
     """Return what is wrong with a version that must be there."""
     wrong = []
-    if known.forgotten is False and forgotten:
+    if known.forgotten is False and forgotten and not known.cut:
         wrong.append(f"version {version} is forgotten, and nobody asked for that")
-    if known.forgotten and not forgotten:
+    if known.forgotten and not forgotten and not known.cut:
         wrong.append(f"version {version} was forgotten, and is back")
     if error and not forgotten:
         wrong.append(f"version {version} does not read: {error}")

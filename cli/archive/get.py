@@ -120,8 +120,6 @@ def get(
             destination.write([_as_pltz(cold, chosen, device, threads, bar)])
         elif destination:
             destination.write(_rendered(cold, chosen, blocks, form, bar), whole=bool(names))
-    if number is None and names and catalog.listing.behind:
-        click.echo(f"warning: a newer version may be missing: {catalog.listing.behind}", err=True)
     if not names:
         cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
     found = {"sessions": len(chosen), "output": to}

@@ -75,12 +75,12 @@ def want_own_folder(place: str) -> None:
 
     Raises UsageError.
     """
-    from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
+    from pltz.archive.format.object_names import FOLDERS, SETTINGS
 
     folder = Path(place)
     if not place or "://" in place or not folder.is_dir():
         return
-    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
+    known = {*FOLDERS, SETTINGS, *OF_FILE_SYSTEMS}
     strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not _is_mark(p))
     if strange:
         more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""

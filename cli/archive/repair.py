@@ -75,25 +75,23 @@ def repair(
 
 def _acknowledge(dry_run: bool, as_json: bool) -> None:
     """Record that the user knows of the losses recorded so far, and print them."""
-    from pltz.archive.catalog.ledger import as_text as words
-
     catalog = shared.open_archive().parts.catalog
     losses = catalog.damage.losses() if dry_run else catalog.acknowledge()
     if as_json:
         rows = [
             {
                 "pack": loss.pack.hex(),
-                "time": loss.entry.time,
-                "records": loss.entry.missing,
-                "sessions": sorted(f"{key:09x}" for key in loss.entry.sessions),
-                "complete": loss.entry.complete,
+                "time": loss.time,
+                "records": loss.missing,
+                "sessions": sorted(f"{key:09x}" for key in loss.sessions),
+                "complete": loss.complete,
             }
             for loss in losses
         ]
         write_text(json.dumps({"acknowledged": rows, "dry_run": dry_run}))
         return
     verb = "would be acknowledged" if dry_run else "acknowledged"
-    lines = [f"{verb}: pack {loss.pack.hex()}: {words(loss).partition(';')[0]}" for loss in losses]
+    lines = [f"{verb}: pack {loss.pack.hex()}: {str(loss).partition(';')[0]}" for loss in losses]
     count = "1 loss" if len(losses) == 1 else f"{len(losses):,} losses"
     write_text("\n".join([*lines, f"{count} {verb}"]))
 
@@ -127,6 +125,8 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         (f"unfinished erase: older keys {verb}overwritten and deleted", done.finished),
     ):
         lines += [f"{what}: {name}" for name in names]
+    if done.named:
+        lines.append(f"{counted(len(done.named), 'pack')} that no manifest named {verb}named")
     lines += [f"keys: {what}" for what in done.keyless]
     if done.salvaged:
         lines.append(f"{counted(done.salvaged, 'record')} {verb}saved from packs beyond repair")

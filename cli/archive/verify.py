@@ -94,8 +94,7 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
     counts |= {"unfinished": len(report.unfinished)}
     found = counts | {
         "missing_copies": len(report.missing_copies),
-        "orphans": report.orphans,
-        "leftovers": report.leftovers,
+        "unnamed": report.unnamed,
         "complete": report.complete and not part,  # of a part only the join says so
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
@@ -104,10 +103,8 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
     remarks = []
     if report.unfinished:
         remarks.append(f"with {counted(len(report.unfinished), 'unfinished erase')}")
-    if report.orphans:
-        remarks.append(f"with {counted(report.orphans, 'pack')} that no put finished")
-    if report.leftovers:
-        remarks.append(f"with parity of {counted(report.leftovers, 'deleted pack')}, which the next collect deletes")
+    if report.unnamed:
+        remarks.append(f"with {counted(report.unnamed, 'pack')} that no put finished")
     if report.undecoded:
         remarks.append(f"with {counted(report.undecoded, 'segment')} not decoded, whose bundle or key is not here")
     if missing := len(report.missing_copies):

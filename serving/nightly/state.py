@@ -36,7 +36,7 @@ class StateFolder:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self.store = DirectoryStore(OsDisk(root), reserve=False)
+        self.store = DirectoryStore(OsDisk(root))
         self.damaged: set[str] = set()  # receipts that were skipped
 
     def make(self) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
-from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
@@ -28,14 +28,6 @@ def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
 
 def tokens(archive: TowerArchive, name: str, tenant: str = "acme") -> list[int]:
     return list(archive.get(name, tenant).tokens[30:].tolist())
-
-
-def without_reserve(state: DiskState) -> DiskState:
-    """Return the state without the archive's reserve, whose bytes mean nothing and whose absence is no damage."""
-    twin = state.copy()
-    for name in RESERVES:
-        twin.names.pop(name, None)
-    return twin
 
 
 def records_of(disk: SimDisk) -> list[tuple[str, Pack, RecordPlace]]:

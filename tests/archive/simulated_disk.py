@@ -116,6 +116,10 @@ class SimDisk:
             states = [*different.values()]
         yield from states
 
+    def flush(self) -> None:
+        """Make all durable that was written so far, as a system does within seconds."""
+        self.durable, self.pending = self.seen.copy(), []
+
     def vanish(self, path: str) -> None:
         """Remove a file's name, synced or not; a missing one is fine."""
         for state in (self.seen, self.durable):
@@ -229,6 +233,9 @@ class SimDisk:
 
     def open(self, path: str) -> Held:
         return Held(self.view(path))
+
+    def free(self) -> int:
+        return 1 << 40 if self.capacity is None else self.capacity - self.used
 
     def now(self) -> int:
         return self.clock

@@ -71,7 +71,7 @@ def test_what_a_copy_found_there_outlives_a_power_cut(codec: SegmentCodec, monke
     sync = disk.sync_directory
     to = TowerArchive.create(DirectoryStore(disk), [codec])
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "sync_directory", lambda path: None if path == "packs" else sync(path))
+        patch.setattr(disk, "sync_directory", lambda path: None if path == "manifest" else sync(path))
         copied(source, to)
     assert all(copied(source, TowerArchive.open(DirectoryStore(disk), [codec])))
     for state in disk.crashes("tmp"):

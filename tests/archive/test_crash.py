@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pltz.archive import opener
 from pltz.archive.format.context import RUN
-from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -28,7 +26,6 @@ from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
-NO = 0, 0  # shares of parity
 Facts = frozenset[tuple[str, bytes, tuple[int, ...], bool]]  # name, number, tokens, forgotten
 Files = frozenset[tuple[str, bytes]]  # those outside tmp/, with their bytes
 
@@ -82,9 +79,9 @@ def collect_twice(archive: TowerArchive) -> None:
 
 
 def collect_to_the_end(archive: TowerArchive) -> None:
-    """Condemn, delete, and drop the plans and the ledger entries."""
+    """Condemn, delete, and condemn again what is small."""
     for _ in range(4):
-        archive.collect(dead_share=0.01, kept=-1)
+        archive.collect(dead_share=0.01)
 
 
 OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
@@ -142,6 +139,7 @@ def step(world: World, name: str) -> None:
             todo.setdefault(files_of(state), state)
 
     archive = world.open()
+    world.disk.flush()
     world.disk.watch = watch
     OPERATIONS[name](archive)
     world.disk.watch = lambda: None
@@ -161,10 +159,9 @@ def step(world: World, name: str) -> None:
     world.disk.clock += 1000
 
 
-@pytest.mark.parametrize(("manifest", "least"), [(False, 250), (True, 1400)], ids=["listed", "manifest"])
-def test_every_crash_of_up_to_three_operations(codec: SegmentCodec, manifest: bool, least: int) -> None:
+def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
     root = World(codec, SimDisk())
-    TowerArchive.create(DirectoryStore(root.disk), [codec], manifest=manifest)
+    TowerArchive.create(DirectoryStore(root.disk), [codec])
     level, cases, opened, workloads = [root], 0, 0, 0
     grown = {(files_of(root.disk.seen), files_of(root.disk.durable), root.facts)}
     for _ in range(3):
@@ -179,26 +176,7 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec, manifest: bo
                 following.append(branch)
         level = following
     print(f"{cases} crash cases, {opened} different, {workloads} workloads")
-    assert opened > least
-
-
-def convert(archive: TowerArchive) -> None:
-    opener.convert(archive.store)
-
-
-@pytest.mark.parametrize(("seed", "parity"), [*((seed, (SHARE, SHARED)) for seed in range(6)), (6, NO), (7, NO)])
-def test_crashes_of_workloads_with_a_conversion(
-    codec: SegmentCodec, seed: int, parity: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Crash at every point of a conversion, of what comes before it and of what follows it."""
-    monkeypatch.setitem(OPERATIONS, "convert", convert)
-    dice = random.Random(seed)
-    world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec], parity=parity, manifest=False)
-    for name in ("put a", *dice.choices(list(OPERATIONS), k=3), "convert", *dice.choices(list(OPERATIONS), k=3)):
-        step(world, name)
-    opened = world.open()
-    assert opened.settings.manifest and opened.catalog.listing.following
+    assert opened > 1400
 
 
 def join_all(archive: TowerArchive) -> None:
@@ -214,14 +192,14 @@ JOINS = OPERATIONS | {
 }
 
 
-@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(8)), (8, True), (9, True)])
+@pytest.mark.parametrize("seed", range(8))
 def test_crashes_of_workloads_that_join_what_is_stored(
-    codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
+    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "OPERATIONS", JOINS)
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
+    TowerArchive.create(DirectoryStore(world.disk), [codec])
     for name in ("put a", "append to a", "grow a", "join"):
         step(world, name)
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
@@ -235,16 +213,16 @@ def join(archive: TowerArchive) -> None:
     archive.put_and_join([NewSession("a", [*segments, np.array([len(segments)] * 5)], shared=1, tags={"n": "a"})])
 
 
-@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(6)), (6, True), (7, True)])
+@pytest.mark.parametrize("seed", range(6))
 def test_crashes_of_workloads_that_join_turns(
-    codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
+    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Join the last turns after a put, at other moments than a collector, which may follow or have been."""
     monkeypatch.setattr("pltz.archive.maintenance.join.LEAST", 2)
     monkeypatch.setitem(globals(), "OPERATIONS", JOINS | {"grow a and join": join, "put, grow and join": join})
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
+    TowerArchive.create(DirectoryStore(world.disk), [codec])
     for name in ("put a", "grow a and join"):
         step(world, name)
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
@@ -252,18 +230,11 @@ def test_crashes_of_workloads_that_join_turns(
         step(world, dice.choice(list(OPERATIONS)) if world.open().history("a") else "put a")
 
 
-@pytest.mark.parametrize(
-    ("seed", "manifest", "parity"),
-    [
-        *((seed, False, (SHARE, SHARED)) for seed in range(20)),
-        *((seed, True, (SHARE, SHARED)) for seed in range(20, 26)),
-        *((seed, True, NO) for seed in range(26, 32)),
-    ],
-)
-def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int, manifest: bool, parity: tuple[int, int]) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int) -> None:
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec], parity=parity, manifest=manifest)
+    TowerArchive.create(DirectoryStore(world.disk), [codec])
     for _ in range(8):
         step(world, dice.choice(list(OPERATIONS)))
 
@@ -271,10 +242,11 @@ def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int, manifest: boo
 def test_every_crash_of_a_put_leaves_its_pack_told_or_unacknowledged(codec: SegmentCodec) -> None:
     """The manifest of before comes back after a crash: what was acknowledged is never taken for what was cut off."""
     disk = SimDisk(seed=3)
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=NO, manifest=True)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     OPERATIONS["put a"](archive)
     kept = {p: d for p, d in disk.seen.files().items() if p.startswith("manifest/")}
     states, told = list[DiskState](), set[bool]()
+    disk.flush()
     disk.watch = lambda: states.extend(disk.crashes("tmp"))
     OPERATIONS["put b and c"](archive)
     disk.watch = lambda: None
@@ -285,7 +257,7 @@ def test_every_crash_of_a_put_leaves_its_pack_told_or_unacknowledged(codec: Segm
         for path, data in kept.items():
             crashed.write_new(path, data)
         report = TowerArchive.open(DirectoryStore(crashed), [codec]).verify(decode=True)
-        assert not (acknowledged and report.sound) and (report.sound or not report.orphans)
+        assert report.unnamed or not report.sound or not acknowledged
         told.add(report.sound)
         Repairer(DirectoryStore(crashed)).run()
         after = TowerArchive.open(DirectoryStore(crashed), [codec])
@@ -318,6 +290,7 @@ def test_the_simulator_finds_a_missing_sync(codec: SegmentCodec, broken: type[Si
 def step_on(world: World, name: str) -> None:
     """Run `step` on a disk that cannot be cloned into its own kind."""
     archive, seen = world.open(), [DiskState()]
+    world.disk.flush()
     world.disk.watch = lambda: seen.extend(world.disk.crashes())
     OPERATIONS[name](archive)
     world.disk.watch = lambda: None

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings, strategies as st
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Builder, Pack
-from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.store import DirectoryStore
@@ -25,7 +25,6 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import NONE, digest
-from tests.archive.sealed import without_reserve
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
@@ -35,13 +34,13 @@ PROMPT = np.arange(30)
 
 @pytest.fixture
 def small(archive: TowerArchive, disk: SimDisk) -> DiskState:
-    """Make two sessions below a prompt, one with two versions of which one is forgotten, an index, and a plan."""
+    """Make two sessions below a prompt, one with two versions of which one is forgotten, and an index."""
     sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
     archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, tags=label) for n, t, label in sessions])
     archive.write_index()
     archive.forget([archive.version("a", version=1)])
     archive.collect(small=0, dead_share=0.01)
-    return without_reserve(disk.seen)
+    return disk.seen
 
 
 def with_file(state: DiskState, path: str, data: bytes) -> SimDisk:
@@ -50,15 +49,17 @@ def with_file(state: DiskState, path: str, data: bytes) -> SimDisk:
     return SimDisk(changed, seed=9)
 
 
-STEPS = {"packs": 9, "parity": 53, "index": 9}  # of files with a test of every bit: format/test_pack.py and others
+# of files with a test of every bit: format/test_pack.py and others
+STEPS = {"packs": 9, "parity": 53, "index": 9, "manifest": 37}
 
 
-@pytest.mark.parametrize("kind", ["archive.json", "packs", "parity", "index", "collect"])
+@pytest.mark.parametrize("kind", ["archive.json", "packs", "parity", "index", "manifest"])
 def test_flipped_bits_are_detected(small: DiskState, codec: SegmentCodec, kind: str) -> None:
     """Flip every bit of each file, or one of STEPS."""
     truth = TowerArchive.open(DirectoryStore(SimDisk(small)), [codec])
     tokens = {(v.name, v.version): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
     files = {path: data for path, data in small.files().items() if path.split("/")[0] == kind}
+    files.pop("manifest/before", None)  # for repair
     for path, data in files.items():
         for bit in range(0, 8 * len(data), STEPS.get(kind, 1)):
             flipped = bytearray(data)
@@ -78,7 +79,7 @@ def test_flipped_bits_are_detected(small: DiskState, codec: SegmentCodec, kind: 
 
 
 def test_each_kind_of_file_is_flipped(small: DiskState) -> None:
-    assert {p.split("/")[0] for p in small.files()} == {"archive.json", "packs", "parity", "index", "collect"}
+    assert {p.split("/")[0] for p in small.files()} == {"archive.json", "packs", "parity", "index", "manifest"}
 
 
 def first(state: DiskState, folder: str) -> tuple[str, bytes]:
@@ -103,11 +104,11 @@ DEFECTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-@pytest.mark.parametrize("folder", ["packs", "index", "archive.json", "collect"])
+@pytest.mark.parametrize("folder", ["packs", "index", "archive.json", "manifest"])
 def test_damaged_archives(small: DiskState, codec: SegmentCodec, folder: str, defect: str) -> None:
     path, data = first(small, folder)
     disk = with_file(small, path, DEFECTS[defect](data))
-    if folder in ("archive.json", "collect"):
+    if folder == "manifest":
         with pytest.raises(PltzError):
             TowerArchive.open(DirectoryStore(disk), [codec])
         return
@@ -140,7 +141,7 @@ def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
 @given(st.binary(max_size=200))
 @example(b"")
 def test_parsers_take_anything(data: bytes) -> None:
-    for parse in (Pack.of, FileIndex.of, CollectionPlan.decode, Settings.decode):
+    for parse in (Pack.of, FileIndex.of, Manifest.decode, Settings.decode):
         with pytest.raises(FormatError):
             parse(data)
 

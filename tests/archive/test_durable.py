@@ -15,9 +15,8 @@ import pytest
 from pltz.archive.catalog import index_keeper as module
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
-from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
+from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
-from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.storage.disk import OsDisk
@@ -67,7 +66,7 @@ def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[TowerA
 
 def test_a_version_that_is_there_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     """Put a session that adds nothing, as it relies on a pack that another process linked."""
-    with killed_before_sync(disk, "packs"):
+    with killed_before_sync(disk, "manifest"):
         archive.put([NewSession("empty", [])])
     [receipt] = reopen(disk, codec).put([NewSession("empty", [])])
     assert receipt.unchanged
@@ -78,7 +77,7 @@ def test_a_version_that_is_forgotten_already(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     archive.put([NewSession("a", [PROMPT])])
-    with killed_before_sync(disk, "packs"):
+    with killed_before_sync(disk, "manifest"):
         archive.forget([archive.version("a")])
     other = reopen(disk, codec)
     assert other.forget([other.version("a", version=1)]) == 0
@@ -88,7 +87,7 @@ def test_a_version_that_is_forgotten_already(
 def test_a_version_that_was_copied_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     source = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [codec])
     source.put([NewSession("a", [PROMPT])])
-    with killed_before_sync(disk, "packs"):
+    with killed_before_sync(disk, "manifest"):
         list(copy(source, source.ls(), archive))
     [done] = copy(source, source.ls(), reopen(disk, codec))
     assert done.there
@@ -111,6 +110,7 @@ def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
         nonlocal cases
         cases += after_each_crash(disk, codec, lambda a: [len(a.tower(v).tokens) for v in a.ls()] == [60, 39])
 
+    disk.flush()
     disk.watch = watch
     assert other.collect().deleted == 2 and cases > 10
 
@@ -291,23 +291,6 @@ def test_more_packs_than_an_index_covers(
 # Collectors and the packs that others are using
 
 
-def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: TowerArchive) -> None:
-    """Keep the next plan and remove one after it: the packs that it condemned are unknown."""
-    archive.put([NewSession("old", [PROMPT])])
-    put = archive.store.put
-
-    def put_late(name: str, data: bytes) -> bool:
-        store = DirectoryStore(disk)
-        for n in (1, 3):
-            plan = CollectionPlan(n, bytes(16), frozenset({bytes([n]) * 16}))
-            store.put(plan.name, plan.encode())
-        return put(name, data)
-
-    archive.store.put = put_late  # type: ignore[method-assign]
-    with pytest.raises(Fenced):
-        archive.put([NewSession("new", [PROMPT, PROMPT])])
-
-
 def test_what_a_collector_moved_is_still_a_base(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
@@ -346,25 +329,6 @@ def test_what_others_do_while_one_lists_is_no_damage(
     monkeypatch.setattr(reader.store, "list", then_more)
     reader.catalog.refresh()
     assert reader.catalog.damage.missing() == set()
-
-
-def test_a_plan_that_is_deleted_while_one_reads(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = DirectoryStore(disk)
-    for n in (1, 2):
-        plan = CollectionPlan(n, bytes(16), frozenset())
-        store.put(plan.name, plan.encode())
-    listed = archive.store.list
-
-    def then_deleted(folder: str) -> dict[str, int]:
-        found = listed(folder)
-        store.delete("collect/0000000000000001")
-        return found
-
-    monkeypatch.setattr(archive.store, "list", then_deleted)
-    archive.catalog.refresh()
-    assert archive.catalog.listing.epoch == 2 and not archive.catalog.listing.has_plan(1)
 
 
 @pytest.mark.parametrize("verb", ["forget", "restore"])
@@ -423,8 +387,8 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
     for n in range(2):
         archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
     stays = archive.version("a", version=1).location.pack
-    plan = CollectionPlan(1, bytes(16), frozenset(archive.catalog.listing.packs) - {stays})
-    archive.store.put(plan.name, plan.encode())
+    going = archive.catalog.listing.packs.keys() - {stays}
+    archive.catalog.listing.publish(lambda manifest: manifest.condemning(going, 0))
     other, known = reopen(disk, codec), RecordLookup.known
 
     def late(*about: Any) -> set[bytes]:

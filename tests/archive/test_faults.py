@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError, NotFound
+from pltz.archive.errors import ArchiveError, ManifestLost, NotFound
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -57,10 +57,10 @@ def session(name: str) -> NewSession:
     return NewSession(name, [tokens[:20], tokens[20:]], shared=1)
 
 
-def built(codec: SegmentCodec, *, sealed: bool, manifest: bool) -> SimDisk:
+def built(codec: SegmentCodec, *, sealed: bool) -> SimDisk:
     """Make five packs and forget a session. A collector has condemned and deleted two packs and condemned others."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None, manifest=manifest)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
     for name in "ab":
         archive.put([session(name)])
     archive.collect()
@@ -170,9 +170,9 @@ def steps_of(disk: SimDisk, codec: SegmentCodec, name: str) -> int:
     return faulty.steps
 
 
-def cases(codec: SegmentCodec, name: str, *, manifest: bool) -> Iterator[tuple[SimDisk, Case]]:
+def cases(codec: SegmentCodec, name: str) -> Iterator[tuple[SimDisk, Case]]:
     """Yield every object at every step, each without a kill and with one at a later step."""
-    disk = built(codec, sealed=name == "erase", manifest=manifest)
+    disk = built(codec, sealed=name == "erase")
     hurt = damaged(disk, codec) if name == "repair" else set()
     count = steps_of(disk, codec, name)
     assert count > 10
@@ -241,7 +241,10 @@ def nothing_silent(disk: SimDisk, codec: SegmentCodec, sealed: bool, wanted: set
 
     Lists and verify must report the damage, too.
     """
-    archive = reopen(disk, codec, sealed)
+    try:
+        archive = reopen(disk, codec, sealed)
+    except ManifestLost:
+        return
     unread = set()
     for name in wanted:
         try:
@@ -259,11 +262,10 @@ def nothing_silent(disk: SimDisk, codec: SegmentCodec, sealed: bool, wanted: set
         assert not reopen(disk, codec, sealed).verify().sound
 
 
-@pytest.mark.parametrize("manifest", [False, True], ids=["listed", "manifest"])
 @pytest.mark.parametrize("fault", ["vanishes", "unlisted"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_sample_of_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str, manifest: bool) -> None:
-    dice, every = random.Random(f"{name} {fault}"), list(cases(codec, name, manifest=manifest))
+def test_a_sample_of_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str) -> None:
+    dice, every = random.Random(f"{name} {fault}"), list(cases(codec, name))
     packs = [c for c in every if c[1].path.startswith("packs/")]  # half of the sample: these matter most
     for disk, case in dice.sample(packs, SAMPLE // 2) + dice.sample(every, SAMPLE // 2):
         run(disk, codec, name, case, name == "erase", vanish=fault == "vanishes")
@@ -271,11 +273,10 @@ def test_a_sample_of_all_faults_and_kills(codec: SegmentCodec, name: str, fault:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", TAKEN)
-@pytest.mark.parametrize("manifest", [False, True], ids=["listed", "manifest"])
 @pytest.mark.parametrize("fault", ["vanishes", "unlisted"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str, manifest: bool, part: int) -> None:
-    for disk, case in itertools.islice(cases(codec, name, manifest=manifest), part, None, PARTS):
+def test_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str, part: int) -> None:
+    for disk, case in itertools.islice(cases(codec, name), part, None, PARTS):
         run(disk, codec, name, case, name == "erase", vanish=fault == "vanishes")
 
 

@@ -91,13 +91,13 @@ def test_every_read_of_an_archive_sees_what_another_process_did(place: Path, tel
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one at each look at the store."""
     seen: list[int] = []
-    refresh = Catalog.refresh
+    refresh = Catalog.look_now
 
     def counted(catalog: Catalog) -> None:
         seen.append(1)
         refresh(catalog)
 
-    monkeypatch.setattr(Catalog, "refresh", counted)
+    monkeypatch.setattr(Catalog, "look_now", counted)
     return seen
 
 

@@ -30,13 +30,12 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.errors import NotFound
+from pltz.archive.errors import NotFound, RolledBack
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
-from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.codecs.modes import TOWER
@@ -148,8 +147,6 @@ class GuardedMachine(AlikeMachine):
     """A model (tenant, name) -> versions by their moments, beside an archive that is damaged and mended."""
 
     key: Any = None
-    manifest = False
-    parity = SHARE, SHARED
     disk: InterruptedDisk
 
     def __init__(self) -> None:
@@ -164,21 +161,26 @@ class GuardedMachine(AlikeMachine):
         self.mendable = True  # repair must bring back everything
         self.back = 0  # times that something old came back
         self.backup: dict[str, bytes] = {}
+        self.cache = TemporaryDirectory()
         self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
         self._bound.start()
 
     def teardown(self) -> None:
         self._bound.stop()
+        self.cache.cleanup()
         super().teardown()
 
     # ---- opening, and work that may fail
 
     def start(self) -> None:
         store = self.store()
-        TowerArchive.create(store, [self.codec], key=self.key, parity=self.parity, manifest=self.manifest)
+        TowerArchive.create(store, [self.codec], key=self.key)
         self.handles = [self.open() for _ in range(HANDLES)]
 
     start = hypothesis.stateful.initialize()(start)
+
+    def store(self) -> DirectoryStore:
+        return DirectoryStore(self.disk, cache=Path(self.cache.name))
 
     def open(self) -> TowerArchive:
         return self.opened(self.store())
@@ -227,6 +229,7 @@ class GuardedMachine(AlikeMachine):
 
     def power_fails(self) -> None:
         """Keep what was synced, or everything, by the number of bytes drawn."""
+        PLACES.pop(Path(self.cache.name), None)  # no process is left
         state = self.disk.seen if self.disk.drawn % 2 else self.disk.durable
         clock = self.disk.clock
         self.disk = InterruptedDisk(state, seed=self.disk.drawn)
@@ -271,8 +274,7 @@ class GuardedMachine(AlikeMachine):
             known = {v.id: v for v in self.known.get(key, [])}
             doubts = self.doubts.pop(key, set())
             orphans = self.orphans.setdefault(key, set())
-            if self.manifest:
-                orphans |= doubts
+            orphans |= doubts
             for found in archive.history(key[1], key[0]):
                 if (version := known.get(found.id)) is not None:
                     if version.forgotten is None:
@@ -301,7 +303,7 @@ class GuardedMachine(AlikeMachine):
     def harmless(self) -> bool:
         """Return whether no damaged file keeps anything from being read."""
         return all(
-            path.startswith(("parity/", "index/", "manifest/"))
+            path.startswith(("parity/", "index/"))
             or (path.startswith("keys/") and other_copy(path) not in self.hurt)
             for path in self.hurt
         )
@@ -449,7 +451,7 @@ class GuardedMachine(AlikeMachine):
         path, bits = f"packs/{version.location.pack.hex()}", archive.record(version.leaf).record.bitstring
         data = self.disk.seen.files()[path]
         place = data.find(bits) + len(bits) * at // 100
-        protected = self.parity[0] > 0 and f"parity/{version.location.pack.hex()}" in self.disk.seen.names
+        protected = f"parity/{version.location.pack.hex()}" in self.disk.seen.names
         self.hurt, self.mendable = {path: data}, protected
         self.overwrite(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
@@ -510,26 +512,29 @@ class GuardedMachine(AlikeMachine):
         else:
             self.forget_all_seen()
         report = Repairer(self.store()).run()
-        assert report.rolled_back == (cached and self.manifest) and report.whole != report.rolled_back
+        assert report.rolled_back == cached and report.whole != report.rolled_back
         self.known, self.turns, self.doubts, self.orphans = model
         self.backup = {}  # its files may be of what was rolled back
         self.handles = [self.open() for _ in range(HANDLES)]
 
     def forget_all_seen(self) -> None:
         """Forget what this machine saw of the archive, as one does that never opened it."""
+        PLACES.pop(Path(self.cache.name), None)
+        shutil.rmtree(self.cache.name)
 
     @precondition(lambda self: not self.hurt)
     @rule()
     def copy_old_files(self) -> None:
-        """Bring back what was deleted since the last time, as ``cp --no-clobber`` of a backup does."""
+        """Bring back what was deleted since the last time, as ``cp --no-clobber`` of a backup does, and repair."""
         self.settle()
         for path in self.backup.keys() - self.disk.seen.files().keys():
             self.overwrite(path, self.backup[path])
         for version in itertools.chain(*self.known.values()):
             if version.may_go:  # its record may be there again, and its mark not
                 version.forgotten = None
+        Repairer(self.store()).run()
         self.handles = [self.open() for _ in range(HANDLES)]
-        kept = ("packs", "parity", "index", "collect", "ledger")
+        kept = ("packs", "parity", "index")
         self.backup = {p: d for p, d in self.disk.seen.files().items() if p.partition("/")[0] in kept}
 
     @precondition(lambda self: not self.hurt)
@@ -571,7 +576,7 @@ class GuardedMachine(AlikeMachine):
 
     def is_victim(self, path: str) -> bool:
         """Return whether a file is damaged in these walks."""
-        return path not in RESERVES and path.partition("/")[0] not in ("tmp", "damaged")
+        return path.partition("/")[0] not in ("tmp", "damaged") and path != "manifest/before"
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Give a file other bytes, durably."""
@@ -585,7 +590,7 @@ class GuardedMachine(AlikeMachine):
     @rule()
     def put_back(self) -> None:
         """Bring the damaged files back as they were, and repair where that is a manifest in place of a newer one."""
-        made = {path for path in self.disk.seen.names if path.startswith("manifest/")} - self.hurt.keys()
+        made = {path for path in self.disk.seen.names if path.startswith("manifest/0")} - self.hurt.keys()
         older = any(path.startswith("manifest/") and path > max(made, default=path) for path in self.hurt)
         for path, data in self.hurt.items():
             pack = path.removeprefix("parity/")
@@ -609,6 +614,39 @@ class GuardedMachine(AlikeMachine):
             if report.whole:
                 self.hurt = {}
             self.handles = [self.open() for _ in range(HANDLES)]
+
+    @property
+    def present(self) -> dict[str, bytes]:
+        """Return the files of the manifest."""
+        return {p: d for p, d in self.disk.seen.files().items() if p.startswith("manifest/")}
+
+    @precondition(lambda self: self.turns and not self.hurt)
+    @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), elsewhere=st.booleans(), data=st.data())
+    def bring_back(self, handle: int, turns: list[list[int]], elsewhere: bool, data: st.DataObject) -> None:
+        """Put, bring the manifest of before back, ask here or put on a machine that saw nothing, and repair."""
+        self.settle()
+        self.back += 1
+        key, kept = data.draw(st.sampled_from(sorted(self.turns))), self.present
+        self.handles[handle].catalog.look(0)
+        for turn in turns:
+            self.put_session(1 - handle, key, [*self.turns[key], turn], None)
+        for path in self.present:
+            self.disk.vanish(path)
+        for path, old in kept.items():
+            self.overwrite(path, old)
+        if elsewhere:
+            session, unknowing = self.session(*key, [*self.turns[key], [self.back % 256]]), DirectoryStore(self.disk)
+            receipts = self.act(None, lambda: self.opened(unknowing).put([session]))
+            assert receipts
+            self.learn(session, receipts[0])
+        else:  # all objects of this machine say so, also one that was open before
+            session = self.session(*key, [*self.turns[key], [len(turns)]])
+            calls = self.open, partial(self.handles[1 - handle].put, [session]), self.handles[handle].ls
+            for call in calls:
+                with pytest.raises(RolledBack):
+                    list(call())
+        assert Repairer(self.store()).run().rolled_back
+        self.handles = [self.open() for _ in range(HANDLES)]
 
     # ---- promises
 
@@ -728,80 +766,11 @@ class SealedMachine(GuardedMachine):
         self.doubts.pop(key, None)
 
 
-class ManifestMachine(GuardedMachine):
-    """The same machine over an archive with a manifest, of which old ones come back.
-
-    This machine knows the generations that it saw. Others know nothing.
-    """
-
-    manifest = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = TemporaryDirectory()
-
-    def teardown(self) -> None:
-        self.cache.cleanup()
-        super().teardown()
-
-    def store(self) -> DirectoryStore:
-        return DirectoryStore(self.disk, cache=Path(self.cache.name))
-
-    def power_fails(self) -> None:
-        PLACES.pop(Path(self.cache.name), None)  # no process is left
-        super().power_fails()
-
-    def forget_all_seen(self) -> None:
-        PLACES.pop(Path(self.cache.name), None)
-        shutil.rmtree(self.cache.name)
-
-    @property
-    def present(self) -> dict[str, bytes]:
-        """Return the files of the manifest."""
-        return {p: d for p, d in self.disk.seen.files().items() if p.startswith("manifest/")}
-
-    @precondition(lambda self: self.turns and not self.hurt)
-    @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), elsewhere=st.booleans(), data=st.data())
-    def bring_back(self, handle: int, turns: list[list[int]], elsewhere: bool, data: st.DataObject) -> None:
-        """Put, bring the manifest of before back, put here or on a machine that saw nothing, and repair."""
-        self.settle()
-        self.back += 1
-        key, kept = data.draw(st.sampled_from(sorted(self.turns))), self.present
-        self.handles[handle].catalog.look(0)
-        for turn in turns:
-            self.put_session(1 - handle, key, [*self.turns[key], turn], None)
-        for path in self.present:
-            self.disk.vanish(path)
-        for path, old in kept.items():
-            self.overwrite(path, old)
-        if elsewhere:
-            session, unknowing = self.session(*key, [*self.turns[key], [self.back % 256]]), DirectoryStore(self.disk)
-            receipts = self.act(None, lambda: self.opened(unknowing).put([session]))
-            assert receipts
-            self.learn(session, receipts[0])
-        else:  # an object that was open before notices, and so do all others of this machine
-            self.look_at(self.handles[handle], key, self.known[key])
-            self.put_session(handle, key, [*self.turns[key], [len(turns)]], None)
-            self.look_at(self.open(), key, self.known[key])
-        assert Repairer(self.store()).run().rolled_back
-        self.handles = [self.open() for _ in range(HANDLES)]
-
-
-class MarkedMachine(ManifestMachine):
-    """An archive with a manifest and without parity: markers tell which packs were named."""
-
-    parity = 0, 0
-
-
-class SealedManifestMachine(ManifestMachine, SealedMachine):
-    """A sealed archive with a manifest."""
-
-
 @cache
 def foreign(folder: str, key: Any) -> bytes:
     """Return the bytes of a file of another archive, of a folder if there is one."""
     disk = SimDisk(seed=77)
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key, manifest=True)
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
     archive.put([NewSession("a", [np.arange(9)], "x")])
     archive.write_index()
     files = disk.seen.files()
@@ -826,8 +795,8 @@ def tokens_of(session: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     "machine",
-    [GuardedMachine, SealedMachine, ManifestMachine, SealedManifestMachine, MarkedMachine],
-    ids=["open", "sealed", "manifest", "sealed-manifest", "marked"],
+    [GuardedMachine, SealedMachine],
+    ids=["open", "sealed"],
 )
 @pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
 def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:

@@ -22,8 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pltz.archive import opener
-from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
+from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.storage import ranged
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import ObjectStore
@@ -55,8 +54,6 @@ def any_gain() -> Iterator[None]:
 class ArchiveMachine(RuleBasedStateMachine):
     """A model (tenant, name) -> tokens of versions by their ids. Forgotten versions may vanish when collected."""
 
-    manifest = False
-
     def __init__(self) -> None:
         super().__init__()
         self.disk = SimDisk()
@@ -67,7 +64,7 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        TowerArchive.create(self.store(), [self.codec], manifest=self.manifest)
+        TowerArchive.create(self.store(), [self.codec])
         self.handles = [self.open() for _ in range(HANDLES)]
 
     def store(self) -> Store:
@@ -255,7 +252,7 @@ TestJoining.settings = settings(max_examples=examples(30), stateful_step_count=3
 @pytest.mark.parametrize("call", range(3, 16))
 def test_a_pack_that_found_no_room_is_not_missed(call: int) -> None:
     """Its entries were known before it had its name, so the collector of this process stopped."""
-    machine = NamedMachine()
+    machine = ArchiveMachine()
     machine.start()
     machine.put_with_a_fault(call=call, code=errno.ENOSPC, handle=1, kept=False)
     machine.collect(handle=1, share=0.01)
@@ -301,13 +298,7 @@ class BucketMachine(ArchiveMachine):
         s.reset()
 
 
-class NamedBucketMachine(BucketMachine):
-    """The same with a manifest."""
-
-    manifest = True
-
-
-class RangedBucketMachine(NamedBucketMachine):
+class RangedBucketMachine(BucketMachine):
     """The same, with indexes of which a reader on another machine fetches pieces, while requests fail."""
 
     @initialize()
@@ -369,63 +360,6 @@ def test_over_a_bucket_by_ranges_of_indexes(s3: S3Server, tmp_path: Path, ranges
     run_state_machine_as_test(lambda: RangedBucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("machine", [BucketMachine, NamedBucketMachine], ids=["listed", "manifest"])
-def test_over_a_bucket(s3: S3Server, tmp_path: Path, machine: type[BucketMachine]) -> None:
+def test_over_a_bucket(s3: S3Server, tmp_path: Path) -> None:
     few = settings(max_examples=examples(6), stateful_step_count=12, deadline=None)
-    run_state_machine_as_test(lambda: machine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
-
-
-class NamedMachine(ArchiveMachine):
-    """The same machine over a disk, with a manifest."""
-
-    manifest = True
-
-
-TestNamed = NamedMachine.TestCase
-TestNamed.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
-
-
-class Twice:
-    """An archive whose work is asked for again where it is refused once, because the archive got a manifest."""
-
-    def __init__(self, archive: TowerArchive) -> None:
-        self._archive = archive
-
-    def __getattr__(self, name: str) -> Any:
-        work = getattr(self._archive, name)
-
-        def asked(*args: Any, **options: Any) -> Any:
-            try:
-                return work(*args, **options)
-            except Fenced:
-                return work(*args, **options)
-
-        return asked if callable(work) else work
-
-
-class ConvertingMachine(ArchiveMachine):
-    """The same machine over a disk, whose archive gets a manifest at some moment, or half of one."""
-
-    def open(self) -> TowerArchive:
-        return Twice(super().open())  # type: ignore[return-value]
-
-    @rule()
-    def convert(self) -> None:
-        opener.convert(self.store())
-
-    @rule(call=st.integers(1, 40), code=st.sampled_from([errno.ENOSPC, errno.EIO]), kept=st.booleans())
-    def convert_with_a_fault(self, call: int, code: int, kept: bool) -> None:
-        self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
-        try:
-            opener.convert(self.store())
-        except WriterFailed:
-            if kept:
-                self.disk.sync_directory("")
-            self.power_cut()
-        except ArchiveError:
-            pass
-        self.disk.fail_at = {}
-
-
-TestConverting = ConvertingMachine.TestCase
-TestConverting.settings = settings(max_examples=examples(30), stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(lambda: BucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]

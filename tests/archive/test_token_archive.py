@@ -218,7 +218,7 @@ def test_what_is_there_already_lasts(bundle: Bundle) -> None:
     """
     disk = SimDisk()
     cold = SessionArchive(TowerArchive.create(DirectoryStore(disk), codecs_of([bundle])), [bundle])
-    with killed_before_sync(disk, "packs"):
+    with killed_before_sync(disk, "manifest"):
         put(cold, "a", ids(20), time=7)
     other = SessionArchive(TowerArchive.open(DirectoryStore(disk), codecs_of([bundle])), [bundle])
     assert put(other, "a", ids(20), time=7).unchanged

@@ -19,16 +19,15 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import KnownSegment
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.history import History
-from pltz.archive.catalog.ledger import Loss
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, VersionName
+from pltz.archive.catalog.losses import Loss
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
 from pltz.archive.encryption.keys import Encryption, Secret
 from pltz.archive.format.ids import Tokens, tenant_of
-from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
@@ -69,10 +68,8 @@ class TowerArchive:
         codecs: Sequence[SegmentCodec],
         *,
         key: Secret | None = None,
-        parity: tuple[int, int] = (SHARE, SHARED),
-        manifest: bool = False,
     ) -> TowerArchive:
-        return cls(opener.create(place, codecs, key=key, parity=parity, manifest=manifest))
+        return cls(opener.create(place, codecs, key=key))
 
     @classmethod
     def open(cls, place: Place, codecs: Sequence[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:

@@ -35,7 +35,7 @@ def tortured(folder: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [["--sealed"], ["--open", "--manifest"], ["--open", "--convert"]])
+@pytest.mark.parametrize("mode", [["--sealed"], ["--open"]])
 def test_a_short_run_is_sound(tmp_path: Path, mode: list[str]) -> None:
     result = tortured(tmp_path, *mode, "--seed", "15", "--kills", "15", "--seconds", "4", "--every", "8")
     assert result["sound"], result["wrong"]

@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.catalog import ledger
-from pltz.archive.catalog.ledger import EntryKind, LedgerEntry
 from pltz.archive.encryption import key_files
 from pltz.archive.encryption.key_files import KeyFile
-from pltz.archive.format import index_file, pack, parity, plan, settings
+from pltz.archive.format import index_file, pack, parity, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.settings import Settings
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.log import table
@@ -101,9 +98,7 @@ FORMATS = {
     "settings": Format(settings, lambda _: Settings(ID).encode(), Settings.decode),
     "pack": Format(pack, lambda _: pack_of(1), Pack.of),
     "index": Format(index_file, lambda _: index_file.build([], {}), FileIndex.of),
-    "ledger": Format(ledger, lambda _: LedgerEntry(EntryKind.DELETED, ID, 5, frozenset()).encode(), LedgerEntry.decode),
     "keys": Format(key_files, lambda _: KeyFile(ID, 1, b"box").encode(), KeyFile.decode),
-    "plan": Format(plan, lambda _: CollectionPlan(1, ID, frozenset([ID]), 5).encode(), CollectionPlan.decode),
     "parity": Format(parity, lambda _: Parity.of(ID, b"x").encode(), Parity.decode),
     "receipt": Format(
         receipt,
@@ -150,7 +145,7 @@ def test_the_document_names_the_versions_that_are_written() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \|", (ROOT / "docs/formats.md").read_text("utf8"), re.MULTILINE)
     written = {
         ".pltz": [header.FORMAT_VERSION],
-        "archive": [settings.FORMAT, pack.VERSION, key_files.VERSION, ledger.VERSION],
+        "archive": [settings.FORMAT, pack.VERSION, key_files.VERSION],
         "bundle": [folder.FORMAT],
         "journal": [segment.VERSION],
         "calibration": [calibration.VERSION],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.damage import DamageReport
-from pltz.archive.catalog.ledger import PackState
+from pltz.archive.catalog.losses import Losses, PackState
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS, key_of
@@ -53,7 +53,7 @@ def test_a_missing_pack_without_an_index_may_hide_anything(archive: TowerArchive
     for name in archive.store.list(object_names.INDEXES):
         archive.store.delete(object_names.index(name))
     archive.store.delete(object_names.pack(packs[0]))
-    assert report(archive).uncatalogued() == {packs[0]}
+    assert report(TowerArchive.open(archive.store, [])).uncatalogued() == {packs[0]}
 
 
 def test_a_damaged_record_makes_its_pack_damaged(
@@ -75,7 +75,8 @@ def test_a_lost_pack_hides_its_sessions_until_a_person_acknowledges_it(
 ) -> None:
     archive.store.delete(object_names.pack(packs[0]))
     archive.store.delete(object_names.parity(packs[0]))
-    archive.catalog.ledger.put_lost(packs[0], 1, True, {key_of(key(archive, "a"))}, [])
+    row = Losses(archive.store).put(1, True, {key_of(key(archive, "a"))}, [])
+    archive.catalog.listing.publish(lambda manifest: manifest.giving_up({packs[0]: row}))
     damage = report(archive)
     assert damage.state(packs[0]) is PackState.LOST and damage.hiding() == {packs[0]}
     assert archive.sight("a").newer is PackState.LOST and archive.sight("b").newer is None

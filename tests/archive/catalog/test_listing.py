@@ -1,9 +1,8 @@
-"""The listing: packs with and without an index, plans, packs that are not listed, and work that is done again."""
+"""The listing: packs with and without an index, missing ones, and work that is done again."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,10 @@ import pytest
 
 from pltz.archive.catalog import listing as listing_module
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.ledger import PackState
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.manifest import Manifest
-from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -44,7 +39,7 @@ def test_packs_without_an_index_are_scanned(filled: TowerArchive) -> None:
     assert listing.tail.packs.keys() == listing.packs.keys() - next(iter(listing.indexes.values())).packs.keys()
 
 
-def test_a_pack_that_is_no_longer_listed_is_gone_and_not_cut_off(filled: TowerArchive) -> None:
+def test_a_pack_that_is_no_longer_named_is_gone_and_not_cut_off(filled: TowerArchive) -> None:
     listing = listed(filled).listing
     pack = next(iter(listing.packs))
     del listing.packs[pack]  # a look after a collector has deleted it
@@ -68,39 +63,34 @@ def test_a_pack_of_another_size_than_its_index_says_is_looked_at(filled: TowerAr
     [covered] = (pack for index in filled.catalog.listing.indexes.values() for pack in index.packs)
     path = object_names.pack(covered)
     disk.truncate(path, len(disk.seen.files()[path]) - 9)
-    assert covered in listed(filled).damage.damaged()
+    assert not filled.verify().sound and covered in filled.catalog.listing.packs
 
 
-def test_plans_condemn_packs_from_their_time_on(filled: TowerArchive) -> None:
-    filled.collect()
-    listing = listed(filled).listing
-    assert listing.epoch == 1 and listing.has_plan(1) and listing.condemned == listing.packs.keys()
-    now = filled.store.now()
-    assert listing.condemned_by(now) == listing.condemned and not listing.condemned_by(now - 10**6)
-
-
-def test_a_plan_whose_copy_alone_is_left_is_missing(filled: TowerArchive) -> None:
-    filled.collect()
-    filled.store.delete(object_names.plan(1))
-    assert listed(filled).listing.missing_plans() == {1}
-
-
-def test_a_pack_that_something_names_is_absent_with_its_state(filled: TowerArchive) -> None:
-    listing = listed(filled).listing
-    gone, *_ = sorted(listing.packs)
-    assert listing.absent() == {}
+def test_a_pack_that_is_named_and_not_there_is_missing(filled: TowerArchive, disk: SimDisk) -> None:
+    gone, hidden = (filled.version(name).location.pack for name in "ab")
     filled.store.delete(object_names.pack(gone))
-    listing.read()
-    assert listing.absent() == {gone: PackState.MISSING}
-
-
-def test_a_pack_that_the_store_does_not_list_is_read_all_the_same(filled: TowerArchive, disk: SimDisk) -> None:
-    hidden = filled.version("b").location.pack
-    disk.hidden = {object_names.pack(hidden)}
+    disk.hidden = {object_names.pack(hidden)}  # the store does not list it
     catalog = listed(filled)
-    assert hidden not in catalog.listing.packs
-    assert catalog.listing.absent() == {} and catalog.listing.unlisted == {hidden}
-    assert [v.name for v in catalog.lookup.all_versions()] == ["a", "b"]
+    assert catalog.listing.missing() == {gone} and catalog.listing.packs.keys() == {hidden}
+    assert [v.name for v in catalog.lookup.all_versions()] == ["b"]
+
+
+def test_what_others_took_out_is_not_missing(filled: TowerArchive) -> None:
+    reader = listed(filled)
+    for _ in range(2):
+        filled.collect()
+    assert [v.name for v in reader.lookup.all_versions()] == ["a", "b"]
+    assert not reader.listing.missing() and reader.listing.packs == listed(filled).listing.packs
+
+
+def test_an_index_names_no_pack_that_was_taken_out_meanwhile(filled: TowerArchive) -> None:
+    """Named again, a pack that is gone would be missing."""
+    keeper = TowerArchive.open(filled.store, [])
+    made = keeper.catalog.listing.indexes
+    filled.collect()
+    filled.collect()
+    with pytest.raises(Outdated):
+        keeper.catalog.listing.publish(made=made)
 
 
 def test_work_is_done_again_until_the_listing_is_not_stale(filled: TowerArchive) -> None:
@@ -121,7 +111,7 @@ def test_work_that_always_meets_deleted_packs_ends_with_an_error(filled: TowerAr
         listing.stable(listing.note_stale)
 
 
-FIELDS = ("packs", "indexes", "tail", "epoch", "condemned", "newest", "unlisted", "staleness")
+FIELDS = ("manifest", "packs", "indexes", "tail", "condemned", "unnamed", "staleness", "listed")
 CHANGES = re.compile(
     rf"listing\.({'|'.join(FIELDS)})"
     r"(\[[^]]*\])?(\.(add|clear|discard|pop|popitem|remove|setdefault|update|add_pack)\(|\s*[-+|&^]?=[^=])"
@@ -147,26 +137,10 @@ def written(code: str) -> list[str]:
 )
 def test_a_change_of_its_fields_is_seen(line: str) -> None:
     assert written(line)
-    assert not written("if catalog.listing.epoch == before or not listing.packs[pack] >= 3: return")
+    assert not written("if catalog.listing.staleness == before or not listing.packs[pack] >= 3: return")
 
 
 def test_only_the_listing_changes_its_fields() -> None:
     room = Path(listing_module.__file__).parents[1]
     changes = {path.name: written(path.read_text()) for path in room.rglob("*.py") if path.name != "listing.py"}
     assert not {name: lines for name, lines in changes.items() if lines}
-
-
-def test_a_manifest_of_a_far_epoch_takes_no_more_plans_than_there_are(disk: SimDisk, codec: SegmentCodec) -> None:
-    """One with a right digest made each process that was open ask for all plans up to it."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], manifest=True)
-    for n in (9, 7):
-        archive.put([NewSession(f"s{n}", [np.arange(n)])])
-    other = TowerArchive.open(DirectoryStore(disk), [codec])
-    archive.collect()
-    content = archive.store.load("manifest")
-    assert content
-    found = Manifest.decode(content.data)
-    far = replace(found, epoch=1 << 61, generation=found.generation + 1, random=b"of another state")
-    assert archive.store.swap("manifest", far.encode(), content)
-    assert [v.name for v in other.ls()] == ["s7", "s9"] == [v.name for v in archive.ls()]
-    assert len(other.catalog.listing.condemned) == 2 and other.put([NewSession("s5", [np.arange(5)])])

@@ -10,7 +10,7 @@ import pytest
 
 from pltz import PutRequest
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import Location
 from pltz.datasets import sample_sessions
@@ -117,6 +117,6 @@ def test_remembered_ids_whose_records_are_damaged_are_put_again(tmp_path: Path) 
     again = next(cold.put([item]))
     assert not again.unchanged
     fresh = SessionArchive.open(tmp_path / "a")
-    with pytest.raises(ArchiveError, match=f"left by its id: {again.id[:4].hex()}"):
+    with pytest.raises(LostError, match=f"left by its id: {again.id[:4].hex()}"):
         fresh.get_ids("ids")
     assert fresh.get_ids("ids", version=again.id).ids.tolist() == [*range(100, 300)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from pltz.archive.format.index_file import KEY_BITS, Entries
-from pltz.archive.format.manifest import MOST_HEADS, PERSON, IndexHead, Manifest, NamedPack
-from pltz.archive.format.plan import MAX_EPOCH
+from pltz.archive.format.manifest import MOST_HEADS, PERSON, IndexHead, LostPack, Manifest, NamedPack
 from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
@@ -34,27 +34,26 @@ def packs() -> st.SearchStrategy[NamedPack]:
 
 
 def manifests() -> st.SearchStrategy[Manifest]:
-    return st.builds(
-        Manifest,
-        settings=st.builds(
-            Settings, ID, st.booleans(), st.tuples(st.sampled_from([0, 50, 1000]), st.integers(0, 1000)), st.just(True)
-        ),
-        generation=st.integers(1, (1 << 62) - 1),
-        random=ID,
-        epoch=st.just(1 << 40),
-        indexes=st.frozensets(ID.map(bytes.hex), max_size=3),
-        packs=st.dictionaries(ID, packs(), max_size=3),
-        plans=st.frozensets(st.integers(1, 1 << 40), max_size=3),
-        losses=st.frozensets(ID.map(bytes.hex), max_size=3),
-        late=st.frozensets(ID, max_size=3),
-        gaps=st.booleans(),
-        rolled_back=st.booleans(),
-    ).flatmap(lambda made: st.sampled_from([*_with_marks(made), *_with_heads(made)]))
+    times = st.integers(0, (1 << 62) - 1)
+    losses = st.builds(LostPack, times, st.none() | st.integers(0, 1 << 22), times, ID)
+    return (
+        st.builds(
+            Manifest,
+            settings=st.builds(Settings, ID, st.booleans()),
+            generation=st.integers(1, (1 << 62) - 1),
+            random=ID,
+            indexes=st.frozensets(ID.map(bytes.hex), max_size=3),
+            packs=st.dictionaries(ID, packs(), max_size=3),
+            condemned=st.dictionaries(ID, times, max_size=3),
+        )
+        .flatmap(lambda made: st.dictionaries(ID, times, max_size=3).map(partial(_over, made)))
+        .flatmap(lambda made: st.dictionaries(ID, losses, max_size=3).map(made.giving_up))
+        .flatmap(lambda made: st.sampled_from([made, *_with_heads(made)]))
+    )
 
 
-def _with_marks(manifest: Manifest) -> list[Manifest]:
-    marked = [] if manifest.settings.parity[0] else [dataclasses.replace(manifest, marked=True)]
-    return [manifest, *marked]
+def _over(manifest: Manifest, gone: dict[bytes, int]) -> Manifest:
+    return dataclasses.replace(manifest.taking_out(gone, 0), gone=gone)
 
 
 def _with_heads(manifest: Manifest) -> list[Manifest]:
@@ -81,9 +80,9 @@ def some() -> Manifest:
     sections = {n: Entries(np.array([n, 9], np.uint64), np.array([64, 70], np.uint64)) for n in range(3)}
     row = NamedPack(100, sections)
     names = frozenset({"00" * 16, "0f" * 16})
-    packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16), manifest=True)
+    packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16))
     heads = {name: IndexHead(99, b"head") for name in names}
-    return Manifest(settings, 7, b"r" * 16, 2, names, packs, frozenset({1, 2}), names, heads=heads)
+    return Manifest(settings, 7, b"r" * 16, names, packs, heads=heads)
 
 
 def sealed(body: bytes) -> bytes:
@@ -111,16 +110,10 @@ def test_crafted_fields_are_refused() -> None:
             assert found.encode() == sealed(crafted)
 
 
-def test_an_epoch_that_no_plan_has_is_refused() -> None:
-    assert Manifest.decode(dataclasses.replace(some(), epoch=MAX_EPOCH).encode()).epoch == MAX_EPOCH
-    with pytest.raises(CorruptError, match="more than its format allows"):
-        Manifest.decode(dataclasses.replace(some(), epoch=MAX_EPOCH + 1).encode())
-
-
 def test_newer_ones_are_refused_by_name() -> None:
     body = some().encode()[:-SIZE]
     with pytest.raises(VersionError, match="newer pltz"):
-        Manifest.decode(sealed(body[:4] + b"\x04" + body[5:]))
+        Manifest.decode(sealed(body[:4] + b"\x05" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
             Manifest.decode(sealed(body[:at] + b"\x40" + body[at + 1 :]))
@@ -143,20 +136,29 @@ def test_heads_that_no_index_has_are_refused(heads: dict[str, IndexHead]) -> Non
         Manifest.decode(dataclasses.replace(some(), heads=heads).encode())
 
 
-def test_markers_beside_parity_are_refused() -> None:
-    """A manifest of an archive without parity tells of them; one with parity and the flag is no manifest of ours."""
-    bare = dataclasses.replace(some(), settings=Settings(bytes(16), parity=(0, 0), manifest=True), marked=True)
-    assert Manifest.decode(bare.encode()).tells_orphans
-    assert not Manifest.decode(dataclasses.replace(bare, marked=False).encode()).tells_orphans
-    assert Manifest.decode(some().encode()).tells_orphans
-    with pytest.raises(CorruptError, match="markers"):
-        Manifest.decode(dataclasses.replace(some(), marked=True).encode())
-
-
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
-    manifest = dataclasses.replace(some(), packs={}, plans=frozenset(), heads={})
+    manifest = Manifest(Settings(bytes(16)), gone={b"a" * 16: 1, b"b" * 16: 2})
     body = manifest.encode()[:-SIZE]
-    end = len(body) - 32  # two losses
-    for names in (body[end + 16 :] + body[end : end + 16], body[end : end + 16] * 2):
+    end = len(body) - 48  # two packs that are gone
+    for rows in (body[end + 24 :] + body[end : end + 24], body[end : end + 24] * 2):
         with pytest.raises(CorruptError):
-            Manifest.decode(sealed(body[:end] + names))
+            Manifest.decode(sealed(body[:end] + rows))
+
+
+@pytest.mark.parametrize("table", ["gone", "lost"])
+def test_a_pack_is_named_or_over_and_never_both(table: str) -> None:
+    row = {"gone": 1, "lost": LostPack(1, None)}[table]
+    for named in ("packs", "condemned"):
+        known = some() if named == "packs" else Manifest(Settings(bytes(16)), condemned={b"p" * 16: 1})
+        with pytest.raises(CorruptError, match="gone or lost"):
+            Manifest.decode(dataclasses.replace(known, **{table: {b"p" * 16: row}}).encode())
+
+
+def test_what_follows_says_the_same_of_a_pack_everywhere() -> None:
+    known = some().condemning([b"p" * 16], 5)
+    assert known.condemning([b"p" * 16, b"q" * 16], 9).condemned == {b"p" * 16: 5, b"q" * 16: 9}
+    gone = known.taking_out([b"p" * 16], 7)
+    assert (gone.packs.keys(), gone.condemned, gone.gone) == ({b"q" * 16}, {}, {b"p" * 16: 7})
+    lost = known.giving_up({b"p" * 16: LostPack(7, 3)})
+    assert lost.packs.keys() == {b"q" * 16} and not lost.condemned and not lost.gone
+    assert lost.naming({b"p" * 16: known.packs[b"p" * 16]}).state == some().state

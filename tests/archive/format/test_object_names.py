@@ -26,30 +26,11 @@ def test_packs_and_their_parity_are_read_back() -> None:
     assert object_names.packs_listed({name: 7 for name in names}) == {ID: 7}
 
 
-def test_plans_and_their_copies_are_read_back() -> None:
-    for epoch in (1, 10, (1 << 62) - 1):
-        for name in (object_names.plan(epoch), object_names.plan_copy(epoch)):
-            assert object_names.plans_among([last_part(name), *FOREIGN]) == {epoch}
-
-
-def test_ledger_entries_and_their_copies_are_read_back() -> None:
-    entry, copy = object_names.ledger_copies(ID.hex())
-    assert object_names.ledger_entries_among([last_part(entry), *FOREIGN]) == {ID.hex()}
-    assert object_names.ledger_copies_among([last_part(copy), *FOREIGN]) == {ID.hex()}
-
-
 def test_key_files_are_read_back() -> None:
     names = object_names.key_copies(ID, 300)
     wanted = [KeyFileName(ID, 300, 0), KeyFileName(ID, 300, 1)]
     assert object_names.key_files_among([*map(last_part, names), *FOREIGN]) == wanted
     assert tuple(file.name for file in wanted) == names
-
-
-def test_the_kinds_of_names_under_parity_are_told_apart() -> None:
-    names = [object_names.parity(ID), object_names.plan_copy(1), object_names.ledger_copies(ID.hex())[1]]
-    listed = [*map(last_part, names), "archive.json"]
-    assert object_names.packs_among(listed) == {ID} and object_names.plans_among(listed) == {1}
-    assert object_names.ledger_copies_among(listed) == {ID.hex()}
 
 
 def test_damaged_copies_are_found_by_the_name_of_the_original() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError, Fenced
+from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
 from pltz.archive.format.pack import Damage
-from pltz.archive.format.plan import CollectionPlan
-from pltz.archive.maintenance.collect import KEPT, SMALL, _tiers
+from pltz.archive.maintenance.collect import SMALL, _tiers
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.identity import digest
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -61,7 +57,8 @@ def test_nothing_is_deleted_where_a_copy_lacks_a_record(
         patch.setattr(ArchiveWriter, "copy", lambda writer, rows: copy(writer, list(rows)[:-1]))
         with pytest.raises(ArchiveError, match="was not found in a pack that stays"):
             filled.collect()
-    assert packs < object_names.packs_listed(filled.store.list("packs")).keys() and not filled.store.list("ledger")
+    assert packs < object_names.packs_listed(filled.store.list("packs")).keys()
+    assert not filled.catalog.listing.present.gone
     assert filled.collect().deleted == len(packs) and names(filled) == ["s0", "s2", "s3"]
 
 
@@ -70,10 +67,11 @@ def test_a_copy_that_another_collector_has_not_synced_yet_outlives_a_power_cut(
 ) -> None:
     filled.collect()
     copy, states = ArchiveWriter.copy, dict[frozenset[tuple[str, bytes]], DiskState]()
+    sync = disk.sync_directory
 
     def unsynced(writer: ArchiveWriter, rows: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "sync_directory", lambda path: None)
+            patch.setattr(disk, "sync_directory", lambda path: None if path == "manifest" else sync(path))
             copy(writer, rows)
 
     def watch() -> None:
@@ -82,6 +80,7 @@ def test_a_copy_that_another_collector_has_not_synced_yet_outlives_a_power_cut(
 
     with monkeypatch.context() as patch:
         patch.setattr(ArchiveWriter, "copy", unsynced)
+        disk.flush()
         disk.watch = watch
         assert filled.collect().deleted == 5
     assert len(states) > 5
@@ -122,7 +121,7 @@ def test_a_large_pack_with_few_dead_bytes_stays(filled: TowerArchive) -> None:
     assert filled.collect(small=0, dead_share=0.1).condemned == 1
 
 
-@pytest.mark.parametrize("defect", ["missing", "damaged", "plan"])
+@pytest.mark.parametrize("defect", ["missing", "damaged"])
 def test_it_deletes_nothing_where_something_is_wrong(
     filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str
 ) -> None:
@@ -130,10 +129,8 @@ def test_it_deletes_nothing_where_something_is_wrong(
     pack = filled.version("s0").location.pack
     if defect == "missing":
         disk.unlink(object_names.pack(pack))
-    elif defect == "damaged":
-        disk.overwrite(object_names.pack(pack), bytes(200))
     else:
-        disk.unlink(object_names.plan(1))
+        disk.overwrite(object_names.pack(pack), bytes(200))
     before = set(disk.seen.files())
     with pytest.raises(ArchiveError, match="stops"):
         TowerArchive.open(DirectoryStore(disk), [codec]).collect()
@@ -171,27 +168,25 @@ def everything(disk: SimDisk) -> int:
     return sum(len(data) for path, data in disk.seen.files().items() if not path.startswith(("tmp/", "reserve")))
 
 
-@pytest.mark.parametrize("manifest", [False, True], ids=["listed", "manifest"])
 @pytest.mark.parametrize("nightly", [0, 12])
 def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(
-    codec: SegmentCodec, manifest: bool, nightly: int
+    codec: SegmentCodec, nightly: int
 ) -> None:
     """Not only at the end: also where a collector ran each night, behind every twelve of them."""
     sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n]) for n in range(236)]
     together, apart = SimDisk(), SimDisk(seed=1)
-    at_once = TowerArchive.create(DirectoryStore(together), [codec], manifest=manifest)
+    at_once = TowerArchive.create(DirectoryStore(together), [codec])
     at_once.put(sessions)
     at_once.write_index()
-    archive = TowerArchive.create(DirectoryStore(apart), [codec], manifest=manifest)
+    archive = TowerArchive.create(DirectoryStore(apart), [codec])
     for number, session in enumerate(sessions):
         archive.put([session])
         if nightly and number % nightly == 0:
             apart.clock += DAY
             archive.collect(grace=DAY // 2)
     scattered, with_parity = kinds(apart), everything(apart)
-    for _ in range(4):  # condemn, copy and delete, end the plans, and delete them
+    for _ in range(2):
         archive.collect()
-        apart.clock += KEPT + 1
     archive.write_index()
     apart_bytes, together_bytes = kinds(apart), kinds(together)
     print(f"one put {together_bytes}, single puts {scattered}, collected {apart_bytes}")
@@ -220,53 +215,7 @@ def test_a_byte_is_copied_a_bounded_number_of_times() -> None:
     assert 1 < copied / put < 4 and most <= 25
 
 
-def test_plans_and_ledger_entries_end_when_nothing_names_their_packs(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    filled.collect()
-    running = TowerArchive.open(DirectoryStore(disk), [codec])  # with a listing from before
-    assert len(names(running)) == 3
-    filled.collect()
-    plans, ledger = kinds(disk, "collect/"), kinds(disk, "ledger/")
-    token = filled.token()
-    disk.clock += KEPT - 1
-    filled.collect()
-    assert (kinds(disk, "collect/"), kinds(disk, "ledger/")) == (plans, ledger)
-    disk.clock += 2
-    filled.collect()  # a plan that ends what was there
-    after = filled.token()
-    assert filled.verify(expect=token).sound
-    filled.collect()
-    assert kinds(disk, "collect/") == 88 + 16 and kinds(disk, "ledger/") == 0
-    assert [p for p in disk.seen.files() if p.startswith("parity/ledger-")] == []
-    before = disk.seen.files()
-    filled.collect()
-    assert disk.seen.files() == before  # nothing is left to end
-    for archive in (filled, running, TowerArchive.open(DirectoryStore(disk), [codec])):
-        assert names(archive) == ["s0", "s2", "s3"]
-        archive.want_whole("listed what is there")
-        report = archive.verify(decode=True, expect=after)
-        assert report.sound and not report.missing_copies
-        assert archive.verify(expect=token).sound and archive.token() == after
-
-
-def test_a_pack_that_is_gone_is_missed_after_entries_were_dropped(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    for _ in range(4):
-        filled.collect()
-        disk.clock += KEPT + 1
-    filled.put([NewSession("late", [PROMPT + 7])])
-    token = filled.token()
-    for path in [p for p in disk.seen.files() if p.endswith(filled.version("late").location.pack.hex())]:
-        disk.vanish(path)
-    left = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert not left.verify(expect=token).sound
-    left.put([NewSession("other", [PROMPT + 8])])  # now as many packs are there as the token counts
-    assert left.verify().sound and not left.verify(expect=token).sound
-
-
-def test_a_writer_that_slept_through_the_end_of_a_plan_is_refused(
+def test_a_writer_that_slept_through_two_collections_puts_again_what_it_relied_on(
     filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper = TowerArchive.open(DirectoryStore(disk), [codec])
@@ -274,29 +223,44 @@ def test_a_writer_that_slept_through_the_end_of_a_plan_is_refused(
     publisher = sleeper.parts.writer._publisher
     put = publisher.put
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any, **options: Any) -> None:
         for _ in range(4):
             filled.collect()
-            disk.clock += KEPT + 1
+            disk.clock += 40 * DAY
         monkeypatch.undo()
-        put(*args)
+        put(*args, **options)
 
     monkeypatch.setattr(publisher, "put", slow)
-    with pytest.raises(Fenced, match="put again"):
-        sleeper.put([NewSession("late", [PROMPT, PROMPT + 9])])
-    filled.put([NewSession("late", [PROMPT, PROMPT + 9])])
+    sleeper.put([NewSession("late", [PROMPT, PROMPT + 9])])
     assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 9)]
 
 
-def test_a_plan_is_read_whole_or_refused() -> None:
-    plan = CollectionPlan(3, bytes(16), frozenset({b"p" * 16}), 9)
-    assert CollectionPlan.decode(plan.encode()) == plan
-    ended = replace(plan, ended=2, dropped=7, known=9, entries=frozenset({b"e" * 16, b"f" * 16}))
-    assert CollectionPlan.decode(ended.encode()) == ended
-    for wrong in (replace(plan, ended=3), replace(plan, epoch=0)):
-        with pytest.raises(CorruptError, match="damaged"):
-            CollectionPlan.decode(wrong.encode())
-    for cut in range(len(whole := ended.encode()[: -len(bytes(16))])):
-        short = whole[:cut]
-        with pytest.raises(CorruptError):
-            CollectionPlan.decode(short + digest(b"pltz plan", short))
+def test_a_kill_between_the_manifest_and_the_deletion_leaves_files_that_the_next_run_deletes(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    filled.collect()
+    taken_out = {f"packs/{pack.hex()}" for pack in filled.catalog.listing.packs}
+
+    def killed(name: str) -> None:
+        raise KeyboardInterrupt(name)
+
+    filled.store.delete = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        filled.collect()
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert taken_out <= disk.seen.names.keys() and names(fresh) == ["s0", "s2", "s3"]
+    report = fresh.verify(decode=True)
+    assert report.sound and not report.unnamed and not report.missing_copies
+    fresh.collect()
+    assert not taken_out & disk.seen.names.keys() and not fresh.catalog.listing.present.gone
+    assert not [p for p in disk.seen.names if p.startswith("parity/") and p.replace("parity", "packs") in taken_out]
+    assert TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=True).sound
+
+
+def test_what_a_clock_ahead_condemned_stays_no_longer_than_the_grace(filled: TowerArchive, disk: SimDisk) -> None:
+    disk.clock += 400 * DAY
+    condemned = filled.collect().condemned
+    disk.clock -= 400 * DAY
+    assert filled.collect(grace=DAY).deleted == 0
+    disk.clock += DAY
+    assert filled.collect(grace=DAY).deleted == condemned

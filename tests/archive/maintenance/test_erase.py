@@ -369,6 +369,7 @@ def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
                     )
 
             archive = reopen(disk, codec)
+            disk.flush()
             disk.watch = watch
             sealed_steps()[step](archive)
             disk.watch = lambda: None
@@ -442,6 +443,7 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
             states.setdefault(frozenset(state.files().items()), state)
 
     archive = reopen(disk, codec)
+    disk.flush()
     disk.watch = watch
     erase(archive)
     told = 0
@@ -730,11 +732,12 @@ def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
 def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged(
     disk: SimDisk, codec: SegmentCodec
 ) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW, parity=(0, 0))
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     archive.put([chat("a", [1, 2], [3])])
     archive.put([chat("b", [1, 2], [4])])
     archive.write_index()
-    disk.unlink(f"packs/{archive.version('b', 'acme').location.pack.hex()}")
+    for folder in "packs", "parity":
+        disk.unlink(f"{folder}/{archive.version('b', 'acme').location.pack.hex()}")
     for _ in range(2):
         with pytest.raises(ArchiveError, match=r"repair first.*--acknowledge"):
             reopen(disk, codec).erase("acme", "a")

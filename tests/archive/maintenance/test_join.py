@@ -228,7 +228,7 @@ def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk, c
         receipts = archive.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
     parts = archive.parts
     eraser = Eraser(parts.catalog)
-    with parts.catalog.listing.showing_orphans():
+    with parts.catalog.listing.showing_unnamed():
         known = eraser._known(TENANT, "acme")
         records = DomainRecords(parts.catalog, known.domain)
         towers = eraser._towers(records, "a")
@@ -288,14 +288,13 @@ def test_versions_forgotten_meanwhile_do_not_come_back(
     assert [*contents(again(empty)).values()][-1] == wanted("a", TURNS)["a", count + 1]
 
 
-@pytest.mark.parametrize("manifest", [False, True])
 @pytest.mark.parametrize("how", ["by put", "as a collector does"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_versions_collected_after_the_last_look_do_not_come_back(
-    codec: SegmentCodec, times: int, how: str, manifest: bool, monkeypatch: pytest.MonkeyPatch
+    codec: SegmentCodec, times: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the run they came back, listed as if nobody had ever forgotten them."""
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec], manifest=manifest)
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
     grow(archive, "a", TURNS[:3])
     copy, begun = ArchiveWriter.copy, list[int]()
 
@@ -321,12 +320,12 @@ def test_versions_collected_after_the_last_look_do_not_come_back(
 def test_a_collector_between_a_run_and_its_manifest_keeps_the_run_out(
     codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec], manifest=True)
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
     grow(archive, "a", TURNS[:3])
     publish, begun = Listing.publish, list[int]()
 
     def late(self: Listing, *args: Any, **options: Any) -> bool:
-        if options.get("epoch") is not None and not begun:
+        if options.get("relied") and not begun:
             begun.append(1)
             forget_and_collect(archive, 3)
         return publish(self, *args, **options)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.ledger import PackLedger
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import LostError, StoreError
@@ -21,7 +20,6 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
@@ -29,7 +27,6 @@ from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
-from tests.archive.sealed import without_reserve
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
 from tests.examples import examples
@@ -39,7 +36,7 @@ KEY = Secret(b"sixteen bytes or more", 0)
 
 
 def build(key: Secret | None) -> DiskState:
-    """Three packs, an index, a plan, two sessions of which one has two versions, one forgotten."""
+    """Three packs, an index, two sessions of which one has two versions, one forgotten."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
@@ -48,7 +45,7 @@ def build(key: Secret | None) -> DiskState:
     archive.put([NewSession("a", [PROMPT, np.array([7])], shared=1)])
     archive.forget([archive.version("a", version=1)])
     archive.collect(small=0, dead_share=0.01)
-    return without_reserve(disk.seen)
+    return disk.seen
 
 
 @pytest.fixture(params=[None, KEY], ids=["clear", "sealed"])
@@ -70,17 +67,10 @@ def repaired(disk: SimDisk) -> Repaired:
 
 
 def same_files(disk: SimDisk, state: DiskState) -> bool:
-    """Return whether all files are as before, except those moved aside, indexes, and parity of condemned packs.
-
-    Repair does not remake that parity.
-    """
-    plans = [d for p, d in state.files().items() if p.startswith("collect/")]
-    passing = {f"parity/{pack.hex()}" for plan in plans for pack in CollectionPlan.decode(plan).condemned}
-    now, then = (
-        {p: d for p, d in files.items() if not p.startswith(("damaged/", "index/", "tmp/", "reserve"))}
-        for files in (disk.seen.files(), state.files())
-    )
-    return now == {p: d for p, d in then.items() if p in now or p not in passing}
+    """Return whether all files are as before, except those moved aside, indexes and the manifest."""
+    but = ("damaged/", "index/", "tmp/", "manifest/", "parity/index-")
+    now, then = ({p: d for p, d in s.files().items() if not p.startswith(but)} for s in (disk.seen, state))
+    return now == then
 
 
 def test_flipped_bits_are_put_back(small: DiskState) -> None:
@@ -100,7 +90,7 @@ def test_flipped_bits_of_every_second_byte_are_put_back() -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     archive.collect(small=1 << 30)
-    state = without_reserve(disk.seen)
+    state = disk.seen
     for path, data in state.files().items():
         for at in range(0, len(data), 7 if path.startswith("parity/") else 2):
             assert_flip_is_put_back(state, path, 8 * at + (at // 2 + at // 16) % 8)
@@ -240,7 +230,7 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
     again = repaired(disk)
     assert not (again.salvaged or again.restored or again.aside) and again.recorded == [path[6:]]
     [loss] = archive.losses()
-    assert loss.entry.missing == 3 and loss.entry.complete and len(loss.entry.sessions) == 3
+    assert loss.missing == 3 and loss.complete and len(loss.sessions) == 3
     archive.acknowledge()
     archive.put([NewSession("s3", [PROMPT, np.array([5])], shared=1)])
     archive.collect()
@@ -248,7 +238,7 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
     assert TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify(decode=True).sound
 
 
-def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_prompt() -> None:
+def test_a_lost_pack_costs_the_sessions_that_need_its_segments() -> None:
     disk = SimDisk()
     codec = ZlibCodec()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
@@ -267,23 +257,17 @@ def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_pro
     )
     lost = with_file(disk.seen, path, None)
     report = repaired(lost)
-    assert [v.name for v in report.lost] == ["y"] and len(report.unnamed) == 1 and report.salvaged >= 1
+    assert [v.name for v in report.lost] == ["y", "z"] and len(report.unnamed) == 1
     left = TowerArchive.open(DirectoryStore(lost), [codec])
-    assert left.get("z").tokens.tolist() == [*base.tolist(), 2]
-    assert [v.name for v in left.verify(decode=True).lost] == ["y"]
+    assert [v.name for v in left.verify(decode=True).lost] == ["y", "z"]
 
 
-def test_no_sound_copy_of_archive_json_or_a_plan(small: DiskState) -> None:
+def test_no_sound_copy_of_archive_json(small: DiskState) -> None:
     disk = SimDisk(small.copy())
-    for path in ("archive.json", "parity/archive.json"):
+    for path in [p for p in disk.seen.names if p.endswith("archive.json") or p.startswith("manifest/")]:
         disk.seen.data[disk.seen.names[path]] = b"{}"
     with pytest.raises(CorruptError, match="backup"):
         repaired(disk)
-    disk = SimDisk(small.copy())
-    for path in [p for p in disk.seen.names if p.endswith("0000000000000001")]:
-        disk.seen.data[disk.seen.names[path]] = b"PLTc"
-    report = repaired(disk)
-    assert report.broken == ["collect/0000000000000001"] and not report.whole
     with pytest.raises(UsageError, match="no archive"):
         empty = DirectoryStore(SimDisk())
         empty.make()
@@ -293,7 +277,7 @@ def test_no_sound_copy_of_archive_json_or_a_plan(small: DiskState) -> None:
 @pytest.mark.parametrize("data", [None, b"{}"])
 def test_archive_json_comes_back_from_the_manifest(codec: SegmentCodec, data: bytes | None) -> None:
     disk = SimDisk()
-    TowerArchive.create(DirectoryStore(disk), [codec], manifest=True).put([NewSession("a", [PROMPT])])
+    TowerArchive.create(DirectoryStore(disk), [codec]).put([NewSession("a", [PROMPT])])
     files, names = disk.seen.files(), ("archive.json", "parity/archive.json")
     for name in names:
         disk = with_file(disk.seen, name, data)
@@ -330,6 +314,7 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
             for state in disk.crashes("tmp"):
                 states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
 
+        disk.flush()
         disk.watch = watch
         assert repaired(disk).whole
         for state in states.values():
@@ -341,7 +326,7 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
 def test_a_footer_alone_is_made_anew_without_parity(codec: SegmentCodec, at: int) -> None:
     """It was a loss of unknown size: end mark, name and count are bytes that all others tell."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
     before = disk.seen.files()
     [path] = (path for path in before if path.startswith("packs/"))
@@ -353,22 +338,23 @@ def test_a_footer_alone_is_made_anew_without_parity(codec: SegmentCodec, at: int
 
 @pytest.mark.parametrize("at", [[9], [9, -1]])
 def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at: list[int]) -> None:
-    """Salvage records before the ledger tells that their pack is over: nothing looks for them again."""
+    """Salvage records before the manifest tells that their pack is over: nothing looks for them again."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
     [path] = (path for path in disk.seen.files() if path.startswith("packs/"))
     data = bytearray(disk.seen.files()[path])
     for byte in at:  # in the first head, of which there is a second one, and in the footer, which counts the records
         data[byte] ^= 1
     disk.overwrite(path, bytes(data))
-    disk.sync_file(path)
+    disk.vanish(path.replace("packs", "parity"))
     states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
     def watch() -> None:
         for state in disk.crashes("tmp"):
             states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
 
+    disk.flush()
     disk.watch = watch
     assert repaired(disk).salvaged == 2 and len(states) > 7
     for state in states.values():
@@ -393,15 +379,16 @@ def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(code
             if packs - parity:
                 lone.append(state)
 
+    disk.flush()
     disk.watch = watch
     archive.put([NewSession("a", [PROMPT], shared=1)])
     assert lone
     for state in lone:
         left = SimDisk(state, seed=3)
         check = TowerArchive.open(DirectoryStore(left), [codec]).verify(decode=True)
-        assert check.sound and len(check.missing_copies) == 1
+        assert check.sound and len(check.missing_copies) + check.unnamed == 1
         report = repaired(left)
-        assert report.whole and len(report.remade) == 1
+        assert report.whole and len(report.named) == check.unnamed and any("parity/" in p for p in report.remade)
         assert TowerArchive.open(DirectoryStore(left), [codec]).verify().missing_copies == []
 
 
@@ -422,6 +409,7 @@ def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCo
             parity = {n for folder, n in names if folder == "parity" and len(n) == 32}
             assert parity <= {n for folder, n in names if folder == "packs"}
 
+    disk.flush()
     disk.watch = watch
     archive.collect(dead_share=0)
     assert archive.collect(dead_share=0).deleted and cases > 50
@@ -498,14 +486,6 @@ def test_repair_over_each_store(store: Store) -> None:
 # At once with others, and what is not to be believed
 
 
-def test_a_plan_under_another_name_is_not_put_in_its_place(small: DiskState) -> None:
-    disk = SimDisk(small)
-    store = DirectoryStore(disk)
-    store.put("parity/0000000000000002", store.read("parity/0000000000000001", 0, 1 << 20))
-    assert repaired(disk).broken == ["collect/0000000000000002"]
-    assert "collect/0000000000000002" not in disk.seen.names
-
-
 def test_an_older_key_does_not_stand_in_for_a_damaged_one(codec: SegmentCodec) -> None:
     """The last generation may hold an erasure, of which the older one, left by a crash, knows nothing."""
     disk = SimDisk(build(KEY))
@@ -559,21 +539,17 @@ def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
     small: DiskState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk(small)
-    names, store = Repairer._pack_names, DirectoryStore(disk)
-    condemned = {
-        p for path, d in small.files().items() if path[:8] == "collect/" for p in CollectionPlan.decode(d).condemned
-    }
+    names = Repairer._pack_names
 
     def then_collected(self: Repairer, catalog: Catalog) -> set[bytes]:
         found = names(self, catalog)
-        PackLedger(store).put_deleted(condemned)
-        for pack in condemned:
-            store.delete(f"parity/{pack.hex()}")
-            store.delete(f"packs/{pack.hex()}")
+        for _ in range(2):
+            TowerArchive.open(DirectoryStore(disk), []).collect(small=1 << 20)
         return found
 
     monkeypatch.setattr(Repairer, "_pack_names", then_collected)
-    assert condemned and not repaired(disk).uncounted
+    report = repaired(disk)
+    assert not report.uncounted and not report.recorded and report.whole
 
 
 def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
@@ -586,8 +562,9 @@ def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
 
     def then_collected(self: Parity) -> bytes:
         if self.pack.hex() == pack:
-            PackLedger(DirectoryStore(disk)).put_deleted([bytes.fromhex(pack)])
-            DirectoryStore(disk).delete(f"packs/{pack}")
+            monkeypatch.undo()
+            for _ in range(2):
+                TowerArchive.open(DirectoryStore(disk), []).collect(small=1 << 20)
         return made(self)
 
     monkeypatch.setattr(Parity, "encode", then_collected)
@@ -598,7 +575,7 @@ def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
 def test_a_version_lost_from_the_block_of_another_is_not_called_absent(codec: SegmentCodec) -> None:
     """An index has one entry for both. The one that was saved hid the other, in walk 611 of those with markers."""
     disk = SimDisk()
-    made = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    made = TowerArchive.create(DirectoryStore(disk), [codec])
     turns = np.random.default_rng(1).integers(0, 60_000, (2, 5000))  # more than a piece of bitstrings each
     for count in (1, 2):
         made.put([NewSession("a", [*turns[:count]])])
@@ -611,6 +588,7 @@ def test_a_version_lost_from_the_block_of_another_is_not_called_absent(codec: Se
     data, bits = disk.seen.files()[path], made.record(last.leaf).record.bitstring
     at = data.find(bits) + len(bits) // 2
     disk.seen.data[disk.seen.names[path]] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    disk.vanish(path.replace("packs", "parity"))
     assert not Repairer(DirectoryStore(disk)).run().whole
     fresh = TowerArchive.open(DirectoryStore(disk), [codec])
     assert fresh.get("a", version=first.id).tokens.tolist() == turns[0].tolist()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from pltz.archive.encryption import box, holes
@@ -165,15 +162,6 @@ def test_a_lost_pack_that_comes_back_still_opens(sealed: TowerArchive, disk: Sim
     archive.erase("acme", "a")
     for path, data in lost.items():
         disk.write_new(path, data)
+    assert Repairer(DirectoryStore(disk)).run().named == [pack]
     whole = reopen(disk, codec)
     assert tokens(whole, "b") == [ord("b")] and tokens(whole, "c") == [ord("c")]
-
-
-def test_the_room_of_a_reserve_that_a_kill_left_twice_is_freed(tmp_path: Path, codec: SegmentCodec) -> None:
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    archive.put([chat("a", [1])])
-    disk.link("reserve", "tmp/left")
-    disk.capacity = disk.used
-    archive.forget([archive.version("a", "acme")])
-    assert np.array_equal([v.forgotten for v in archive.history("a", "acme")], [True])

@@ -151,10 +151,9 @@ def test_a_server_that_lacks_something_is_refused(server: LocalBucket, codec: Se
     assert store.put("packs/a", b"mine") and store.put("packs/a", b"mine") and not store.put("packs/a", b"theirs")
 
 
-@pytest.mark.parametrize("manifest", [False, True], ids=["listed", "manifest"])
-def test_an_archive_lives_there(server: LocalBucket, codec: SegmentCodec, tmp_path: Path, manifest: bool) -> None:
+def test_an_archive_lives_there(server: LocalBucket, codec: SegmentCodec, tmp_path: Path) -> None:
     store = ObjectStore(server.place(), tmp_path)
-    archive = TowerArchive.create(store, [codec], manifest=manifest)
+    archive = TowerArchive.create(store, [codec])
     archive.put([session("a", 1), session("b", 2)])
     archive.put([session("a", 1, 3)])
     other = TowerArchive.open(store, [codec])
@@ -177,7 +176,7 @@ def test_a_fault_at_any_request_loses_nothing(
     place = server.place()
     timeout = 1.5 if fault == "time-out" else 30.0  # on a busy machine a sound answer may take a second
     place = BucketPlace(place.bucket, place.prefix, place.options, timeout, 0)
-    TowerArchive.create(ObjectStore(place, tmp_path), [codec], manifest=True).put([session("a", 1)])
+    TowerArchive.create(ObjectStore(place, tmp_path), [codec]).put([session("a", 1)])
     refused = 0
     for turn in range(5):
         archive = TowerArchive.open(ObjectStore(place, tmp_path), [codec])
@@ -202,7 +201,7 @@ def test_a_server_that_is_killed_keeps_what_was_acknowledged(
 ) -> None:
     place = server.place()
     place = BucketPlace(place.bucket, place.prefix, place.options, 5.0, 1)
-    archive = TowerArchive.create(ObjectStore(place, tmp_path), [codec], manifest=True)
+    archive = TowerArchive.create(ObjectStore(place, tmp_path), [codec])
     ended, kept = threading.Event(), list[str]()
 
     def write() -> None:
@@ -247,8 +246,8 @@ def test_puts_and_gets_do_not_need_listings(server: LocalBucket, codec: SegmentC
     """With a manifest. A collector with such listings may refuse to work, and takes nothing that is needed."""
     store = ObjectStore(server.place(), tmp_path)
     stale = cast(Store, StaleListings(store))
-    TowerArchive.create(store, [codec], manifest=True).put([session("first", 1)])
-    for folder in ("packs", "index", "collect", "ledger", "parity", "manifest", "keys"):
+    TowerArchive.create(store, [codec]).put([session("first", 1)])
+    for folder in ("packs", "index", "parity", "manifest", "keys"):
         stale.list(folder)
     for number in range(40):  # one of them puts an index
         TowerArchive.open(stale, [codec]).put([session(f"s{number}", number)])

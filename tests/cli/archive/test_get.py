@@ -23,7 +23,7 @@ def test_a_cold_get_is_three_requests(run: Run, count: int, monkeypatch: pytest.
     """The manifest, the index of all packs, and the pack of the session."""
     store = CountedStore()
     monkeypatch.setattr(opener, "open_store", lambda place: store)
-    opener.create("s3://bucket/cold", manifest=True)
+    opener.create("s3://bucket/cold")
     made = Archive.open("s3://bucket/cold")
     made.put("a", "hello")
     add_names(store, made.parts.catalog, count)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pltz.archive.storage.seen import PLACES
 from pltz.models.bundle.bundle import Bundle
 from tests.cli.commands import Put, Run, chat, lines
 
@@ -56,16 +57,23 @@ def test_missing_copies_have_an_exit_code_of_their_own(run: Run, cold: Path, put
     assert again.exit_code == 0 and "missing" not in again.stdout
 
 
-def test_a_token_that_put_printed_tells_of_a_rollback(run: Run, cold: Path, put: Put) -> None:
+def test_a_token_that_put_printed_tells_of_a_rollback(
+    run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first = put({"messages": [{"role": "user", "content": "Hi"}]}, "--name", "a")[-1]["token"]
-    before = set(cold.glob("p*/" + "?" * 32))
+    before = {path: path.read_bytes() for path in cold.rglob("*") if path.is_file()}
     last = put({"messages": [{"role": "user", "content": "Ho"}]}, "--name", "b")[-1]["token"]
     verified = lines(run("archive", "verify", "-r", cold, "--expect", last, "--json"))
-    assert verified[-1]["sound"] and verified[-1]["token"].split("-")[:2] == last.split("-")[:2]
-    for path in set(cold.glob("p*/" + "?" * 32)) - before:
+    assert verified[-1]["sound"] and verified[-1]["token"] == last
+    for path in {path for path in cold.rglob("*") if path.is_file()} - before.keys():
         path.unlink()
+    for path, data in before.items():
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))  # a machine that saw nothing
+    PLACES.clear()
     done = run("archive", "verify", "-r", cold, "--expect", last)
-    assert done.exit_code == 3 and "rolled back" in done.stdout
+    assert done.exit_code == 3 and "rolled back" in done.stdout, done.output
     assert "token" not in done.stderr  # a script that keeps the last token would take the damage for good
     told = run("archive", "verify", "-r", cold, "--expect", last, "--json").stdout.splitlines()[-1]
     assert json.loads(told)["token"] is None

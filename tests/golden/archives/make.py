@@ -15,13 +15,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON, VERSION as MANIFEST_VERSION
+from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON, VERSION as MANIFEST_VERSION, Manifest
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
@@ -50,10 +51,10 @@ TURNS = 20  # of that session that grows: each is put behind those before it, wi
 Files = dict[str, bytes]
 
 
-def good(key: Secret | None = None, seed: int = 0, *, manifest: bool = False) -> Files:
-    """Four packs of a session each and one of a mark, an index over three of them, a plan that condemns one."""
+def good(key: Secret | None = None, seed: int = 0) -> Files:
+    """Four packs of a session each and one of a mark, an index over three of them, one condemned."""
     disk = SimDisk(seed=seed)
-    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key, manifest=manifest)
+    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key)
     for number, ((name, _), tokens) in enumerate(SESSIONS.items()):
         if number == 3:
             archive.write_index()
@@ -125,7 +126,7 @@ def grown_codec() -> BundleCodec:
 
 
 def collected() -> Files:
-    """Make `good` as it is after a collector has deleted the condemned pack: an entry of it stands in the ledger."""
+    """Make `good` as it is after a collector has deleted the condemned pack: it is gone."""
     disk = disk_of(good())
     TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=0, dead_share=1.0)
     return disk.seen.files()
@@ -236,15 +237,12 @@ def defects() -> dict[str, Files]:
     """Every golden archive by name."""
     g, s = good(), good(KEY)
     b, prompt, mark = pack(g, "b"), pack(g, "prompt"), pack(g, "a", 2)
-    index, plan = only(g, "index"), only(g, "collect")
-    plan_copy = plan.replace("collect/", "parity/")
+    index, last = only(g, "index"), pack(g, "a", 2)
     keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
-    newer, older = other_pack(g[b], 1), other_pack(g[b], -1)
+    newer, older = other_pack(g[last], 1), other_pack(g[last], -1)
     other = good(seed=1)
     foreign = pack(other, "b")
     c, left = condemned(), collected()
-    entry = only(left, "ledger")
-    entry_copy = entry.replace("ledger/", "parity/ledger-")
     newer_name, older_name = ("packs/" + pack[-24:-8].hex() for pack in (newer, older))
     return {
         "good": g,
@@ -258,11 +256,6 @@ def defects() -> dict[str, Files]:
         "bad-pack-missing": without(g, b),
         "bad-condemned-pack-missing": without(c, b),
         "bad-all-packs-missing-condemned": without(c, *[p for p in c if p.startswith("packs/")]),
-        "bad-plan-missing": without(g, plan),
-        "bad-ledger-entry-cut-short": changed(left, entry, lambda d: d[:20]),
-        "good-ledger-entry-missing": without(left, entry),
-        "good-ledger-copy-missing": without(left, entry_copy),
-        "bad-ledger-entry-and-copy-missing": without(left, entry, entry_copy),
         "bad-loss-recorded": given_up(without(g, b, parity(b))),
         "bad-older-format": changed(changed(g, SETTINGS, older_settings), SETTINGS_COPY, older_settings),
         "bad-pack-empty": g | {b: b""},
@@ -281,23 +274,18 @@ def defects() -> dict[str, Files]:
         "good-index-of-version-3": g,
         "bad-index-of-version-3-bit-flipped": changed(g, index, flipped),
         "bad-index-of-version-3-cut-short": changed(g, index, lambda d: d[:-30]),
-        "bad-settings-missing": without(g, SETTINGS),
+        "good-settings-missing": without(g, SETTINGS),
         "bad-settings-zeroed": changed(g, SETTINGS, zeroed(0, 20)),
         "bad-settings-copy-zeroed": changed(g, SETTINGS_COPY, zeroed(0, 20)),
-        "bad-plan-cut-short": changed(g, plan, lambda d: d[:20]),
-        "bad-plan-copy-zeroed": changed(g, plan_copy, zeroed(0, 20)),
         "bad-sealed-key-copy-zeroed": changed(s, keys[0], zeroed(0, 60)),
         "bad-footer-and-parity-gone": without(changed(g, b, zeroed(-36, None)), parity(b)),  # type: ignore[arg-type]
         "bad-pack-and-parity-missing": without(g, b, parity(b)),
         "bad-record-flipped-and-parity-gone": without(changed(g, b, flipped), parity(b)),
         "bad-shared-prompt-and-parity-missing": without(g, prompt, parity(prompt)),
-        "bad-plan-and-copy-cut-short": changed(
-            changed(g, plan, lambda d: d[:20]), plan_copy, lambda d: d[:20]
-        ),
-        "bad-settings-and-copy-missing": without(g, SETTINGS, SETTINGS_COPY),
+        "good-settings-and-copy-missing": without(g, SETTINGS, SETTINGS_COPY),
         "bad-settings-of-a-newer-version": changed(changed(g, SETTINGS, newer_settings), SETTINGS_COPY, newer_settings),
-        "bad-pack-of-a-newer-version": without(g, b, parity(b)) | {newer_name: newer},
-        "bad-pack-of-an-older-version": without(g, b, parity(b)) | {older_name: older},
+        "bad-pack-of-a-newer-version": renamed(g, last, newer_name) | {newer_name: newer},
+        "bad-pack-of-an-older-version": renamed(g, last, older_name) | {older_name: older},
         "bad-sealed-keys-missing": without(s, *keys),
         "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith("keys/" + "0" * 32))),
         "bad-sealed-keys-of-an-older-version": s | {p: older_keys(s[p]) for p in s if p.startswith("keys/")},
@@ -318,18 +306,31 @@ def log_archives() -> dict[str, Files]:
     return {"good-logs": logs(), "good-logs-sealed": logs(KEY)}
 
 
+def renamed(files: Files, old: str, new: str) -> Files:
+    """Return files without a pack and its parity, and a manifest that names another in its place."""
+    path = present(files)
+    manifest = Manifest.decode(files[path])
+    rows = {bytes.fromhex(new[6:]) if f"packs/{p.hex()}" == old else p: row for p, row in manifest.packs.items()}
+    assert rows.keys() != manifest.packs.keys()
+    return without(files, old, parity(old)) | {path: replace(manifest, packs=rows).encode()}
+
+
+def present(files: Files) -> str:
+    """Return the path of the present manifest."""
+    return max(path for path in files if path.startswith("manifest/0"))
+
+
 def named_archives() -> dict[str, Files]:
-    """Return the golden archives with a manifest, by name. What is wrong with one is no damage: packs are listed."""
-    named = good(manifest=True)
-    path = only(named, "manifest")
+    """Return the golden archives of which the manifest is lost, by name."""
+    named = good()
+    path = present(named)
     return {
-        "good-manifest": named,
-        "good-manifest-sealed": good(KEY, manifest=True),
-        "good-manifest-missing": without(named, path),
-        "good-manifest-bit-flipped": changed(named, path, flipped),
+        "bad-manifest-missing": without(named, path),
+        "bad-manifest-bit-flipped": changed(named, path, flipped),
+        "bad-manifest-and-the-one-before-missing": without(named, path, "manifest/before"),
         "good-manifest-names-an-index-that-is-gone": without(named, only(named, "index")),
         "bad-manifest-of-a-newer-version": changed(named, path, partial(manifest_of, MANIFEST_VERSION + 1)),
-        "bad-manifest-of-version-1": changed(named, path, partial(manifest_of, 1)),
+        "bad-manifest-of-an-older-version": changed(named, path, partial(manifest_of, MANIFEST_VERSION - 1)),
     }
 
 
@@ -340,10 +341,10 @@ def manifest_of(version: int, data: bytes) -> bytes:
 
 
 def as_zip(files: Files) -> bytes:
-    """Return files as a ZIP, without the reserve: its bytes mean nothing, and a writer puts it again."""
+    """Return files as a ZIP."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
-        for path, data in sorted((path, data) for path, data in files.items() if not path.startswith("reserve")):
+        for path, data in sorted(files.items()):
             made.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
     return out.getvalue()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pltz.archive.errors import StoreError
-from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.journal.entry import JournalEntry
@@ -63,7 +63,7 @@ class Life:
         found = [(name, tuple(ids)) for name, ids in after.versions()]
         assert set(found) >= set(self.durable), (sorted(state.files()), found)
         assert set(found) <= self.offered and len(found) == len(set(found)), found
-        of_archive = {"archive.json", *RESERVES}  # the archive is on the same disk
+        of_archive = {"archive.json"}  # the archive is on the same disk
         left = [name for name in disk.seen.files() if "/" not in name and name not in of_archive]
         assert all(name.endswith((".damaged", "worker.lock")) for name in left), left
 
