@@ -1,1 +1,1 @@
-"""Encryption of a sealed archive: secrets, key files, the key tree and sealed boxes."""
+"""Encryption of a sealed archive: secrets, key files, the keys of domains and sealed boxes."""

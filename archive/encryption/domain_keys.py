@@ -1,26 +1,39 @@
-"""Domain keys: the key of a domain's ids, and one tree of unit keys per root (`box.Tree`).
+"""Domain keys: the key of a domain's ids, and the keys of its 4,096 slots.
 
 Spec: FORMAT.md, "Encryption".
 
-{root: Tree} + id key + name + units whose erasure has begun --encode--> content of a key file
+    root --until the first erase--> keys of all slots --begin, finish--> other keys of a few slots
+
+A record names its root, which tells the generation in which it was sealed. The key of a slot counts for records from
+the generation in which it began. So an erase replaces the keys of a few slots, and records from before do not open.
+
+    >>> keys = DomainKeys(bytes(16), 0, TENANT, "acme", bytes(KEY), ((0, bytes(KEY)),), lineages=(b"line",))
+    >>> begun = keys.begin(lambda size: bytes([1]) * size, units=[7], live=[7, 8, 9 << 52])
+    >>> done = begun.finish([7, 8, 9 << 52])
+    >>> [[k.has(keys.newest, unit) for unit in (7, 8, 9 << 52)] for k in (keys, begun, done)]
+    [[True, True, True], [True, True, True], [False, False, True]]
 """
 
 from __future__ import annotations
 
 import dataclasses
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
+from dataclasses import dataclass, field
 
-from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
-from pltz.archive.encryption.key_files import MAX_LINEAGES, governs, root_id
+from pltz.archive.encryption.box import KEY, UNIT, slot_key, slot_of, unit_of
+from pltz.archive.encryption.key_files import MAX_LINEAGES, generation_of, governs, root_id
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 
-NODE = struct.Struct("<BQ32s")  # depth, prefix, key
-MAX_ROOTS, MAX_NODES = 1 << 16, 1 << 20
+ROW = struct.Struct("<HI32s")  # slot, generation in which the key began, key
+ROOT = 0xFFFF  # in the place of a slot: a key from which those of the slots without rows are derived
+MAX_ROWS = 1 << 20
+
+Since = tuple[int, bytes]  # the generation in which a key began, and the key
 
 
 @dataclass(frozen=True)
@@ -28,8 +41,9 @@ class DomainKeys:
     """All keys of a domain in one generation.
 
     Attributes:
-        roots: root id -> tree. New records use the last. An empty tree was erased.
-        doomed: units whose erasure has begun, under all roots but the last.
+        roots: the oldest first; more than one while an erase goes on. Without any the domain was erased.
+        slots: the keys of each slot that has keys of its own, the oldest first. The others have those of the roots.
+        doomed: units whose erasure has begun, in records from before the newest root.
         lineages: those of its roots, 4 bytes each; new roots are of the last (`key_files`).
     """
 
@@ -38,57 +52,112 @@ class DomainKeys:
     kind: int
     name: str
     id_key: bytes
-    roots: dict[bytes, Tree]
+    roots: tuple[Since, ...]
+    slots: Mapping[int, tuple[Since, ...]] = field(default_factory=dict)
     doomed: frozenset[int] = frozenset()
     lineages: tuple[bytes, ...] = ()
 
     @property
     def erased(self) -> bool:
-        """Return whether the whole domain was erased: only the ids of its roots are left."""
-        return not any(tree.nodes for tree in self.roots.values())
+        """Return whether the whole domain was erased."""
+        return not self.roots
 
     @property
-    def older(self) -> frozenset[bytes]:
-        """Return the ids of the roots before the newest that are not empty."""
-        return frozenset(root for root, tree in self.roots.items() if tree.nodes and root != self.newest)
-
-    @property
-    def nodes(self) -> int:
-        """Return the number of nodes of all trees."""
-        return sum(len(tree.nodes) for tree in self.roots.values())
+    def since(self) -> int:
+        """Return the generation in which the newest root began."""
+        return self.roots[-1][0] if self.roots else self.generation
 
     @property
     def newest(self) -> bytes:
-        """Return the id of the root that new records use."""
-        return list(self.roots)[-1]
-
-    def governs(self, root: bytes) -> bool:
-        """Return whether these keys have a root, or had it and destroyed it (`key_files.governs`)."""
-        return root in self.roots or governs(self.lineages, self.generation, root)
+        """Return the id of the root that new records name."""
+        return root_id(self.lineages[-1], self.since)
 
     @property
-    def next_root(self) -> bytes:
-        """Return the id of a root that begins in the next generation."""
-        return root_id(self.lineages[-1], self.generation + 1)
+    def rows(self) -> int:
+        """Return the number of keys."""
+        return len(self.roots) + sum(map(len, self.slots.values()))
+
+    def governs(self, root: bytes) -> bool:
+        """Return whether these keys have those of a root, or had them and destroyed them (`key_files.governs`)."""
+        return governs(self.lineages, self.generation, root)
+
+    def key(self, root: bytes, unit: int) -> bytes | None:
+        """Return the key of a unit's records that name a root, 32 bytes; None where it was destroyed or never was."""
+        slot, sealed = slot_of(unit), generation_of(root)
+        if not self.governs(root):
+            return None
+        if keys := self.slots.get(slot):
+            return next((key for since, key in reversed(keys) if since <= sealed), None)
+        return next((slot_key(key, slot) for since, key in reversed(self.roots) if since <= sealed), None)
+
+    def has(self, root: bytes, unit: int) -> bool:
+        """Return whether there is a key of a unit's records that name a root."""
+        keys = self.slots.get(slot_of(unit)) or self.roots
+        return self.governs(root) and bool(keys) and keys[0][0] <= generation_of(root)
 
     def following(self, **changes: object) -> DomainKeys:
         """Return the next generation, with these fields changed."""
         return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
 
+    def begin(
+        self, random: Callable[[int], bytes], units: Iterable[int] = (), live: Iterable[int] = ()
+    ) -> DomainKeys:
+        """Return the next generation, in which some units are doomed. Their slots get another key for new records.
+
+        No key is lost. ``random``: returns so many bytes. ``live``: units with records: their slots keep a key of
+        their own, which the end of the erase does not touch.
+        """
+        doomed, since = frozenset(units), self.generation + 1
+        slots = self._with(live) | self._with(doomed)
+        slots |= {slot: (*slots[slot], (since, random(KEY))) for slot in sorted(set(map(slot_of, doomed)))}
+        return self.following(roots=(*self.roots, (since, random(KEY))), slots=slots, doomed=doomed)
+
+    def finish(self, live: Iterable[int] = ()) -> DomainKeys:
+        """Return the next generation, without the older roots and the older keys of slots with doomed units.
+
+        ``live``: units with records: the keys of other slots that have any stay.
+        """
+        slots, going = self._with(live), set(map(slot_of, self.doomed))
+        kept = {slot: keys[-1:] if slot in going else keys for slot, keys in slots.items()}
+        return self.following(roots=self.roots[-1:], slots=kept, doomed=frozenset[int]())
+
+    def moves(
+        self, done: DomainKeys, units: AbstractSet[int], records: Mapping[bytes, AbstractSet[int]]
+    ) -> dict[bytes, set[int]]:
+        """Return, by root, the units that lose a key in a later generation beside those that are erased.
+
+        Args:
+            done: the later generation.
+            units: those that are erased.
+            records: the units that have a record under each root.
+        """
+        going = set(map(slot_of, self.doomed))
+        return {
+            root: {
+                unit
+                for unit in some - units
+                if slot_of(unit) in going and self.has(root, unit) and not done.has(root, unit)
+            }
+            for root, some in records.items()
+        }
+
+    def _with(self, units: Iterable[int]) -> dict[int, tuple[Since, ...]]:
+        """Return the keys of the slots that have keys of their own and of the slots of these units."""
+        fresh = set(map(slot_of, units)) - self.slots.keys()
+        made = {slot: tuple((since, slot_key(key, slot)) for since, key in self.roots) for slot in fresh}
+        return {**self.slots, **made}
+
     def encode(self) -> bytes:
         """Return the bytes to wrap. Raises ArchiveError where they exceed the limits of `decode`."""
-        most = max([len(self.doomed), *(len(tree.nodes) for tree in self.roots.values())])
-        if len(self.roots) > MAX_ROOTS or most > MAX_NODES or len(self.lineages) > MAX_LINEAGES:
+        if max(self.rows, len(self.doomed)) > MAX_ROWS or len(self.lineages) > MAX_LINEAGES:
             raise ArchiveError(
-                f"this domain's keys have {len(self.roots):,} roots and {most:,} nodes; "
-                f"at most {MAX_ROOTS:,} and {MAX_NODES:,} "
-                "are allowed: copy what is left to a new archive"
+                f"this domain has {self.rows:,} keys, at most {MAX_ROWS:,} are allowed: copy it to a new archive"
             )
         name = self.name.encode()
-        out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(self.roots))]
-        for root, tree in self.roots.items():
-            out += [root, write_varint(len(tree.nodes))]
-            out += [NODE.pack(*at, key) for at, key in sorted(tree.nodes.items())]
+        rows = [(slot, *key) for slot, keys in sorted(self.slots.items()) for key in keys]
+        rows += [(ROOT, *key) for key in self.roots]
+        out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(rows))]
+        out += [ROW.pack(*row) for row in rows]
         out.append(write_varint(len(self.doomed)))
         out += [unit.to_bytes(UNIT, "big") for unit in sorted(self.doomed)]
         return b"".join(out)
@@ -100,16 +169,15 @@ class DomainKeys:
         kind = reader.take(1)[0]
         name = reader.name()
         id_key = reader.take(KEY)
-        roots: dict[bytes, Tree] = {}
-        for _ in range(reader.count(MAX_ROOTS)):
-            root = reader.take(UNIT)
-            rows = [NODE.unpack(reader.take(NODE.size)) for _ in range(reader.count(MAX_NODES))]
-            roots[root] = Tree({(depth, prefix): key for depth, prefix, key in rows})
-        doomed = frozenset(unit_of(reader.take(UNIT)) for _ in range(reader.count(MAX_NODES)))
+        keys = dict[int, tuple[Since, ...]]()
+        for slot, since, key in ROW.iter_unpack(reader.take(reader.count(MAX_ROWS) * ROW.size)):
+            keys[slot] = (*keys.get(slot, ()), (since, key))
+        doomed = frozenset(unit_of(reader.take(UNIT)) for _ in range(reader.count(MAX_ROWS)))
         reader.end()
-        if not roots or kind not in (TENANT, BASE):
-            raise CorruptError("the keys of a domain have no root: damaged")
-        return cls(domain, generation, kind, name, id_key, roots, doomed, lineages)
+        if kind not in (TENANT, BASE):
+            raise CorruptError("the keys of a domain are of no kind: damaged")
+        roots = keys.pop(ROOT, ())
+        return cls(domain, generation, kind, name, id_key, roots, keys, doomed, lineages)
 
 
 class KeyReader:

@@ -35,7 +35,7 @@ from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTk"
-VERSION = 2
+VERSION = 3
 # magic, version, KDF, reserved, domain id (zeros: the archive's), generation
 HEAD = struct.Struct("<4sBB2s16sI")
 KDF = struct.Struct("<BBBB16s")  # log2 of n, r, p, reserved, salt
@@ -94,7 +94,7 @@ class KeyFile:
 
 
 def _read(data: bytes) -> KeyFile:
-    """Return the key file in a file of version 2, whose digest and magic are right."""
+    """Return the key file in a file of version 3, whose digest and magic are right."""
     _, _, kdf, reserved, domain, generation = HEAD.unpack_from(data)
     n, r, p, zero, salt = KDF.unpack_from(data, HEAD.size)
     if any(reserved) or zero or kdf > SCRYPT:
@@ -201,7 +201,7 @@ class KeyFolder:
         data = file.encode()
         if len(data) > MAX_SIZE:
             raise ArchiveError(
-                "the holes in this tenant's keys take too much room: copy what is left to a new archive"
+                "this tenant's keys take too much room: copy what is left to a new archive"
             )
         first, second = key_copies(file.domain, file.generation)
         self.forget()

@@ -12,10 +12,10 @@ import dataclasses
 import struct
 from collections.abc import Iterable, Sequence
 
-from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
+from pltz.archive.encryption.box import KEY, UNIT, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
-from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder, root_id
+from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys
 from pltz.archive.format.context import RUN, SEALED, Context
@@ -199,10 +199,7 @@ class Keyring:
             keys = self._holding(context)
         except FormatError:  # damaged keys are no erased ones
             return False
-        if keys is None:
-            return False
-        tree = keys.roots.get(context.root)
-        return keys.governs(context.root) if tree is None else not tree.has(unit_of(identity))
+        return bool(keys and keys.governs(context.root) and not keys.has(context.root, unit_of(identity)))
 
     def doomed(self, context: Context, identity: bytes) -> bool:
         try:
@@ -296,8 +293,7 @@ class Keyring:
         """Make the first keys of a domain, or new keys of an erased one."""
         generation = old.generation + 1 if old else 0
         lineages = old.lineages if old else (self.store.random(LINEAGE),)
-        fresh = {root_id(lineages[-1], generation): Tree.root(self.store.random(KEY))}
-        roots = (old.roots if old else {}) | fresh
+        roots = ((generation, self.store.random(KEY)),)
         keys = DomainKeys(domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages)
         if self._put(keys):
             self._made.add(domain)
@@ -313,8 +309,7 @@ class Keyring:
         keys = self._holding(context)
         if keys is None or not keys.governs(context.root):
             raise self._lacking(context.domain)
-        tree = keys.roots.get(context.root)
-        key = tree.key(unit_of(identity)) if tree else None
+        key = keys.key(context.root, unit_of(identity))
         if key is None:
             raise Erased("this was erased: its key was destroyed")
         return key

@@ -35,7 +35,7 @@ class Context:
     kind: int = 2  # of the session: 0 chat, 1 text, 2 ids, above that a chat with a writing (`kind_number`)
     mode: int = ALONE
     cipher: int = CLEAR
-    root: bytes = NO_ROOT  # root of the key tree, zeros without encryption
+    root: bytes = NO_ROOT  # names the keys, zeros without encryption
 
     @property
     def coding(self) -> int:

@@ -82,8 +82,8 @@ class DomainRecords:
 
     @property
     def segments(self) -> set[bytes]:
-        """Return the segments of the domain."""
-        return set[bytes]().union(*(found.parents for found in self._packs.values()))
+        """Return the segments of the domain that have a record that opens."""
+        return {segment for segment in self._rows if self._open(segment)}
 
     @property
     def _rows(self) -> dict[bytes, list[tuple[Context, bytes]]]:

@@ -2,16 +2,16 @@
 
 The proof reads the raw files. Spec: FORMAT.md, "Erase".
 
-    tenant    all its trees are emptied
-    session   1 publish a generation of keys with a new tree, which dooms the session's units: writers no longer
-                rely on them
+    tenant    all its keys are destroyed
+    session   1 publish a generation of keys which dooms the session's units and gives their slots other keys beside:
+                writers no longer rely on them
               2 look again: versions put meanwhile are doomed too (step 1 again); segments that other sessions
                 share stay
-              3 publish a generation with the units punctured out of the older trees (`holes.py`); records that lose
-                their keys by that are put again before (`reroot.py`)
-    base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
-              2 look again: stop where a session stands on the older trees
-              3 publish a generation in which the older trees are empty
+              3 put records of these slots that stay again under the new keys (`reroot.py`), and publish a generation
+                without the older ones
+    base      1 publish a generation with a new root: writers no longer rely on records under the older ones
+              2 look again: stop where a session stands on the older roots
+              3 publish a generation without the older roots
     all       overwrite and delete older generations; read every record from the packs and ask for its key
 
 A tenant or base whose key files are lost is given up by erasing it as a whole: new keys govern its records, so these
@@ -35,18 +35,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
-from pltz.archive.encryption.box import KEY, Tree, unit_of
+from pltz.archive.encryption.box import KEY, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
-from pltz.archive.encryption.holes import punctured, without
-from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of, root_id
+from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of
 from pltz.archive.encryption.keyring import MASTER, Keyring
-from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound, StoreError
+from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
@@ -60,7 +59,6 @@ from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 
-NOTHING = Tree({})  # of a root that was destroyed
 AT_ONCE = "something of this tenant or base was erased at the same time: erase again"
 PAST = 1 << 20  # generations by which new keys are ahead of lost ones: what comes back is older
 
@@ -89,7 +87,7 @@ class Erasure:
         tenant, name, base: the names given.
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
-        moved: number of records that were put again under other keys, so that the key file stays small.
+        moved: number of records of other sessions that were put again, as the keys of their slots were destroyed.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
         unread: number of damaged packs, of which the proof could not read every byte.
@@ -182,15 +180,15 @@ class Eraser:
             return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses)
         for use in free:
             self._begin(self._known(BASE, use.name))
-        erased = {"name": "", "kind": TENANT, "id_key": bytes(KEY), "doomed": frozenset[int]()}
-        done = [self._empty(known, None, records, **erased)]
+        gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=frozenset[int]())
+        done = [self._destroy(gone.following(), None, None, records)]
         for use in free:
             base = self._known(BASE, use.name)
-            if users := self.users(base.domain, base.older):
+            if users := self.users(base.domain, base.since):
                 others = sum(whose != tenant for whose, _ in users)
                 seen = replace(use, own=len(users) - others, others=others)
             else:
-                done.append(self._empty(base, base.older))
+                done.append(self._empty(base))
                 seen = replace(use, erased=True)
             uses[uses.index(use)] = seen
         return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses, done)
@@ -222,19 +220,19 @@ class Eraser:
         if self.keys.key_check.fault(self.keys.domain(BASE, name)):
             return self._give_up(BASE, name, finished, dry_run)
         known = self._known(BASE, name)
-        if users := self.users(known.domain, known.roots, fresh=False):
+        if users := self.users(known.domain, None, fresh=False):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
         records = (record for record in self._records(known.domain) if record)
-        found = {unit for r in records for unit in r.units if known.roots.get(r.root, NOTHING).has(unit)}
+        found = {unit for r in records for unit in r.units if known.has(r.root, unit)}
         if not found:
             return self._over(Erasure(None, None, name), known, finished, True, dry_run)
         erasure = Erasure(None, None, name, segments=len(found))
         if dry_run:
             return self._receipt(erasure, known, finished)
         begun = self._begin(known)
-        if users := self.users(begun.domain, begun.older):
+        if users := self.users(begun.domain, begun.since):
             raise ArchiveError(f"{_standing(name, users)} by now: erase these first; nothing was erased")
-        return self._receipt(erasure, known, finished, done=[self._empty(begun, begun.older)])
+        return self._receipt(erasure, known, finished, done=[self._empty(begun)])
 
     def _give_up(self, kind: int, name: str, finished: _Finished, dry_run: bool) -> Erasure:
         """Erase a domain whose keys are missing or damaged: put new keys that follow all those that packs name.
@@ -243,21 +241,20 @@ class Eraser:
         """
         domain = self.keys.domain(kind, name)
         roots = self.keys.key_check.roots[domain]
-        if kind == BASE and (users := self.users(domain, roots)):
+        if kind == BASE and (users := self.users(domain, None)):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
         erasure = Erasure(*((name, None) if kind == TENANT else (None, None, name)))
         there = self.keys.folder.generations().get(domain, [])
         generation = max([*there, *map(generation_of, roots)]) + PAST
         lineages = (*sorted({root[:LINEAGE] for root in roots}), self.catalog.store.random(LINEAGE))
-        tree = Tree({}) if kind == TENANT else Tree.root(self.catalog.store.random(KEY))
-        fresh = {root_id(lineages[-1], generation): tree}
+        fresh = () if kind == TENANT else ((generation, self.catalog.store.random(KEY)),)
         about = (name, self.catalog.store.random(KEY)) if kind == BASE else ("", bytes(KEY))
         keys = DomainKeys(domain, generation, kind, *about, fresh, lineages=lineages)
         if dry_run:
             return self._receipt(erasure, keys, finished)
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
-        done = _Done(self.keys.shred(keys), *self._prove(domain, set(roots), None))
+        done = _Done(self.keys.shred(keys), *self._prove(domain, generation, None))
         return self._receipt(erasure, keys, finished, done=[done])
 
     def session(self, tenant: str, name: str, *, dry_run: bool = False) -> Erasure:
@@ -278,62 +275,61 @@ class Eraser:
         """Do the work of `session`, but for what earlier erases left."""
         known = self._known(TENANT, tenant)
         records = DomainRecords(self.catalog, known.domain)
-        towers, dead = self._still(lambda: (self._towers(records, name), self._dead(records)))
+        towers, dead, used = self._still(
+            lambda: (self._towers(records, name), self._dead(records), self._used_by_others(records, name))
+        )
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
         # what the session had
-        begun, doomed = known, dead.union(*towers)
+        begun, doomed = known, dead.union(*towers) - used
         if not dry_run:
-            begun, towers = self._doom(known, records, name, towers, doomed)
-        # segments of other sessions stay. The listing is of after the keys that doom the session: who put a pack since
-        # is fenced, so none was acknowledged that it lacks
-        kept = doomed & self._still(lambda: self._used_by_others(records, name))
+            # The last look is of after the keys that doom the session: who put a pack since is fenced, so none was
+            # acknowledged that it lacks.
+            begun, towers, used = self._doom(known, records, name, doomed)
         uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
-        going = doomed - kept
-        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept))
+        going, shared = doomed - used, len(used & set[bytes]().union(*towers))
+        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=shared)
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
         units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
-        roots, moved = self._without(begun, records, units)
-        done = begun.following(roots=roots, doomed=frozenset[int]())
-        destroyed = self._destroy(done, set(known.roots), units, records)
+        done, moved = self._without(begun, records, units)
+        destroyed = self._destroy(done, begun.since, units, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
 
-    def _without(
-        self, begun: DomainKeys, records: DomainRecords, units: set[int]
-    ) -> tuple[dict[bytes, Tree], int]:
-        """Return the roots without the keys of some units, and the number of records put again for that."""
-        # Records that are not seen need their keys: those of a pack that was given up and may come back, and those that
-        # a list of packs may leave out again.
+    def _without(self, begun: DomainKeys, records: DomainRecords, units: set[int]) -> tuple[DomainKeys, int]:
+        """Return the keys without those of some units, and the number of other records put again for that."""
+        done = begun.finish(self._live(records))
+        moves = begun.moves(done, units, records.units)
+        return done, Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
+
+    def _live(self, records: DomainRecords) -> Collection[int]:
+        """Return units in all slots whose keys may be needed.
+
+        They are all where a pack was given up, which may come back.
+        """
         if self.catalog.listing.losses():
-            return punctured(begun, units), 0
-        roots, moves = without(begun, records.units, units)
-        try:
-            return roots, Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
-        except FullError:
-            return punctured(begun, units), 0
+            return range(0, 1 << 64, 1 << 52)
+        return set[int]().union(*records.units.values())
 
     def _doom(
-        self, known: DomainKeys, records: DomainRecords, name: str, towers: list[set[bytes]], doomed: set[bytes]
-    ) -> tuple[DomainKeys, list[set[bytes]]]:
-        """Publish keys by which no writer relies on a session any more; return them and the session's towers.
+        self, known: DomainKeys, records: DomainRecords, name: str, doomed: set[bytes]
+    ) -> tuple[DomainKeys, list[set[bytes]], set[bytes]]:
+        """Publish keys by which no writer relies on a session any more.
 
-        The towers include versions put until then; their segments are added to ``doomed``.
+        Return them, the session's towers and the segments of others. The towers include versions put until then;
+        their segments are added to ``doomed``.
         """
-        fresh = self._fresh(known)
-        begun = known
-        while begun is known or any(tower - doomed for tower in towers):
-            doomed |= set[bytes]().union(*towers)
+        going, begun = doomed, known
+        while begun is known or going - doomed:
+            doomed |= going
             units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, doomed)}
-            begun = begun.following(
-                roots=known.roots | fresh,
-                doomed=frozenset(units),
-            )
+            begun = begun.begin(self.catalog.store.random, units, self._live(records))
             self._publish(begun)
-            towers = self._look(lambda: self._towers(records, name))
-        return begun, towers
+            towers, used = self._look(lambda: (self._towers(records, name), self._used_by_others(records, name)))
+            going = set[bytes]().union(*towers) - used
+        return begun, towers, used
 
     def _wanted_writer(self) -> ArchiveWriter:
         if self._writer is None:
@@ -342,30 +338,22 @@ class Eraser:
 
     def _begin(self, base: DomainKeys) -> DomainKeys:
         """Publish a new root for a base domain: writers no longer rely on records under the older ones."""
-        begun = base.following(roots=base.roots | self._fresh(base))
+        begun = base.begin(self.catalog.store.random)
         self._publish(begun)
         self.keys.shred(begun)  # nothing is erased yet: the new keys contain all older ones
         return begun
 
-    def _fresh(self, known: DomainKeys) -> dict[bytes, Tree]:
-        """Return a root that begins in the generation after these keys."""
-        return {known.next_root: Tree.root(self.catalog.store.random(KEY))}
-
-    def _empty(
-        self, known: DomainKeys, roots: Collection[bytes] | None, seen: DomainRecords | None = None, **changes: Any
-    ) -> _Done:
-        """Destroy all keys under some roots of a domain, None is all, and prove it. ``seen``: as of `_records`."""
-        kept = {root: tree for root, tree in known.roots.items() if roots is not None and root not in roots}
-        done = known.following(roots=kept or {known.newest: NOTHING}, **changes)
-        return self._destroy(done, None if roots is None else set(roots), None, seen)
+    def _empty(self, begun: DomainKeys) -> _Done:
+        """Destroy all keys of a base but those under its newest root, and prove it."""
+        return self._destroy(begun.finish(), begun.since, None)
 
     def _destroy(
-        self, keys: DomainKeys, roots: set[bytes] | None, units: set[int] | None, seen: DomainRecords | None = None
+        self, keys: DomainKeys, before: int | None, units: set[int] | None, seen: DomainRecords | None = None
     ) -> _Done:
         """Publish keys without the erased ones, destroy the older generations, and prove it. Arguments as `_prove`."""
         self._publish(keys)
         files = self.keys.shred(keys)
-        return _Done(files, *self._prove(keys.domain, roots, units, seen))
+        return _Done(files, *self._prove(keys.domain, before, units, seen))
 
     def _receipt(
         self,
@@ -418,11 +406,11 @@ class Eraser:
             finished = _Finished(folder.finish())
         for base in begun_bases(self.catalog, self.keys):
             try:
-                users = self.users(base.domain, base.older)
+                users = self.users(base.domain, base.since)
             except ArchiveError:  # packs are damaged: this base waits, the requested erasure need not
                 continue
             if not users:
-                files = 0 if dry_run else self._empty(base, base.older).files
+                files = 0 if dry_run else self._empty(base).files
                 finished.files[base.domain] = finished.files.get(base.domain, 0) + files
                 finished.bases.append(BaseUse(base.name, 0, 0, True))
         return finished
@@ -519,21 +507,19 @@ class Eraser:
                 listing.note_stale()
         return False
 
-    def users(self, domain: bytes, roots: Collection[bytes], *, fresh: bool = True) -> dict[tuple[str, str], bool]:
-        """Return the sessions that stand on records under these roots of a base domain.
+    def users(self, domain: bytes, before: int | None, *, fresh: bool = True) -> dict[tuple[str, str], bool]:
+        """Return the sessions that stand on records of a base domain, under roots before a generation; None is all.
 
         The value is True where all such versions of the session are forgotten. A segment that is stored under
         another root too counts: a collector may keep either record. ``fresh``: list packs again before.
 
         Raises ArchiveError where packs or the keys of any domain are damaged or gone.
         """
-        wanted = {(domain, root) for root in roots}
-
         def work() -> dict[tuple[str, str], bool]:
             grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
             with self.catalog.lookup.keeping_blocks():
                 for v in self.catalog.lookup.all_versions():
-                    if wanted & grounds.under(v.leaf):
+                    if any(d == domain and _is_before(root, before) for d, root in grounds.under(v.leaf)):
                         found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
             return found
 
@@ -544,12 +530,14 @@ class Eraser:
         return found
 
     def _prove(
-        self, domain: bytes, roots: set[bytes] | None, units: set[int] | None, seen: DomainRecords | None = None
+        self, domain: bytes, before: int | None, units: set[int] | None, seen: DomainRecords | None = None
     ) -> tuple[int, int]:
         """Return the records of the units, none of which opens, and the packs that could not be read whole.
 
-        Reads files, not indexes: packs, and the keys as they are on the disk now. ``roots``, ``units``: None is all.
-        ``seen``: as of `_records`. Raises ArchiveError where a record opens.
+        Reads files, not indexes: packs, and the keys as they are on the disk now. ``before``: generation from which on
+        roots may open. ``before``, ``units``: None is all. ``seen``: as of `_records`.
+
+        Raises ArchiveError where a record opens.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
         left = [n for n in self.keys.folder.generations(fresh=False).get(domain, []) if n not in strange]
@@ -561,9 +549,9 @@ class Eraser:
         for record in self._records(domain, seen):
             if record is None:
                 unread += 1
-            elif roots is None or record.root in roots:
+            elif _is_before(record.root, before):
                 mine = [unit for unit in record.units if units is None or unit in units]
-                if any(known.roots.get(record.root, NOTHING).has(unit) for unit in mine):
+                if any(known.has(record.root, unit) for unit in mine):
                     raise ArchiveError(f"a record in {record.pack} still opens: erase again")
                 records += bool(mine)
         return records, unread
@@ -640,6 +628,10 @@ class Grounds:
         return under
 
 
+def _is_before(root: bytes, generation: int | None) -> bool:
+    return generation is None or generation_of(root) < generation
+
+
 def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
     """Yield the keys of base domains with an unfinished erase; only domains with records in a pack."""
     domains = set[bytes]()
@@ -649,7 +641,7 @@ def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
     for domain in sorted(domains):
         with suppress(CorruptError):
             known = keys.of(domain)
-            if known and known.kind == BASE and known.older:
+            if known and known.kind == BASE and len(known.roots) > 1:
                 yield known
 
 
@@ -671,7 +663,7 @@ def unfinished(catalog: Catalog) -> Iterator[Problem]:
         return
     for base in begun_bases(catalog, keys):
         try:
-            users = Eraser(catalog).users(base.domain, base.older)
+            users = Eraser(catalog).users(base.domain, base.since)
         except StoreError:
             raise
         except ArchiveError:  # packs are damaged, which is reported elsewhere

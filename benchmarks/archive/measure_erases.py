@@ -30,10 +30,9 @@ import numpy as np
 from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.encryption.box import KEY, Tree, seal, unseal
+from pltz.archive.encryption.box import KEY, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
-from pltz.archive.encryption.holes import without
-from pltz.archive.encryption.key_files import LINEAGE, root_id
+from pltz.archive.encryption.key_files import LINEAGE
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError
@@ -55,7 +54,7 @@ class Figures(NamedTuple):
 
     Attributes:
         key_file: bytes of the newest key file.
-        roots, nodes: of the trees in it.
+        rows: keys in it.
         access_ms: milliseconds until the tenant's keys are read, median of 5, or of the round.
         erase_ms: milliseconds per erase, median of the round.
         moved: records put again under other keys so far.
@@ -63,8 +62,7 @@ class Figures(NamedTuple):
 
     erases: int
     key_file: int
-    roots: int
-    nodes: int
+    rows: int
     access_ms: float
     erase_ms: float
     moved: int
@@ -102,7 +100,7 @@ def measure_keys(erases: int, step: int, *, seed: int = 0) -> Iterator[Figures]:
     Raises ArchiveError where a key that is destroyed is there, or one that is not has gone or changed.
     """
     dice, wrap, lineage = random.Random(seed), os.urandom(KEY), os.urandom(LINEAGE)
-    keys = DomainKeys(bytes(16), 0, TENANT, OWNER, os.urandom(KEY), _root(lineage, 0), lineages=(lineage,))
+    keys = DomainKeys(bytes(16), 0, TENANT, OWNER, os.urandom(KEY), ((0, os.urandom(KEY)),), lineages=(lineage,))
     sessions = [{dice.getrandbits(64), dice.getrandbits(64)} for _ in range(AT_ONCE)]
     records = {keys.newest: set[int]().union(*sessions)}
     done = moved = 0
@@ -114,42 +112,40 @@ def measure_keys(erases: int, step: int, *, seed: int = 0) -> Iterator[Figures]:
         for _ in fresh:
             units = sessions.pop(dice.randrange(len(sessions)))
             start = time.perf_counter()
-            # As an erase does it: name the doomed units, make roots without them, then forget the names.
-            begun = keys.following(roots=keys.roots | _root(lineage, keys.generation + 1), doomed=frozenset(units))
-            roots, moves = without(begun, records, units)
-            keys = begun.following(roots=roots, doomed=frozenset())
+            # As an erase does it: doom the units, then leave out the older keys of their slots.
+            live = set[int]().union(*records.values())
+            begun = keys.begin(os.urandom, units, live)
+            keys = begun.finish(live)
+            moves = begun.moves(keys, units, records)
             box = seal(wrap, keys.encode(), [b"head"])
             spent.append(1e3 * (time.perf_counter() - start))
             start = time.perf_counter()
             keys = DomainKeys.decode(bytes(16), keys.generation, unseal(wrap, box, [b"head"], "keys"), (lineage,))
             accesses.append(1e3 * (time.perf_counter() - start))
-            # Records whose root had to go are sealed anew under the newest root.
+            # Records that lose the key of their slot are sealed anew.
+            had = {root for root, found in records.items() if units & found}
+            records = {root: found - units - moves[root] for root, found in records.items()}
+            records = {root: found for root, found in records.items() if found}
             for some in moves.values():
                 records.setdefault(keys.newest, set()).update(some)
                 moved += len(some)
-            had = {root for root, found in records.items() if units & found}
-            records = {root: found - units for root, found in records.items() if root in keys.roots}
             done += 1
             if done % step == 0 or done == erases:
                 # The proof: what was destroyed opens nothing, and all the rest still opens.
-                there = {unit for root, found in records.items() for unit in found if keys.roots[root].has(unit)}
-                opens = any(keys.roots[root].has(unit) for root in had & keys.roots.keys() for unit in units)
+                there = {unit for root, found in records.items() for unit in found if keys.has(root, unit)}
+                opens = any(keys.has(root, unit) for root in had for unit in units)
                 if opens or not set[int]().union(*sessions) <= there:
                     raise ArchiveError("the keys are not those of the records that stay")
                 access_ms, erase_ms = round(median(accesses), 2), round(median(spent), 1)
-                yield Figures(done, len(box), len(keys.roots), keys.nodes, access_ms, erase_ms, moved)
-
-
-def _root(lineage: bytes, generation: int) -> dict[bytes, Tree]:
-    return {root_id(lineage, generation): Tree.root(os.urandom(KEY))}
+                yield Figures(done, len(box), keys.rows, access_ms, erase_ms, moved)
 
 
 def _session(name: str) -> NewSession:
     return NewSession(name, [np.frombuffer(f"what was said in {name}".encode(), np.uint8)], OWNER)
 
 
-def _key_file(place: Path, archive: bytes, key: Secret) -> tuple[int, int, int, float]:
-    """Return bytes, roots, nodes and milliseconds of an access, by a process that has seen nothing yet."""
+def _key_file(place: Path, archive: bytes, key: Secret) -> tuple[int, int, float]:
+    """Return bytes, keys and milliseconds of an access, by a process that has seen nothing yet."""
     spent = []
     for _ in range(5):
         store = opener.open_at(place, key=key).store
@@ -160,7 +156,7 @@ def _key_file(place: Path, archive: bytes, key: Secret) -> tuple[int, int, int, 
     if keys is None:
         raise ArchiveError("the keys of the tenant are gone")
     size = (place / key_copies(keys.domain, keys.generation)[0]).stat().st_size
-    return size, len(keys.roots), keys.nodes, round(median(spent), 2)
+    return size, keys.rows, round(median(spent), 2)
 
 
 def _check(place: Path, key: Secret) -> None:
@@ -184,8 +180,8 @@ def main() -> None:
     parser.add_argument("--keys-alone", action="store_true", help="no archive, only its keys")
     parser.add_argument("--folder", help="folder for the archive, which is removed at the end (the system's)")
     given = parser.parse_args()
-    print("| erases | key file, bytes | roots | nodes | access, ms | erase, ms | records moved |")
-    print("|---|---|---|---|---|---|---|")
+    print("| erases | key file, bytes | keys | access, ms | erase, ms | records moved |")
+    print("|---|---|---|---|---|---|")
     step = max(1, given.erases // given.steps)
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=given.folder) as folder:
         place = Path(folder) / "archive"

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption import keys
-from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
+from pltz.archive.encryption.box import KEY, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
@@ -37,37 +37,7 @@ from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 
-units = st.integers(0, 2**64 - 1)
-
-
-# Trees and boxes
-
-
-@given(units, st.sets(units, max_size=4))
-def test_a_punctured_tree_gives_every_other_key(unit: int, others: set[int]) -> None:
-    tree = Tree.root(b"r" * KEY)
-    holed = tree.puncture(unit)
-    assert holed.key(unit) is None and len(holed.nodes) == LEVELS * ((1 << BITS) - 1)
-    assert holed.puncture(unit) == holed
-    for other in {unit ^ 1, unit ^ (1 << 63), *others} - {unit}:
-        assert holed.key(other) == tree.key(other) is not None
-    twice = holed.puncture(unit ^ 1)
-    assert twice.key(unit) is None is twice.key(unit ^ 1) and twice.key(unit ^ 2) == tree.key(unit ^ 2)
-
-
-def test_no_node_above_a_punctured_key_is_left() -> None:
-    """What is kept is no ancestor of what was destroyed: nothing left derives it."""
-    unit = 0x0123456789ABCDEF
-    tree = Tree.root(b"r" * KEY)
-    path = {tree.nodes[0, 0]}
-    key = tree.nodes[0, 0]
-    for depth in range(1, LEVELS + 1):
-        from pltz.archive.encryption.box import _child
-
-        key = _child(key, unit >> BITS * (LEVELS - depth) & 15)
-        path.add(key)
-    assert tree.key(unit) == key
-    assert not path & set(tree.puncture(unit).nodes.values())
+# Boxes
 
 
 @given(st.binary(max_size=100), st.lists(st.binary(max_size=20), max_size=4), st.data())
@@ -301,18 +271,6 @@ def test_the_parsers_take_anything(data: bytes) -> None:
         DomainKeys.decode(b"d" * 16, 0, data)
     except FormatError:
         return
-
-
-@given(st.text(max_size=20), st.integers(1, 3), st.lists(units, max_size=2), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(50))
-def test_keys_come_back(name: str, count: int, holes: list[int], generation: int) -> None:
-    roots = {bytes([n]) * 8: Tree.root(bytes([n]) * KEY) for n in range(count)}
-    for hole in holes:
-        roots[bytes(8)] = roots[bytes(8)].puncture(hole)
-    doomed = frozenset(holes)
-    name = name.encode("utf-8", "ignore").decode()
-    keys = DomainKeys(b"d" * 16, generation, 1, name, b"i" * KEY, roots, doomed)
-    assert DomainKeys.decode(b"d" * 16, generation, keys.encode()) == keys
 
 
 def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> None:

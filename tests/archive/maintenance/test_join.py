@@ -232,7 +232,7 @@ def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk, c
         known = eraser._known(TENANT, "acme")
         records = DomainRecords(parts.catalog, known.domain)
         towers = eraser._towers(records, "a")
-        eraser._doom(known, records, "a", towers, set[bytes]().union(*towers))
+        eraser._doom(known, records, "a", set[bytes]().union(*towers))
     parts.catalog.refresh()
     joiner = TurnJoiner(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0)
     assert joiner._due(receipts[0]) and joiner.after(receipts) == 0 and not archive.problems

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pltz.archive.encryption import box, holes
+from pltz.archive.encryption import box
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.errors import FullError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.maintenance.reroot import Rerooter
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.maintenance.test_erase import raw_records_open
@@ -20,8 +18,8 @@ from tests.archive.towers import TowerArchive, copy
 
 @pytest.fixture
 def moving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Move all live records of a root in which a hole is made: holes are cut at the root itself."""
-    monkeypatch.setattr(box, "DEEPEST", 0)
+    """Move all live records: they have one slot."""
+    monkeypatch.setattr(box, "SLOT_BITS", 0)
 
 
 def key_file(archive: TowerArchive, disk: SimDisk) -> int:
@@ -45,17 +43,15 @@ def test_many_erases_leave_a_small_key_file(sealed: TowerArchive, disk: SimDisk,
     assert all(tokens(whole, f"kept {n}") == [n, n] for n in range(0, 40, 10)) and whole.verify(decode=True).sound
 
 
-def test_a_hole_in_many_roots_thins_them_out(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(holes.without, "__defaults__", (4,))
+@pytest.mark.usefixtures("moving")
+def test_records_of_a_slot_move_with_each_erase(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     moved = 0
     for number in range(12):
         sealed.put([chat(f"a{number}", [number]), chat(f"b{number}", [number, 1])])
         moved += sealed.erase("acme", f"b{number}").moved
     assert isinstance(sealed.keys, Keyring)
     keys = sealed.keys.of(sealed.keys.domain(TENANT, "acme"))
-    assert keys and keys.nodes <= 5 and moved > 0
+    assert keys and keys.rows == 2 and moved >= sum(range(1, 13))
     for _ in range(2):
         whole = reopen(disk, codec)
         assert all(tokens(whole, f"a{n}") == [n] for n in range(12)) and whole.verify(decode=True).sound
@@ -119,33 +115,6 @@ def test_a_writer_that_relied_on_moved_records_puts_them_again(
     writer.put([chat("a", [1], [3])])
     whole = reopen(disk, codec)
     assert tokens(whole, "a") == [1, 3] and whole.verify(decode=True).sound
-
-
-def test_a_root_that_no_record_uses_goes(sealed: TowerArchive, disk: SimDisk) -> None:
-    """So a writer that began before, and is refused, leaves nothing that opens."""
-    sealed.put([chat("a", [1]), chat("b", [2]), chat("c", [3])])
-    for name in ("a", "b"):
-        sealed.erase("acme", name)
-    assert isinstance(sealed.keys, Keyring)
-    keys = sealed.keys.of(sealed.keys.domain(TENANT, "acme"))
-    assert keys and len(keys.roots) == 2, "that of c, and one for what is put next"
-
-
-def test_a_full_disk_takes_holes_of_their_own(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise FullError("the disk is full")
-
-    sealed.put([chat("a", [1]), chat("b", [2])])
-    monkeypatch.setattr(Rerooter, "run", full)
-    assert sealed.erase("acme", "b").moved == 0
-    whole = reopen(disk, codec)
-    assert tokens(whole, "a") == [1] and whole.verify(decode=True).sound and key_file(sealed, disk) > 9_000
-    monkeypatch.undo()
-    sealed.put([chat("c", [3])])
-    sealed.erase("acme", "c")
-    assert key_file(sealed, disk) < 5_000 and tokens(reopen(disk, codec), "a") == [1]
 
 
 def test_a_lost_pack_that_comes_back_still_opens(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:

@@ -12,5 +12,5 @@ def test_an_archive_of_erases_stays_small_and_is_checked(tmp_path: Path) -> None
 
 def test_keys_alone_stay_small_where_any_session_is_erased() -> None:
     rows = list(measure_erases.measure_keys(100, 50))
-    assert [row.erases for row in rows] == [50, 100] and all(row.key_file < 100_000 for row in rows)
+    assert [row.erases for row in rows] == [50, 100] and all(row.key_file < 170_000 for row in rows)
     assert rows[-1].moved > 0
