@@ -92,8 +92,8 @@ def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong
     disk: SimDisk, archive: TowerArchive, other: SimDisk
 ) -> None:
     archive.put([_session("ours", 1)])
-    for path in [p for p in disk.names("manifest")]:
-        disk.unlink(f"manifest/{path[0]}")
+    for name, _ in list(disk.names("manifest")):
+        disk.unlink(f"manifest/{name}")
     for path in (SETTINGS, SETTINGS_COPY):
         disk.unlink(path)
         disk.write_new(path, other.seen.files()[path])

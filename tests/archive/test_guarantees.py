@@ -641,7 +641,8 @@ class GuardedMachine(AlikeMachine):
             self.learn(session, receipts[0])
         else:  # all objects of this machine say so, also one that was open before
             session = self.session(*key, [*self.turns[key], [len(turns)]])
-            calls = self.open, partial(self.handles[1 - handle].put, [session]), self.handles[handle].ls
+            put: Callable[[], Any] = partial(self.handles[1 - handle].put, [session])
+            calls: list[Callable[[], Any]] = [self.open, put, self.handles[handle].ls]
             for call in calls:
                 with pytest.raises(RolledBack):
                     list(call())

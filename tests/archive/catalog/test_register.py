@@ -254,7 +254,7 @@ def test_a_collector_keeps_what_it_found_where_another_took_that_out(
 
     def slow(self: Collector, condemned: frozenset[bytes]) -> None:
         prove(self, condemned)
-        if self.catalog is one.catalog and state.pop("armed", None):
+        if self.catalog is one.catalog and state.pop("armed", False):
             for _ in range(3):
                 two.collect(dead_share=0.01)
 

@@ -187,9 +187,9 @@ def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
         builder.add(record._replace(context=builder.context(context)))
     data = builder.finish()
     state = disk.seen.copy()
-    for name in [p for p in state.names if p.startswith(("packs/", "parity/", "index/"))]:
-        if len(name) > 30:
-            del state.names[name]
+    for old in [p for p in state.names if p.startswith(("packs/", "parity/", "index/"))]:
+        if len(old) > 30:
+            del state.names[old]
     name = data[12 - 36 : 28 - 36]
     state.data[9999] = data
     state.names[f"packs/{name.hex()}"] = 9999

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from functools import partial
 
 import hypothesis.strategies as st
@@ -53,12 +53,12 @@ def manifests() -> st.SearchStrategy[Manifest]:
 
 
 def _over(manifest: Manifest, gone: dict[bytes, int]) -> Manifest:
-    return dataclasses.replace(manifest.taking_out(gone, 0), gone=gone)
+    return replace(manifest.taking_out(gone, 0), gone=gone)
 
 
 def _with_heads(manifest: Manifest) -> list[Manifest]:
     heads = {name: IndexHead(1 << 20, name.encode()) for name in sorted(manifest.indexes)[:2]}
-    return [dataclasses.replace(manifest, heads=heads)]
+    return [replace(manifest, heads=heads)]
 
 
 def rows(manifest: Manifest) -> dict[bytes, tuple[int, list[list[int]]]]:
@@ -131,9 +131,9 @@ def test_newer_ones_are_refused_by_name() -> None:
     ],
 )
 def test_heads_that_no_index_has_are_refused(heads: dict[str, IndexHead]) -> None:
-    Manifest.decode(dataclasses.replace(some(), heads={"00" * 16: IndexHead(1 << 20, bytes(MOST_HEADS))}).encode())
+    Manifest.decode(replace(some(), heads={"00" * 16: IndexHead(1 << 20, bytes(MOST_HEADS))}).encode())
     with pytest.raises(CorruptError, match="head"):
-        Manifest.decode(dataclasses.replace(some(), heads=heads).encode())
+        Manifest.decode(replace(some(), heads=heads).encode())
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
@@ -147,18 +147,19 @@ def test_what_is_in_another_order_or_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("table", ["gone", "lost"])
 def test_a_pack_is_named_or_over_and_never_both(table: str) -> None:
-    row = {"gone": 1, "lost": LostPack(1, None)}[table]
     for named in ("packs", "condemned"):
         known = some() if named == "packs" else Manifest(Settings(bytes(16)), condemned={b"p" * 16: 1})
+        lost = replace(known, lost={b"p" * 16: LostPack(1, None)})
+        over = {"gone": replace(known, gone={b"p" * 16: 1}), "lost": lost}
         with pytest.raises(CorruptError, match="gone or lost"):
-            Manifest.decode(dataclasses.replace(known, **{table: {b"p" * 16: row}}).encode())
+            Manifest.decode(over[table].encode())
 
 
 def test_what_follows_says_the_same_of_a_pack_everywhere() -> None:
     known = some().condemning([b"p" * 16], 5)
     assert known.condemning([b"p" * 16, b"q" * 16], 9).condemned == {b"p" * 16: 5, b"q" * 16: 9}
     gone = known.taking_out([b"p" * 16], 7)
-    assert (gone.packs.keys(), gone.condemned, gone.gone) == ({b"q" * 16}, {}, {b"p" * 16: 7})
+    assert (set(gone.packs), dict(gone.condemned), dict(gone.gone)) == ({b"q" * 16}, {}, {b"p" * 16: 7})
     lost = known.giving_up({b"p" * 16: LostPack(7, 3)})
     assert lost.packs.keys() == {b"q" * 16} and not lost.condemned and not lost.gone
     assert lost.naming({b"p" * 16: known.packs[b"p" * 16]}).state == some().state
