@@ -368,8 +368,12 @@ class Listing:
     ) -> Manifest:
         """Return the manifest to put in place of another. Arguments and errors as of `publish`."""
         base = self.register.load() if base is None else base
-        if base is not self.manifest and not self.take(base):
-            raise Outdated("an index was replaced meanwhile: nothing was acknowledged, try again")
+        if base is not self.manifest:
+            if not self.take(base):
+                raise Outdated("an index was replaced meanwhile: nothing was acknowledged, try again")
+            # a swap that others built on at once looks lost: a collector may have taken these packs by now
+            if any(pack in base.gone or not is_there(self.store, object_names.pack(pack)) for pack in self._pending):
+                raise Outdated("a collector took what was put meanwhile: nothing was acknowledged, try again")
         if not all(self._is_named(pack) and pack not in self.condemned for pack in relied):
             raise Outdated("a collector condemned what was relied on: nothing was acknowledged, try again")
         fresh = edit(replace(base, packs={**base.packs, **self._pending}))

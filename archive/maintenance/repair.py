@@ -252,9 +252,10 @@ class Repairer:
     ) -> set[bytes]:
         """Return the packs to be named: those that were named once, and those of which no parent is gone.
 
-        A put that was cut off may have relied on what was collected since. ``once``: packs that were named once.
+        A put that was cut off may have relied on what was collected since. Marks alone, of a forget that was cut off,
+        are left: they would take effect on what people saw as kept since. ``once``: packs that were named once.
         """
-        standing = set(entries)
+        standing = {p for p, of in entries.items() if p in once or len(of[SEGMENTS].keys) + len(of[SESSIONS].keys)}
         while True:
             known = {key for pack in standing for key in entries[pack][SEGMENTS].keys.tolist()}
             falling = {p for p in standing - once if not listing.has_segments(self._parents(p) - known)}

@@ -313,7 +313,7 @@ def start_times(bundle: Path) -> dict[str, Any]:
         run_command("compress", source, "-o", frozen, "--bundle", bundle)
         for name, arguments in {
             "inspect": (frozen,),
-            "decompress": (frozen, "-o", back, "--force", "--bundle", bundle),
+            "decompress": (frozen, "-o", back, "--force"),
         }.items():
             found = [run_command(name, *arguments) for _ in range(STARTS)]
             out[f"{name}_s"] = round(min(seconds for seconds, _ in found), 3)

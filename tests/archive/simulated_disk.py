@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pltz.archive.format.byte_source import Held
@@ -89,10 +89,10 @@ class SimDisk:
         twin.capacity = self.capacity
         return twin
 
-    def crashes(self, unread: str | None = None) -> Iterator[DiskState]:
+    def crashes(self, *unread: str) -> Iterator[DiskState]:
         """Yield every different state that a power cut may leave now, once.
 
-        Names in the folder ``unread``, which nothing reads, are not varied.
+        Names in the folders ``unread``, which nothing there reads, are not varied.
         """
         paths = sorted({c.path for c in self.pending if c.what in ("name", "unname")})
         folders = sorted({c.path for c in self.pending if c.what == "directory"})
@@ -316,10 +316,10 @@ def _blocks(data: bytes) -> int:
     return -(-len(data) // BLOCK) * BLOCK
 
 
-def _outcomes(change: Change, unread: str | None) -> list[str]:
+def _outcomes(change: Change, unread: Collection[str]) -> list[str]:
     if change.what == "bytes":
         return ["lost", "half", "zeros", "kept"]
-    return ["kept"] if change.path.rpartition("/")[0] == unread else ["lost", "kept"]
+    return ["kept"] if change.path.rpartition("/")[0] in unread else ["lost", "kept"]
 
 
 def _parents(path: str) -> set[str]:

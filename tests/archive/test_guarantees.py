@@ -128,6 +128,7 @@ class KnownVersion:
         at: time at which it was forgotten, in seconds since 1970.
         may_go: a collector may have freed it.
         moment: when it was put, in ticks. A session's versions are ordered by it, whoever put them.
+        half_forgotten: a mark was asked for and not acknowledged, which takes effect where a manifest is made anew.
     """
 
     id: bytes
@@ -136,6 +137,7 @@ class KnownVersion:
     forgotten: bool | None = False
     at: int = 0
     may_go: bool = False
+    half_forgotten: bool = False
 
     @property
     def order(self) -> tuple[int, bytes]:
@@ -362,6 +364,7 @@ class GuardedMachine(AlikeMachine):
 
     def note_forgotten(self, known: Sequence[KnownVersion], done: int | None, event: Event) -> None:
         for version in known:
+            version.half_forgotten |= done is None
             version.forgotten, version.at = None if done is None else True, self.disk.clock
             version.may_go = event is not None and event[0] == "collector"
 
@@ -611,6 +614,9 @@ class GuardedMachine(AlikeMachine):
             assert before <= self.disk.seen.names.keys(), "repair deletes from a sound archive"
         if report is not None:
             assert report.whole or not (sound or self.mendable), report
+            if any(path.startswith("manifest/") for path in self.hurt):  # all marks are named again
+                for version in itertools.chain(*self.known.values()):
+                    version.forgotten = None if version.half_forgotten else version.forgotten
             if report.whole:
                 self.hurt = {}
             self.handles = [self.open() for _ in range(HANDLES)]
@@ -793,6 +799,18 @@ def newest_alone(path: str, files: Collection[str]) -> bool:
 def tokens_of(session: Any) -> tuple[int, ...]:
     """Return all tokens of a new session."""
     return tuple(np.concatenate(list(session.segments)).astype(int).tolist())
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+def test_a_put_beside_a_collector_at_each_call(call: int) -> None:
+    """One that runs between a manifest and the look whether it counts has taken the pack that this names."""
+    for kind in (GuardedMachine, SealedMachine):
+        machine = kind()
+        machine.start()
+        machine.put_session(0, ("x", "a"), [[1], [2, 3]], None)
+        machine.put_session(0, ("x", "b"), [[4, 5]], ("collector", call))
+        machine.promises_hold()
+        machine.teardown()
 
 
 @pytest.mark.parametrize(

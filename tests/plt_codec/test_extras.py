@@ -41,11 +41,11 @@ def test_the_plain_install_archives_and_reads(tmp_path: Path) -> None:
     lines = sample_path().read_bytes().splitlines(keepends=True)
     (tmp_path / "chats.jsonl").write_bytes(b"".join(lines[:2]))
     for words in (
-        "archive init cold",
-        "archive put cold chats.jsonl",
-        "archive ls cold --long",
-        "archive get cold chats/0 -o one.json",
-        "archive verify cold --decode",
+        "archive -r cold init",
+        "archive -r cold put chats.jsonl",
+        "archive -r cold ls --long",
+        "archive -r cold get chats/0 -o one.json",
+        "archive -r cold verify --decode",
         "compress chats.jsonl -o chats.pltz --exact",
         "decompress chats.pltz -o back.jsonl",
     ):

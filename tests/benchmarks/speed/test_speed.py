@@ -159,11 +159,15 @@ def test_wrong_counts_are_refused(run: Run, tiny: Path, text: str) -> None:
     assert done.exit_code == 2 and "--together" in done.stderr
 
 
-def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
+def test_inspect_and_decompress_start_without_torch(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     native = pytest.importorskip("pltz.plt_codec.engines.native.coder")
     if not native.available():
         pytest.skip("the compiled engine was not built (no C compiler at install)")
-    found = speed.start_times(tiny / "bundles/mini")
+    (tmp_path / "tiny").symlink_to(tiny / "bundles/mini")
+    monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path))
+    found = speed.start_times(tmp_path / "tiny")
     assert not found["inspect_loads_torch"] and not found["decompress_loads_torch"]
     assert found["inspect_s"] > 0 and found["decompress_s"] > 0
 

@@ -43,7 +43,7 @@ def round_trip(coder: TokenCoder, rows: list[Ints], lanes: int | None, steps: in
 
 
 @pytest.mark.parametrize(
-    "lanes, steps", [(None, None), (1, 64), (4, 16), (16, 4), (3, 7), (1, None), (None, 8)]
+    "lanes, steps", [(None, None), (1, 64), (4, 16), (16, 4), (3, 7)]
 )
 def test_round_trip_in_every_layout(coder: TokenCoder, lanes: int | None, steps: int | None) -> None:
     round_trip(coder, sequences(0, 1, 2, 40, 64, 65, 150), lanes, steps)

@@ -47,7 +47,7 @@ class Life:
         self.journal = Journal(self.disk, self.bench.locks, segment=self.journal.segment)
 
     def crash(self) -> None:
-        for state in self.disk.crashes("tmp"):
+        for state in self.disk.crashes("tmp", "parity"):
             self.cases += 1
             files = frozenset((p, d) for p, d in state.files().items() if not p.startswith("tmp/"))
             if (files, len(self.durable)) not in self._known:
@@ -121,7 +121,7 @@ def test_every_crash_with_an_entry_that_is_refused(bench: Bench) -> None:
     strange = entry("x", 5, tokenizer=b"unknown tokenize")
     life.journal.append([entry("a", 10).encode(), strange.encode(), entry("b", 10, 1).encode()])
     states: list[DiskState] = []
-    life.disk.watch = lambda: states.extend(life.disk.crashes("tmp"))
+    life.disk.watch = lambda: states.extend(life.disk.crashes("tmp", "parity"))
     done = bench.worker().once()
     life.journal.close()
     bench.worker().once()

@@ -137,7 +137,7 @@ def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -
         left.extend(
             (mine, theirs)
             for mine in two.disk.crashes()
-            for theirs in two.bench.disk.crashes("tmp")
+            for theirs in two.bench.disk.crashes("tmp", "parity")
             if len(left) < 3000
         )
 
