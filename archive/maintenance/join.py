@@ -20,7 +20,7 @@ looked at. A put that forks from inside such a run is read through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.ids import LEAF, TENANT, Tokens
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
@@ -291,7 +292,7 @@ class TurnJoiner:
         for turn in range(ATTEMPTS if runs else 0):
             listing.follow()  # keys stay as of the last look, since `check` has to find that they changed
             standing = listing.packs.keys() - listing.condemned  # where one of them is freed, so may be a version
-            runs = [run for run in runs if listing.stable(partial(self._stands, run))]
+            runs = [run for run in runs if listing.stable(partial(self._stands, run, standing))]
             if not runs:
                 return []
             try:
@@ -305,8 +306,14 @@ class TurnJoiner:
             listing.stable(partial(self._read_back, run))
         return runs
 
-    def _stands(self, run: _Run) -> bool:
-        """Return whether all versions of a run are there and not forgotten."""
+    def _stands(self, run: _Run, standing: Collection[bytes]) -> bool:
+        """Return whether all versions of a run are there and not forgotten, and the segment above has its own record.
+
+        A collector may have joined that one with others meanwhile. ``standing``: packs that are not condemned.
+        """
+        above = run.row[1].parent
+        if above != NONE and not any(at.pack in standing for at in self._catalog.lookup.places(SEGMENTS, above)):
+            return False
         there = {version.id for version in self._versions(run) if not version.forgotten}
         return all(version.id in there for version, _ in run.towers)
 
