@@ -304,6 +304,9 @@ class Repairer:
 
     def _settings(self) -> Settings:
         why: PltzError = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
+        register = ManifestRegister(self.store)
+        manifest = register.find() or register.older
+        packs = object_names.packs_listed(self.store.list(object_names.PACKS))
 
         def own(data: bytes) -> Settings:
             nonlocal why
@@ -313,6 +316,8 @@ class Repairer:
             except ArchiveError as exc:
                 why = exc
                 raise CorruptError(str(exc)) from exc
+            if manifest and not packs and manifest.archive != settings.archive:  # no pack says which is right
+                raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
             return settings
 
         try:
@@ -323,8 +328,7 @@ class Repairer:
             raise
         except CorruptError as exc:  # both are missing
             why = exc
-        register = ManifestRegister(self.store)
-        if (manifest := register.find() or register.older) is None:
+        if manifest is None:
             raise why
         self._want_own(manifest.archive)
         for name in (SETTINGS, SETTINGS_COPY):

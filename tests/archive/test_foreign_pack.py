@@ -101,3 +101,12 @@ def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong
     with pytest.raises(ArchiveError, match="bring the right archive"):
         Repairer(DirectoryStore(disk)).run()
     assert disk.seen.files() == before
+
+
+def test_where_there_are_no_packs_the_manifest_tells_whose_archive_json_it_is(
+    disk: SimDisk, archive: TowerArchive, other: SimDisk
+) -> None:
+    ours = disk.seen.files()[SETTINGS]
+    disk.unlink(SETTINGS)
+    disk.write_new(SETTINGS, other.seen.files()[SETTINGS])
+    assert Repairer(DirectoryStore(disk)).run().whole and disk.seen.files()[SETTINGS] == ours
