@@ -597,7 +597,11 @@ class GuardedMachine(AlikeMachine):
         """Bring the damaged files back as they were, and repair where that is a manifest in place of a newer one."""
         made = {path for path in self.disk.seen.names if path.startswith("manifest/0")} - self.hurt.keys()
         older = any(path.startswith("manifest/") and path > max(made, default=path) for path in self.hurt)
+        files = self.disk.seen.files()
         for path, data in self.hurt.items():
+            here, there = files.get(path), files.get(other_copy(path))
+            if path.startswith("keys/") and here is not None and here == there and other_copy(path) in self.hurt:
+                continue  # made anew, since nothing acknowledged was under those that were lost
             pack = path.removeprefix("parity/")
             if len(pack) != 32 or f"packs/{pack}" in {*self.disk.seen.names, *self.hurt}:  # no parity of a deleted pack
                 self.overwrite(path, data)
