@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pltz.datasets import sample_sessions
@@ -46,7 +47,7 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 # A shared machine stalls for longer than a deadline. The tests walk the same ways each time, so that a red run is of
 # the change that it runs on, and fewer: `pytest --hypothesis-profile=explore` walks new ones, as many as tests name.
 # Hypothesis would draw constants of the modules that are loaded, so walks would differ by the tests that ran before.
-providers._get_local_constants = lambda: providers.Constants()
+providers._get_local_constants = Constants
 settings.register_profile(EXPLORE, deadline=None, print_blob=True)
 settings.register_profile("pltz", deadline=None, derandomize=True, max_examples=100 // SHARE)
 settings.load_profile("pltz")

@@ -222,7 +222,8 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
         wrong += [f"version {k.version or k.digest} was acknowledged, and is not there" for k in missing]
     if order != sorted(order):
         wrong.append("versions are in another order than they were put in")
-    session.cut |= session.pending
+    # repair names packs of collectors that were killed, which have what was forgotten and freed since
+    session.cut |= session.pending | {k.digest for k in left if k.forgotten is not False}
     session.known, session.pending, session.settled = settled, set(), True
     return wrong, broken
 
