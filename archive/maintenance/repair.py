@@ -305,8 +305,6 @@ class Repairer:
     def _settings(self) -> Settings:
         why: PltzError = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
         register = ManifestRegister(self.store)
-        manifest = register.find() or register.older
-        packs = object_names.packs_listed(self.store.list(object_names.PACKS))
 
         def own(data: bytes) -> Settings:
             nonlocal why
@@ -316,8 +314,10 @@ class Repairer:
             except ArchiveError as exc:
                 why = exc
                 raise CorruptError(str(exc)) from exc
-            if manifest and not packs and manifest.archive != settings.archive:  # no pack says which is right
-                raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
+            if not object_names.packs_listed(self.store.list(object_names.PACKS)):  # none says which is right
+                found = register.find() or register.older
+                if found and found.archive != settings.archive:
+                    raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
             return settings
 
         try:
@@ -328,7 +328,7 @@ class Repairer:
             raise
         except CorruptError as exc:  # both are missing
             why = exc
-        if manifest is None:
+        if (manifest := register.find() or register.older) is None:
             raise why
         self._want_own(manifest.archive)
         for name in (SETTINGS, SETTINGS_COPY):
