@@ -433,7 +433,7 @@ class Listing:
         ``delete``: no manifest ever named them, so that their files can go.
         """
         pending, self._pending = self._pending, {}
-        for pack in pending if delete else ():
+        for pack in pending if delete and self.manifest else ():  # else an earlier swap may have named them
             if not self._is_named(pack):
                 with suppress(StoreError, WriterFailed):
                     self.store.delete(object_names.pack(pack))

@@ -37,7 +37,7 @@ MAGIC, END = b"PLTp", b"pTLP"
 VERSION = 8
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
-)  # magic, version, flags, reserved, epoch, moment, salt, archive, table size, crc32
+)  # magic, version, flags, reserved twice, moment, salt, archive, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
 COUNTS = struct.Struct("<IQ")  # the part of the footer that the digest covers
 PERSON = b"pltz pack"
@@ -59,7 +59,6 @@ AT_HAND = 4 << 20  # bytes of a pack in memory while it is read from end to end
 class PackHead:
     """Header and table of a pack."""
 
-    epoch: int
     moment: int  # ticks since 1970
     salt: bytes
     archive: bytes  # id of the archive that the pack was written for
@@ -106,15 +105,15 @@ class Damage:
 class Builder:
     """Collects records and lays them out as one pack.
 
-    >>> b = Builder(epoch=0, moment=7 << 20, salt=bytes(16))
+    >>> b = Builder(moment=7 << 20, salt=bytes(16))
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
     >>> data = b.add(Record(n, name="empty", moment=7 << 20, time=7)).finish()
     >>> len(data)
     362
     """
 
-    def __init__(self, epoch: int, moment: int, salt: bytes, archive: bytes = NONE):
-        self.epoch, self.moment, self.salt, self.archive = epoch, moment, salt, archive
+    def __init__(self, moment: int, salt: bytes, archive: bytes = NONE):
+        self.moment, self.salt, self.archive = moment, salt, archive
         self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # records added so far, in order
@@ -170,7 +169,7 @@ class Builder:
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         table = self._table(often)
         header = HEADER.pack(
-            MAGIC, VERSION, 0, 0, self.epoch, self.moment, self.salt, self.archive, len(table), 0
+            MAGIC, VERSION, 0, 0, 0, self.moment, self.salt, self.archive, len(table), 0
         )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         fields = PackFields(self.salt, self.moment, len(self._contexts))
@@ -464,7 +463,7 @@ class Pack:
         header, table = front[: HEADER.size], front[HEADER.size :]
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
-        magic, version, flags, reserved, epoch, moment, salt, archive, table_size, check = HEADER.unpack(header)
+        magic, version, flags, reserved, more, moment, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
         if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it is stored twice
@@ -475,13 +474,13 @@ class Pack:
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
         read_table = VERSIONS.of(version)
-        if flags or reserved:
-            raise VersionError(f"the pack has flags {flags}: use a newer pltz")
+        if flags or reserved or more:
+            raise VersionError(f"the pack has flags {flags}, or fields of a newer version: use a newer pltz")
         if moment >= MAX_MOMENT:
             raise CorruptError(f"the pack is of tick {moment}: damaged")
         contexts, parents = read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
-        head = PackHead(epoch, moment, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
+        head = PackHead(moment, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
         return head, table + header
 
 

@@ -404,7 +404,7 @@ def _packed(rows: list[Row]) -> int:
     while rows:
         contexts, records = zip(*rows, strict=True)
         moment = min((record.moment for record in records if record.name is not None), default=0)
-        builder = Builder(0, moment, bytes(16))
+        builder = Builder(moment, bytes(16))
         rows = rows[builder.fill(contexts, records) :]
         size += builder.lay_out().tell()
     return size

@@ -47,6 +47,7 @@ BAD_BYTES = (
     errno.EUCLEAN,
 )  # errors of a disk or file system for unreadable bytes
 TURNS = 100  # at a register that others replace meanwhile
+LOOKS = 4  # for a content before there is none
 LEAST_FREE = 64 << 20  # bytes of a disk that puts leave to forget, erase and collect
 
 
@@ -388,12 +389,15 @@ class DirectoryStore:
         following = _numbered(register, int(known.tag, 16) + 1) if known else ""
         if known and not self._is_named(following) and self._is_there(register, known):
             return known
+        looks = LOOKS
         for _ in range(TURNS):
             numbers = self._numbers(register)
             if not numbers and known and SETTINGS not in self._names(""):
                 raise StoreError(f"{register}/ and {SETTINGS} are gone: is the disk there?")
-            if not numbers:
-                return None
+            if not numbers:  # or it was replaced meanwhile: too late for the new name, and the old one is gone
+                if not (looks := looks - 1):
+                    return None
+                continue
             try:
                 return Content(bytes(self.view(_numbered(register, numbers[-1]))), f"{numbers[-1]:016x}")
             except FileNotFoundError:  # replaced meanwhile

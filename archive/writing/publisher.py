@@ -78,7 +78,7 @@ class Publisher:
             moments = [r.moment for r in records if r.name is not None]
             moment = min(moments) if moments else self.catalog.store.ticks()
             salt, archive = self.catalog.store.random(16), listing.archive
-            builder = Builder(0, moment, salt, archive)
+            builder = Builder(moment, salt, archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             # it is hashed while it is read back, record by record

@@ -39,7 +39,7 @@ class KnownSession:
 
     ``known``: versions, oldest first.
     ``pending``: digests that were requested and not acknowledged.
-    ``cut``: digests that were pending at a check: a repair may name them later.
+    ``cut``: digests that were pending at a check, or were freed: a repair may name a pack that has them.
     ``asked``: digests in the order in which the nightly job was given them.
     ``marks``: numbers in its texts and tags.
     ``parts``, ``style``: the base of a longer version.
@@ -199,12 +199,13 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
     settled: list[KnownVersion] = []
     order: list[int] = []
     left = list(session.known)
+    again = {k.digest for k in session.known} - {""}  # what was put again after a kill may be there twice
     for version, forgotten, digest, error in rows:
         known = next((k for k in left if k.version == version), None) or next(
             (k for k in left if not k.version and k.digest == digest), None
         )
         doubted = session.pending | session.cut
-        if known is None and digest not in doubted and not (error and doubted):
+        if known is None and digest not in doubted | again and not (error and doubted):
             wrong.append(f"version {version} is there, and nobody asked for it ({digest or error})")
             continue
         if known is None and error:
@@ -222,7 +223,7 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
         wrong += [f"version {k.version or k.digest} was acknowledged, and is not there" for k in missing]
     if order != sorted(order):
         wrong.append("versions are in another order than they were put in")
-    # repair names packs of collectors that were killed, which have what was forgotten and freed since
+    # repair names packs of killed puts and collectors: they have what was put again, or forgotten and freed, since
     session.cut |= session.pending | {k.digest for k in left if k.forgotten is not False}
     session.known, session.pending, session.settled = settled, set(), True
     return wrong, broken

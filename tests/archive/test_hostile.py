@@ -60,7 +60,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     answers = set()
     for salt in range(256):
         copy = disk.clone()
-        builder = Builder(0, 0, bytes([salt]) * 16, archive.settings.archive)
+        builder = Builder(0, bytes([salt]) * 16, archive.settings.archive)
         number = builder.context(item.context)
         name = smuggle(copy, builder.add(Record(number, other, leaf, 50, item.record.bitstring + b"?")))
         fresh = TowerArchive.open(DirectoryStore(copy), [one])
@@ -128,7 +128,7 @@ def test_a_pack_from_the_end_of_time(
 ) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = peek(archive, "a")[-1]
-    builder = Builder(0, 5, bytes(16), archive.settings.archive)
+    builder = Builder(5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
     assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
@@ -145,7 +145,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
     salt, many = b"s" * 16, 30_000
     sizes = range(6 * many + 20_000, 20_000, -6)  # three bytes each
     claims = b"".join(salt[:2] + write_varint(size) + b"\0" for size in sizes) + bytes(20_020)
-    builder = Builder(0, 0, salt)
+    builder = Builder(0, salt)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
     data = bytearray(builder.add(Record(number, NONE, SOME, 9, claims)).finish())
     data[Pack.of(bytes(data)).begin + 6] ^= 1
@@ -162,7 +162,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
 
 def small_records(count: int, archive: bytes = NONE) -> bytes:
     """Return a pack of the shortest possible segments, each below the one before."""
-    builder = Builder(0, 0, b"s" * 16, archive)
+    builder = Builder(0, b"s" * 16, archive)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
     parent = NONE
     for n in range(1, count + 1):
@@ -236,7 +236,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
     """Claim 200 MB without data: no memory is allocated for an unproved claim."""
     salt = b"s" * 16
     claim = salt[:2] + write_varint(40) + write_varint(200 << 20) + bytes(40)
-    builder = Builder(0, 0, salt)
+    builder = Builder(0, salt)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
     builder.add(Record(number, NONE, SOME, 9, claim * 500))
     data = builder.finish()

@@ -20,7 +20,7 @@ Ids = Callable[[list[int], bytes], list[int]]  # the bridge: bundle tokens and a
 
 
 class Coding(NamedTuple):
-    """What many frames share. ``kind``: 0 to 5, or -1 where a newer version wrote it."""
+    """Hold what many frames share. ``kind``: 0 to 5, or -1 where a newer version wrote it."""
 
     kind: int
     log: bool = False

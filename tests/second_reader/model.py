@@ -42,7 +42,7 @@ def tensors_of(data: bytes) -> dict[str, Array]:
 
 
 class Spelling(Protocol):
-    """What the bytes and names of tokens are asked of: a `Bundle`."""
+    """Tell the bytes and names of tokens, as a `Bundle` does."""
 
     special: dict[int, str]
 

@@ -149,7 +149,7 @@ def scaled(units: int, digits: int, to: int) -> int:
 
 
 class Numbering(NamedTuple):
-    """How lines are numbered, and the number of the last."""
+    """Tell how lines are numbered, and the number of the last."""
 
     path: str
     signed: bool

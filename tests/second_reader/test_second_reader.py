@@ -209,7 +209,7 @@ LINES = (
 
 @pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
 def test_pieces_of_log_frames(by_model: bool) -> None:
-    """What is above a log is split by the product: that is the part which no text describes."""
+    """Split what is above a log by the product: no text describes that part."""
     make = log_maker()
     product, second = ProductBundle.load("nano"), bundle("nano")
     coder, model = LogCoder(product, product.coder()), Model(second.shape, second.tensors)

@@ -99,7 +99,7 @@ def test_a_put_beside_a_pack_that_is_away_is_newer_than_it(
 
 
 def test_a_clock_that_went_back_makes_no_version_older_than_a_hidden_one(codec: SegmentCodec, tmp_path: Path) -> None:
-    """What a machine put it knows, also where the put is hidden, and in other processes."""
+    """A machine knows what it put, also where the put is hidden, and in other processes."""
     disk = SimDisk()
 
     def here() -> TowerArchive:

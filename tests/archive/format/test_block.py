@@ -279,7 +279,7 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
 
 
 def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
-    builder = Builder(0, MOMENT, SALT)
+    builder = Builder(MOMENT, SALT)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(3000):

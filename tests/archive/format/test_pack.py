@@ -12,14 +12,14 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
-from pltz.plt_codec.errors import CorruptError, FormatError
+from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.examples import examples
 
 
 def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> bytes:
     """Return a pack of a tower of segments, each with a session, and a mark where it is to be ``marked``."""
-    builder = Builder(0, 100 << 20, salt)
+    builder = Builder(100 << 20, salt)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(sessions):
@@ -74,7 +74,7 @@ def test_a_damaged_head_costs_the_records_of_its_block() -> None:
 
 
 def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
-    builder = Builder(0, 100 << 20, b"s" * 16)
+    builder = Builder(100 << 20, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(20)]
     for n, name in enumerate(ids):
@@ -134,10 +134,21 @@ def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
     assert Pack(read, len(data), both=False).damaged_copies == ["header"] and max(asked) > 0
 
 
+@pytest.mark.parametrize("at", [5, 6, 8, 15])
+def test_reserved_bytes_of_the_header_are_refused_by_name(at: int) -> None:
+    data = bytearray(pack_of(2))
+    size = Pack.of(bytes(data)).begin
+    data[at] = 1
+    data[60:64] = zlib.crc32(data[64:size], zlib.crc32(data[:60])).to_bytes(4, "little")
+    data[-FOOTER.size - HEADER.size : -FOOTER.size] = data[: HEADER.size]
+    with pytest.raises(VersionError, match="newer pltz"):
+        Pack.of(bytes(data))
+
+
 def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     inner = pack_of(1, b"x" * 16)
     begin, end = Pack.of(inner).begin, Pack.of(inner).end
-    builder = Builder(0, 100 << 20, b"s" * 16)
+    builder = Builder(100 << 20, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     builder.add(Record(context, NONE, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 100 << 20, 100))
     data = bytearray(builder.finish())

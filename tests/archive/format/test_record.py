@@ -26,7 +26,6 @@ identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)
     moment=st.integers(7, 7 + 2**52 - 1),
     time=st.integers(0, 2**40 - 1),
     tags=st.dictionaries(names, names, max_size=3),
-    epoch=st.integers(0, 2**64 - 1),
 )
 def test_records_come_back(
     parent: bytes,
@@ -37,9 +36,8 @@ def test_records_come_back(
     moment: int,
     time: int,
     tags: dict[str, str],
-    epoch: int,
 ) -> None:
-    builder = Builder(epoch, 7, b"salt" * 4)
+    builder = Builder(7, b"salt" * 4)
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     if session is not None:
@@ -47,7 +45,7 @@ def test_records_come_back(
     mark = Record(context, mark=Mark(name, number, 1))
     pack = Pack.of(builder.add(r).add(mark).finish())
     assert [item[1] for item in pack.scan() if not isinstance(item, Damage)] == [r, mark]
-    assert pack.head.epoch == epoch and record.unpack_tags(r.tags) == (
+    assert record.unpack_tags(r.tags) == (
         tags if session is not None else {}
     )
 

@@ -261,6 +261,17 @@ def test_who_is_refused_waits_before_it_reads(store: Store, monkeypatch: pytest.
     assert waited == [0.25] and late and late.data == b"third"
 
 
+def test_a_listing_beside_a_swap_loses_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be too late for the old name, and too early for the new one."""
+    disk = SimDisk()
+    store = DirectoryStore(disk)
+    store.make()
+    content = store.swap("manifest", b"0", None)
+    listed, short = disk.names, [True, True]
+    monkeypatch.setattr(disk, "names", lambda path: [] if path and short and short.pop() else listed(path))
+    assert content and DirectoryStore(disk).load("manifest") == content
+
+
 def test_a_register_of_which_the_content_is_lost_begins_again(store: Store) -> None:
     store.put("archive.json", b"{}")
     old = store.swap("manifest", b"old", None)

@@ -148,7 +148,7 @@ def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
-    b = Builder(epoch=0, moment=0, salt=bytes(16))
+    b = Builder(moment=0, salt=bytes(16))
     n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=6))
     with pytest.raises(VersionError, match="mode 6"):
         Pack.of(b.add(Record(n, name="x", time=7)).finish())

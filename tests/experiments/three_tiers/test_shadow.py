@@ -61,7 +61,7 @@ class Memory:
         return found is not None and torch.equal(found, expected)
 
     def reopened(self, *, write: bool = True, **options: Any) -> Memory:
-        """What another process finds in the shadow, after a pass of this one unless it is left out."""
+        """Return what another process finds in the shadow, after a pass of this one unless it is left out."""
         if write:
             self.shadow.write()
         self.shadow.close()

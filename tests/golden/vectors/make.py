@@ -292,7 +292,7 @@ def text_of(found: Any) -> str:
 
 
 def main() -> None:
-    """See the head of this file."""
+    """Make the vectors, and write them beside this file."""
     files = {f"{name}.json": text_of(make()).encode() for name, make in VECTORS.items()}
     files |= {f"model-{contract}.safetensors": tensors(contract) for contract in (1, 2)}
     for name, data in files.items():
