@@ -104,19 +104,6 @@ def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Sess
     assert coder.rests == 0 and [twin.rests for twin in coder.twins] == [3] * 4  # once per call
 
 
-def test_batches_are_proved_together(
-    bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: dict[int, list[int]] = {}
-    for together in (1, 9000, 1 << 24):
-        monkeypatch.setattr("pltz.coding.prove.TOGETHER", together)
-        coder = DeviceCoder()
-        Codec(bundle, coder).compress(sessions, independent=True)
-        decoded[together] = [n for twin in coder.twins for n in twin.decoded]
-    each, some, most = decoded.values()
-    assert len(each) > len(most) <= len(some) and sum(each) == sum(some) == sum(most)
-
-
 def test_long_sessions_are_proved_by_threads_of_their_own(
     bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,8 +149,10 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) 
 
 
 def test_an_aborted_turn_changes_nothing(shared: Client) -> None:
-    before = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, session="aborted")["session"]
-    stream = shared.stream(COMPLETE, prompt=" and then", max_tokens=4000, session="aborted", temperature=2, seed=1)
+    asked = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+    before = shared.post(COMPLETE, session="aborted", **asked)["session"]
+    asked = {"prompt": " and then", "max_tokens": 4000, "temperature": 2, "seed": 12}  # ends by itself after 2,757
+    stream = shared.stream(COMPLETE, session="aborted", **asked)
     next(stream)
     assert shared.ask("POST", COMPLETE, {"prompt": "x", "session": "aborted"})[0] == 409
     stream.close()  # type: ignore[attr-defined]
