@@ -1,4 +1,4 @@
-"""Freshness: a short token, kept outside the archive, that exposes a roll-back. Spec: FORMAT.md, "Freshness".
+"""Freshness: a short token, kept outside the archive, that exposes a roll-back. Spec: FORMAT.md, "Manifest".
 
     put, verify --> "3f2a9c01d0e4b7a2-1048576000000033" --> verify --expect
 

@@ -1,4 +1,4 @@
-"""IndexKeeper: writes index files, so that opening an archive scans few packs. Spec: FORMAT.md, "Index files".
+"""IndexKeeper: writes index files, so that opening an archive scans few packs. Spec: WRITING.md, "Put".
 
     keeper = IndexKeeper(catalog)
     keeper.write_if_due()               # after each commit: when enough packs lack an index

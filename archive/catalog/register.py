@@ -3,7 +3,7 @@
     register.load()                    the manifest; ManifestLost, RolledBack where it cannot be used
     register.swap(lambda base: ...)    the manifest that was put in place of the present one, however many others swap
 
-Spec: FORMAT.md, "Manifest".
+Spec: WRITING.md, "The register".
 """
 
 from __future__ import annotations

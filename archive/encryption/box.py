@@ -1,6 +1,6 @@
 """Boxes: authenticated encryption of a record's fields, under keys that can be destroyed.
 
-Spec: FORMAT.md, "Encryption".
+Spec: FORMAT.md, "Boxes".
 
     first 64 bits of an id = unit --first 12 bits--> slot --its key--> AES-SIV --> box
 

@@ -1,6 +1,6 @@
 """Domain keys: the key of a domain's ids, and the keys of its 4,096 slots.
 
-Spec: FORMAT.md, "Encryption".
+Spec: FORMAT.md, "Keys".
 
     root --until the first erase--> keys of all slots --begin, finish--> other keys of a few slots
 

@@ -5,7 +5,7 @@
     newest key file of the domain --> lineages, generation          fault: no file, none sound, or roots it never had
 
 Absence is no proof that nothing was stored. So whoever makes the first keys of a domain, finds no session of it, or
-says that an archive is sound, looks here first. Spec: FORMAT.md, "Encryption".
+says that an archive is sound, looks here first. Spec: FORMAT.md, "Lost keys".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Key files: wrapped keys in small files that can really be destroyed. Needs no key.
 
-Spec: FORMAT.md, "Encryption".
+Spec: FORMAT.md, "Key files".
 
     keys/<domain id>-<generation>-<copy>          the archive key under the domain id of zeros
 

@@ -1,4 +1,4 @@
-"""The keyring: all keys of a sealed archive, in memory. Spec: FORMAT.md, "Encryption".
+"""The keyring: all keys of a sealed archive, in memory. Spec: FORMAT.md, "Keys".
 
     secret --opens--> archive key (keys/000...0) --wraps--> the keys of each domain (keys/<domain id>)
 

@@ -1,6 +1,6 @@
 """Keys: ids and fields of an archive with and without encryption, and the secret that opens a sealed one.
 
-Spec: FORMAT.md, "Encryption".
+Spec: FORMAT.md, "Keys".
 
     passphrase, key file or command --Secret--> wraps the archive key --> wraps each domain's keys (`domain_keys.py`)
 

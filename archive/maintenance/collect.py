@@ -1,6 +1,6 @@
 """Collect: garbage collection and merging of small packs, in two phases.
 
-Spec: FORMAT.md, "Collect" and "The fence".
+Spec: WRITING.md, "Collect".
 
 A forgotten version is live, with its tower, until its mark is older than the grace period. It does
 not matter when its pack was condemned.

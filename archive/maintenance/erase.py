@@ -1,6 +1,6 @@
 """Erase: destroy the keys of a session, a tenant or a base domain, and prove that nothing opens.
 
-The proof reads the raw files. Spec: FORMAT.md, "Erase".
+The proof reads the raw files. Spec: WRITING.md, "Keys and erasing".
 
     tenant    all its keys are destroyed
     session   1 publish a generation of keys which dooms the session's units and gives their slots other keys beside:
@@ -22,7 +22,7 @@ readable. A session that is not seen would lose the segments that it shares.
 
 Two generations are needed because writers run at the same time. A writer acknowledged before the first
 generation is seen in step 2. One that publishes after it finds the keys changed and is not acknowledged
-(`Fenced`). A crash leaves one of the states that FORMAT.md lists under "Unfinished erase". Every erase begins
+(`Fenced`). A crash leaves one of the states that WRITING.md lists under "Unfinished erase". Every erase begins
 by finishing the certain ones.
 
 It cannot reach copies of `keys/` made by others: backups, snapshots, a copy-on-write or log-structured file
@@ -397,7 +397,7 @@ class Eraser:
         raise NotFound(f"no {what} in this archive, or it was erased{also}")
 
     def _finish(self, dry_run: bool) -> _Finished:
-        """Finish the certain ones of the erases that were cut off: FORMAT.md, "Unfinished erase"."""
+        """Finish the certain ones of the erases that were cut off: WRITING.md, "Unfinished erase"."""
         self.catalog.refresh()
         folder = self.keys.folder
         if dry_run:
@@ -648,7 +648,7 @@ def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
 def unfinished(catalog: Catalog) -> Iterator[Problem]:
     """Yield each unfinished erase that files and keys show; without the key fewer are seen.
 
-    Spec: FORMAT.md, "Unfinished erase".
+    Spec: WRITING.md, "Unfinished erase".
     """
     keys, folder = catalog.keys, KeyFolder(catalog.store)
     for domain, files in sorted(folder.leftovers().items()):

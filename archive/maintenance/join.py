@@ -1,4 +1,4 @@
-"""TurnJoiner: join the last turns of sessions that grow, so that none is read turn by turn. Spec: FORMAT.md, "Runs".
+"""TurnJoiner: join the last turns of sessions that grow. Spec: WRITING.md, "Joining turns".
 
     prompt <- turn 1 <- [turns 2 to 20] <- turn 21 <- turn 22 <- turn 23      after a put of turn 24:
     prompt <- turn 1 <- [turns 2 to 20] <- [turns 21 to 24]                   or one run of 2 to 24, if it is short

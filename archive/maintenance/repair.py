@@ -1,6 +1,6 @@
 """Repair: restore files from parity and second copies, report the losses exactly, move damage aside.
 
-Spec: FORMAT.md, "Repair".
+Spec: WRITING.md, "Repair".
 
     archive.json, keys           from their second copies
     manifest                     names every sound pack; what is condemned, gone or lost is as it was, or as the one

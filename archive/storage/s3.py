@@ -1,4 +1,4 @@
-"""S3 store: an archive in a bucket, through `obstore`. Spec: FORMAT.md, "Layout".
+"""S3 store: an archive in a bucket, through `obstore`. Spec: WRITING.md, "The store".
 
     s3://bucket/some/prefix  ->  some/prefix/packs/<32 hex>, some/prefix/index/..., some/prefix/collect/...,
                                  some/prefix/archive.json

@@ -10,7 +10,7 @@ Also the latest moment at which it put a version, so that a clock that goes back
 
 They are kept per place: by all objects of a process together, and outside the archive, in the user's cache folder. A
 backup that is brought back does not bring them back.
-Spec: FORMAT.md, "Manifest".
+Spec: WRITING.md, "The register".
 """
 
 from __future__ import annotations

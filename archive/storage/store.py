@@ -9,7 +9,7 @@ A crash before the link leaves a file in ``tmp/``. A crash after it leaves the o
 cases.
 
 A register is the only thing that changes: its content is replaced by who knows its present one (`Store.swap`). A bucket
-compares the ETag. A directory numbers the contents, and gives each number to one writer: see FORMAT.md, "Manifest".
+compares the ETag. A directory numbers the contents, and gives each number to one writer (WRITING.md, "The register").
 
 So that a full disk can be emptied, puts leave room on it: see `Store.want_room`.
 """

@@ -67,7 +67,7 @@ class CommitReceipt(NamedTuple):
         coded: bitstrings of the segments that were coded for it.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
-    that others must not guess out of shared bases (FORMAT.md, "Threat model").
+    that others must not guess out of shared bases (WRITING.md, "Threat model").
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""Publish rows as packs, each proved before it is written. Spec: FORMAT.md, "Put".
+"""Publish rows as packs, each proved before it is written. Spec: WRITING.md, "Put".
 
     rows --lay out--> pack in memory --read back, decode, compare--> put --> manifest --> parity
 
@@ -142,7 +142,7 @@ class Publisher:
         return entries, Parity.of(_pack_name(data), data).encode()
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:
-        """Put parity after the manifest, so that no parity stands for a pack that was never named; see FORMAT.md.
+        """Put parity after the manifest, so that no parity stands for a pack that was never named; see WRITING.md.
 
         Its folder is not synced. If there is no room for it the pack is acknowledged all the same, and `repair` tries
         again. `collect` deletes the parity of a slow writer.

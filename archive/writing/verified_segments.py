@@ -2,7 +2,7 @@
 
 A bitstring that holds a digest of its tokens is not decoded (`vouches`): the digest and the segment's id are compared.
 Any other record a process decodes and compares once, whether a put relies on it or a reader asks for it
-(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities"), and
+(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (WRITING.md, "Put"), and
 asks the file system whether the pack was written, cut off, replaced or removed since: then it decodes again.
 """
 

@@ -1,4 +1,4 @@
-"""Put: sessions to packs, with group commit. Spec: FORMAT.md, "Put".
+"""Put: sessions to packs, with group commit. Spec: WRITING.md, "Put".
 
     NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --manifest--> receipt
 
@@ -6,7 +6,7 @@ One call is one commit, in several packs where it is large. A stored segment is 
 record was decoded and compared, and only where its pack is not condemned. The manifest that names the new packs takes
 the place of one in which none of the packs relied on is condemned: else the put looks again and decides again.
 
-A crash leaves all sessions of a pack or none of them; see the table in FORMAT.md.
+A crash leaves all sessions of a pack or none of them; see the table in WRITING.md.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ def _init(world: Any) -> None:
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
-    """Forget versions that are neither acknowledged nor whole, as FORMAT.md says."""
+    """Forget versions that are neither acknowledged nor whole."""
     archive = world.open_plain(place)
     for (tenant, name), version in halves:
         archive.marker.forget([v for v in archive.directory.sight(name, tenant).versions if v.id.hex() == version])
