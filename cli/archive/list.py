@@ -128,7 +128,10 @@ def _cells(record: dict[str, Any]) -> list[str]:
 @shared.TOKENIZERS
 @shared.JSON_LINES
 def stat(content: bool, verbose: bool, tokenizers: tuple[str, ...], as_json: bool) -> None:
-    """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
+    """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved.
+
+    Where packs are damaged, missing or lost, not all may be counted, and the exit code is 7.
+    """
     from pltz.archive.catalog.stat import disk_bytes
 
     cold = open_archive(tokenizers=tokenizers)
@@ -144,7 +147,7 @@ def stat(content: bool, verbose: bool, tokenizers: tuple[str, ...], as_json: boo
         if verbose:
             rows += [(k.replace("_", " "), size(v) if k.endswith("bytes") else str(v)) for k, v in parts.items()]
         click.echo(pairs(rows, indent=""))
-    _warn(cold)
+    click.get_current_context().exit(_warn(cold))
 
 
 def _totals(cold: "Archive") -> dict[str, Any]:
