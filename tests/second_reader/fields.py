@@ -48,6 +48,16 @@ class Fields:
         """Return an integer of so many bytes."""
         return int.from_bytes(self.take(size), "little")
 
+    def numbers(self, size: int, count: int) -> list[int]:
+        """Return integers of so many bytes each."""
+        return [self.number(size) for _ in range(count)]
+
+    def zeros(self, size: int) -> bytes:
+        """Return reserved bytes, which are zero."""
+        if any(found := self.take(size)):
+            raise Newer("reserved bytes that are not zero")
+        return found
+
     def varint(self) -> int:
         """Return a LEB128 integer."""
         value = shift = 0

@@ -1,0 +1,370 @@
+"""Archives: packs, runs, versions and towers, as archive/format/FORMAT.md describes them.
+
+An archive is its files by name. All packs that the manifest names are read; indexes are read only for the packs that
+they name. What is damaged is told, and the rest is given.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from tests.second_reader import chat, log
+from tests.second_reader.container import CHAT, TEXT, Ids
+from tests.second_reader.fields import Block, Damaged, Fields, LowBits, Newer, block, fallback
+from tests.second_reader.model import Bundle, Model, digest, tokens_of, u32
+from tests.second_reader.sealed import Keyring, keyed, unseal
+from tests.second_reader.state import Files, manifest_of, restored, settings_of
+
+PACK_VERSION, COLUMNS, NONE = 8, tuple(range(13)), bytes(16)
+SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
+ABOVE, FAST, TURNS, RUN = 1, 2, 4, 8  # bits of a mode
+MOST_ABOVE = 1 << 22
+BYTES = digest("pltz tokenizer", b"bytes")
+ZSTD_IDS = digest("pltz bundle", b"zstd ids 1")
+
+
+class Context(NamedTuple):
+    """What many records share."""
+
+    domain_kind: int
+    domain: bytes
+    tokenizer: bytes
+    bundle: bytes
+    contract: int
+    target: bytes
+    kind: int  # of a session
+    mode: int
+    cipher: int
+    root: bytes
+    name: bytes  # of the domain; empty where it is sealed
+
+
+class Record(NamedTuple):
+    """A record of a pack. Ids have 16 bytes; NONE: there is none."""
+
+    context: Context
+    kind: int
+    segment: bytes
+    parent: bytes
+    tokens: int
+    data: bytes
+    key: bytes  # of its session
+    name: bytes
+    tags: dict[str, str]
+    moment: int
+    time: int
+    mark: tuple[bytes, int, int]  # version id, counter, verb
+
+
+class Version(NamedTuple):
+    """A version of a session. ``lacks``: the last segments of its record's run that it has not."""
+
+    record: Record
+    id: bytes
+    moment: int
+    time: int
+    leaf: bytes  # its first 4 bytes
+    lacks: int
+
+
+class Run(NamedTuple):
+    """What a run has in front of its bitstring."""
+
+    lengths: list[int]
+    versions: list[tuple[int, int, int, bytes]]  # segments that it lacks, moment, time, leaf
+    size: int  # bytes of all this
+
+
+# ---- packs
+
+
+def context_of(fields: Fields) -> Context:
+    """Return the next context of a table."""
+    domain = fields.number(1), fields.take(16), fields.take(16), fields.take(16), fields.number(2), fields.take(16)
+    found = *domain, fields.number(1), fields.number(1), fields.number(1), fields.take(8)
+    fields.zeros(5)
+    context = Context(*found, fields.take(fields.varint()))
+    if context.cipher > 1 or context.mode > 15 or context.mode & 6 == 6 or context.domain_kind > 1:
+        raise Newer("a context of a newer version")
+    if not context.cipher and digest("pltz domain", bytes([context.domain_kind]), context.name) != context.domain:
+        raise Damaged("a domain that differs from its name")
+    return context
+
+
+def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -> Iterator[Record]:
+    """Yield the records of a pack. ``name``: its digest."""
+    count, size, own, check, end = struct.unpack("<IQ16sI4s", data[-36:].rjust(36, b"\0"))
+    if (own, end) != (name, b"pTLP") or crc32(data[-36:-8]) != check or digest("pltz pack", data[:-24]) != name:
+        raise Damaged("a pack that differs from its name")
+    fields = Fields(data)
+    magic, version, _, begin = fields.take(4), fields.number(1), fields.zeros(11), fields.number(8)
+    salt, of, table, check = fields.take(16), fields.take(16), fields.number(4), fields.number(4)
+    if magic != b"PLTp" or version != PACK_VERSION:
+        raise Newer(f"a pack of version {version}")
+    at, stop = 64 + table, 64 + table + size
+    if of != archive or crc32(data[:60] + data[64:at]) != check:
+        raise Damaged("a header that differs from its check, or of another archive")
+    if data[stop:-36] != data[64:at] + data[:64]:
+        raise Damaged("the second table or header differs")
+    contexts = [context_of(fields) for _ in range(fields.varint())]
+    parents = [fields.take(10) for _ in range(fields.varint())]
+    if fields.at != at:
+        raise Damaged("a table of another size")
+    while at < stop:
+        found = block(data[:stop], at, salt, COLUMNS)
+        count, at = count - found.records, found.end
+        yield from _records(data, found, contexts, parents, begin, keys)
+    if count:
+        raise Damaged("a pack of more or fewer records")
+
+
+def _records(
+    data: bytes, found: Block, contexts: list[Context], table: list[bytes], begin: int, keys: Keyring | None
+) -> Iterator[Record]:
+    columns, parts, n = found.columns, found.parts, range(found.records)
+    kinds = columns[0]
+    if not set(kinds) <= {SEGMENT, SESSION, BOTH, MARK}:
+        raise Newer("a record of a newer kind")
+    segments = [parts.take(10) if kind in (SEGMENT, BOTH) else b"" for kind in kinds]
+    marks = [parts.take(16) if kind == MARK else NONE for kind in kinds]
+    parents = []
+    for row, (how, number) in enumerate(zip(columns[2], columns[3], strict=True)):
+        inline = parts.take(10) if how == 3 else b""
+        parents.append(inline if how in (0, 3) else table[number] if how == 1 else segments[row - number])
+    names = [parts.take(size) for size in columns[6]]
+    tags = [parts.take(size) for size in columns[9]]
+    parts.end()
+    for row in n:
+        (_, number, _, _, tokens, _, _, seconds, apart, _, verb, ticks, later) = (columns[c][row] for c in COLUMNS)
+        moment = begin + (seconds << 20 | ticks)
+        time = (moment >> 20) + (apart | later >> 1 << 32) * (1 if later & 1 else -1)
+        context, name, (a, b) = contexts[number], names[row], found.spans[row]
+        record = Record(
+            context, kinds[row], segments[row].ljust(16, b"\0"), parents[row].ljust(16, b"\0"), tokens, data[a:b],
+            digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
+            json.loads(tags[row] or b"{}"), moment, time, (marks[row], tokens, verb),
+        )  # fmt: skip
+        if context.cipher and keys and kinds[row] != MARK:
+            record = opened(record, keys)
+        yield record
+
+
+def opened(record: Record, keys: Keyring) -> Record:
+    """Return a sealed record in the clear; one that was erased without its segment or session."""
+    c, own = record.context, keys.domain(record.context.domain)
+    about = c.domain + c.root + c.tokenizer
+    if record.kind in (SEGMENT, BOTH) and record.data:
+        head = run_of(record).size if c.mode & RUN else 0
+        key = own.key(c.root, record.segment)
+        what = about + c.bundle + struct.pack("<HBQ", c.contract, c.mode, record.tokens)
+        more = [what, record.segment, record.parent] + ([record.data[:head]] if head else [])
+        plain = unseal(key, record.data[head:], b"segment", *more) if key else b""
+        record = record._replace(data=record.data[:head] + plain, kind=record.kind if key else record.kind & SESSION)
+    if record.kind in (SESSION, BOTH):
+        unit, box = record.name[:8], record.name[8:]
+        what = about + c.target + struct.pack("<BQQ", c.kind, record.moment, record.time)
+        leaf = record.parent if record.segment == NONE else record.segment
+        if (key := own.key(c.root, unit)) is None:
+            return record._replace(kind=record.kind & SEGMENT, key=NONE)
+        fields = Fields(unseal(key, box, b"session", what, unit, leaf))
+        name, tags = fields.take(fields.varint()), json.loads(fields.rest() or b"{}")
+        record = record._replace(name=name, tags=tags, key=unit + bytes(8))
+        if keyed(own.id, "pltz session", c.domain, name, size=8) != unit:
+            raise Damaged("a session of another key")
+    return record
+
+
+def run_of(record: Record) -> Run:
+    """Return what a run has in front of its bitstring."""
+    fields = Fields(record.data)
+    lengths = _numbers(fields, fields.varint())
+    older = fields.varint()
+    lacking, moments, times = (list(map(_signed, _numbers(fields, older))) for _ in range(3))
+    if sum(lengths) != record.tokens:
+        raise Damaged("a run of other tokens")
+    versions, lacks, moment = [], 0, record.moment
+    for more, earlier, apart in zip(lacking, moments, times, strict=True):
+        lacks, moment = lacks + more, moment - earlier
+        versions.append((lacks, moment, (moment >> 20) - apart, fields.take(4)))
+        if not 0 <= lacks < len(lengths):
+            raise Damaged("a version outside its run")
+    return Run(lengths, versions, fields.at)
+
+
+def _numbers(fields: Fields, count: int) -> list[int]:
+    if not count:
+        return []
+    least, width = fields.varint(), fields.number(1)
+    bits = LowBits(Fields(fields.take(count * width + 7 >> 3)))
+    return [least + bits.take(width) for _ in range(count)]
+
+
+def _signed(number: int) -> int:
+    return -(number + 1) // 2 if number & 1 else number // 2
+
+
+# ---- archives
+
+
+class Archive:
+    """An archive. ``damage``: what could not be read, a line each.
+
+    Args:
+        files: by name.
+        bundles: those that records name.
+        secret: of a sealed archive.
+        bridges: by fingerprint of a tokenizer, from bundle tokens and a patch to its ids.
+    """
+
+    def __init__(
+        self, files: Files, bundles: Sequence[Bundle] = (), secret: bytes = b"", bridges: Mapping[bytes, Ids] = {}
+    ) -> None:
+        self.settings, self.manifest, self.damage = settings_of(files), manifest_of(files), list[str]()
+        if self.settings != self.manifest.settings:
+            raise Damaged("a manifest of another archive")
+        self.keys = Keyring(files, self.settings.archive, secret) if self.settings.sealed else None
+        self._bundles, self._bridges = {bundle.id: bundle for bundle in bundles}, bridges
+        dictionaries = [b"", *(bundle.dictionary for bundle in bundles)]
+        self._dictionaries = {digest("pltz bundle", b"zstd 1", one): one for one in dictionaries}
+        self._models, self._towers = dict[bytes, Model](), dict[bytes, list[tuple[bytes, list[int]]]]()
+        self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
+        self._marks = dict[bytes, tuple[int, bool]]()
+        self.damage += [f"pack {pack.hex()} is lost" for pack, known in self.manifest.lost.items() if not known]
+        for pack in self.manifest.named(files):
+            try:
+                for record in self._pack(files, pack):
+                    self._add(record)
+            except (Damaged, Newer) as error:
+                self.damage.append(f"pack {pack.hex()}: {error}")
+
+    def _pack(self, files: Files, pack: bytes) -> list[Record]:
+        """Return the records of a pack, which parity restores where it is damaged."""
+        data = files.get(f"packs/{pack.hex()}", b"")
+        if digest("pltz pack", data[:-24]) != pack:
+            data = restored(files.get(f"parity/{pack.hex()}", b""), pack, data)
+        return list(records_of(data, self.settings.archive, pack, self.keys))
+
+    def _add(self, record: Record) -> None:
+        if record.kind == MARK:
+            of, counter, verb = record.mark
+            self._marks[of] = max(self._marks.get(of, (-1, False)), (counter, verb == 0))
+        run = run_of(record) if record.context.mode & RUN and record.kind in (SEGMENT, BOTH) else None
+        if record.kind in (SEGMENT, BOTH):
+            self._segments.setdefault(record.segment, []).insert(0 if run else 1 << 30, record)
+        if record.kind in (SESSION, BOTH):
+            leaf = record.parent if record.segment == NONE else record.segment
+            rows = [(0, record.moment, record.time, leaf[:4]), *(run.versions if run else ())]
+            for lacks, moment, time, leaf in rows:
+                number = digest("pltz version", record.key, struct.pack("<Q4sQ", moment, leaf, time))
+                version = Version(record, number, moment, time, leaf, lacks)
+                known = self.versions.setdefault(record.key, {}).get(number)
+                if known is None or _counts(version) > _counts(known):
+                    self.versions[record.key][number] = version
+
+    def session_key(self, name: str, tenant: str = "default") -> bytes:
+        """Return the key of a session."""
+        if self.keys is None:
+            return digest("pltz session", digest("pltz domain", b"\0" + tenant.encode()), name.encode())
+        domain = self.keys.domain_id(0, tenant.encode())
+        return keyed(self.keys.domain(domain).id, "pltz session", domain, name.encode(), size=8) + bytes(8)
+
+    def history(self, name: str, tenant: str = "default") -> list[Version]:
+        """Return the versions of a session, the oldest first, forgotten ones too."""
+        found = self.versions.get(self.session_key(name, tenant), {}).values()
+        return sorted(found, key=lambda version: (version.moment, version.id))
+
+    def forgotten(self, version: Version) -> bool:
+        """Return whether a mark forgets a version."""
+        return not self._marks.get(version.id, (0, True))[1]
+
+    def tokens(self, version: Version) -> list[int]:
+        """Return the tokens of a version."""
+        record = version.record
+        tower = self._tower(record.parent if record.segment == NONE else record.segment)
+        tower = tower[: len(tower) - version.lacks]
+        if (tower[-1][0] if tower else NONE)[:4] != version.leaf:
+            raise Damaged("a version that ends in another segment")
+        return [token for _, tokens in tower for token in tokens]
+
+    def value(self, version: Version) -> Any:
+        """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
+        context, tokens = version.record.context, self.tokens(version)
+        kind, raw = context.kind, context.tokenizer == BYTES
+        if kind == TEXT:
+            return bytes(tokens) if raw else self._bundles[context.bundle].spell(tokens)
+        if kind == CHAT or kind > 2:
+            bundle = self._bundles.get(context.bundle)
+            return chat.value_of_tokens(tokens, bundle) if bundle and not raw else chat.value_of_bytes(bytes(tokens))
+        return list(struct.unpack(f"<{len(tokens) // 4}I", bytes(tokens))) if raw else tokens
+
+    def _tower(self, leaf: bytes) -> list[tuple[bytes, list[int]]]:
+        """Return the segments of a tower from the root on: ids and tokens."""
+        if leaf == NONE:
+            return []
+        if leaf not in self._towers:
+            failed = Damaged(f"segment {leaf[:10].hex()} is not there")
+            for record in self._segments.get(leaf, []):
+                try:
+                    self._towers[leaf] = self._read(record)
+                    break
+                except Damaged as error:
+                    failed = error
+            else:
+                raise failed
+        return self._towers[leaf]
+
+    def _read(self, record: Record) -> list[tuple[bytes, list[int]]]:
+        above, c = self._tower(record.parent), record.context
+        run = run_of(record) if c.mode & RUN else Run([record.tokens], [], 0)
+        tokens = self._decoded(record, record.data[run.size :], [token for _, part in above for token in part])
+        tower, parent = list(above), record.parent
+        for length in run.lengths:
+            part, tokens = tokens[:length], tokens[length:]
+            what = c.domain, c.tokenizer, parent, u32(part)
+            parent = keyed(self.keys.domain(c.domain).id, "pltz segment", *what) if self.keys else digest(
+                "pltz segment", *what, size=32
+            )
+            parent = parent[:10] + bytes(6)
+            tower.append((parent, part))
+        if parent != record.segment:
+            raise Damaged("a segment that differs from its id")
+        return tower
+
+    def _decoded(self, record: Record, data: bytes, above: list[int]) -> list[int]:
+        c, count = record.context, record.tokens
+        if not count:
+            return []
+        if c.bundle == ZSTD_IDS:
+            return list(struct.unpack(f"<{count}I", fallback(data, 4 * count)))
+        if c.tokenizer == BYTES and c.bundle in self._dictionaries:
+            return list(fallback(data, count, self._dictionaries[c.bundle]))
+        if c.bundle not in self._bundles:
+            raise LookupError(f"bundle {c.bundle.hex()}")
+        bundle, past = self._bundles[c.bundle], above if c.mode & ABOVE else []
+        model = self._models.setdefault(bundle.id, Model(bundle.shape, bundle.tensors))
+        if c.tokenizer == BYTES:
+            return list(log.content(data, count, bytes(past[-MOST_ABOVE:]), bundle, model))
+        fields, patch = Fields(data), b""
+        if c.tokenizer != bundle.fingerprint:
+            if past:
+                raise LookupError("a bridged segment after others needs the bridge of their ids")
+            count = fields.varint()
+            patch = fields.take(fields.varint()) if count & 1 else b""
+            count >>= 1
+        layout = None
+        if c.mode & FAST and count > 2048:
+            layout = 32, 128
+        if c.mode & TURNS and count > 48:
+            layout = max(min(4, -(-count // 48)), min(16, -(-count // 96))), 128
+        found = tokens_of(model, fields.rest(), count, layout, past)
+        return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer](found, patch)
+
+
+def _counts(version: Version) -> tuple[bool, bool, int]:
+    """Return what makes one of several records of a version count."""
+    run = bool(version.record.context.mode & RUN)
+    return run and version.leaf != version.record.segment[:4], run, version.record.tokens

@@ -1,0 +1,247 @@
+"""The state of an archive: settings, manifest, indexes and parity, as archive/format/FORMAT.md describes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from tests.second_reader.fields import Damaged, Fields, LowBits, Newer
+from tests.second_reader.model import Array, digest
+
+Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
+Entries = list[tuple[int, bytes, int]]  # first 36 bits of an id, pack, offset of the block
+SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSIONS = 6, 4, 2, (3, 4)
+
+
+def files_of(folder: Path) -> Files:
+    """Return the files of an archive that is a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Settings(NamedTuple):
+    """The settings of an archive."""
+
+    archive: bytes
+    sealed: bool
+
+
+def settings_of(files: Files) -> Settings:
+    """Return the settings of `archive.json`, else of its copy, else of the manifest."""
+    for name in ("archive.json", "parity/archive.json"):
+        try:
+            return _settings(files.get(name, b""))
+        except Damaged:
+            continue
+    return manifest_of(files).settings
+
+
+def _settings(data: bytes) -> Settings:
+    try:
+        about = json.loads(data)
+        line = json.dumps({key: value for key, value in about.items() if key != "check"}, separators=(",", ":"))
+        check = digest("pltz archive", line.encode()).hex()
+        if data != (line[:-1] + f',"check":"{check}"}}\n').encode():
+            raise Damaged("archive.json differs from its check")
+        if about["format"] != SETTINGS_VERSION or not set(about["features"]) <= {"sealed"}:
+            raise Newer("archive.json of another version")
+        return Settings(bytes.fromhex(about["archive"]), "sealed" in about["features"])
+    except (ValueError, KeyError, AttributeError) as error:
+        raise Damaged("archive.json is none") from error
+
+
+class Manifest(NamedTuple):
+    """The state of an archive. ``packs``: those with rows, their sizes and entries; the other tables are by pack."""
+
+    settings: Settings
+    generation: int
+    indexes: list[bytes]
+    packs: dict[bytes, tuple[int, list[Entries]]]
+    condemned: dict[bytes, int]
+    gone: dict[bytes, int]
+    lost: dict[bytes, bool]  # whether the loss is acknowledged
+
+    def named(self, files: Files) -> dict[bytes, int]:
+        """Return the packs that it names, and their sizes."""
+        found = {pack: row[0] for pack, row in self.packs.items()}
+        for index in self.indexes:
+            found |= packs_of(files, index)
+        return {pack: size for pack, size in found.items() if pack not in self.gone and pack not in self.lost}
+
+
+def manifest_of(files: Files) -> Manifest:
+    """Return the manifest: in a folder that of the highest number, else the one of a bucket."""
+    numbered = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
+    if numbered not in files:
+        raise Damaged("no manifest")
+    fields = checked(files[numbered], "pltz manifest", b"PLTm", MANIFEST_VERSION)
+    flags, _ = fields.number(1), fields.zeros(2)
+    archive, generation, _ = fields.take(16), fields.number(8), fields.take(16)
+    if flags > 1:
+        raise Newer("a manifest with flags of a newer version")
+    counts = fields.numbers(4, 6)
+    indexes = [fields.take(16) for _ in range(counts[0])]
+    packs = {}
+    for _ in range(counts[1]):
+        pack, size, *entries = fields.take(16), *(fields.number(4) for _ in range(4))
+        sections = []
+        for count in entries:
+            keys = [int.from_bytes(fields.take(5), "big") for _ in range(count)]
+            sections.append([(key, pack, fields.number(4)) for key in keys])
+        packs[pack] = size, sections
+    condemned, gone = ({fields.take(16): fields.number(8) for _ in range(n)} for n in counts[2:4])
+    lost = {}
+    for _ in range(counts[4]):
+        pack, _, acknowledged, _ = fields.take(16), fields.take(12), fields.number(8), fields.take(16)
+        lost[pack] = acknowledged > 0
+    for _ in range(counts[5]):
+        fields.take(24)
+        fields.take(fields.number(4))
+    fields.end()
+    return Manifest(Settings(archive, bool(flags)), generation, indexes, packs, condemned, gone, lost)
+
+
+def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
+    """Return the fields behind magic and version of a file that ends in its digest."""
+    if digest(person, data[:-16]) != data[-16:] or data[:4] != magic:
+        raise Damaged(f"a file that differs from its digest ({person})")
+    fields = Fields(data[:-16], 4)
+    if (found := fields.number(1)) != version:
+        raise Newer(f"version {found} ({person})")
+    return fields
+
+
+# ---- indexes
+
+
+def index_of(data: bytes, name: bytes) -> list[Entries]:
+    """Return the entries of segments, sessions and marks of an index. ``name``: its digest."""
+    if data[-16:] != name or digest("pltz index", data[:-16]) != name or data[:4] != b"PLTi":
+        raise Damaged("an index that differs from its name")
+    fields = Fields(data[:-16], 4)
+    version, width = fields.number(1), fields.number(1)
+    if version not in INDEX_VERSIONS or fields.number(2):
+        raise Newer(f"an index of version {version}")
+    pack_count, blocks, *counts = (fields.number(4) for _ in range(5))
+    check = fields.number(4)
+    packs = packs_of({f"index/{name.hex()}": data}, name)
+    fields.take(20 * pack_count)
+    most = sum(packs.values()) if version == 4 else blocks
+    cuts, begin = [_cut(count, most) for count in counts], fields.at
+    ends = [fields.numbers(4, 1 << pages if count else 0) for count, (_, pages, _) in zip(counts, cuts, strict=True)]
+    if crc32(data[begin : fields.at], check) != fields.number(4):
+        raise Damaged("the pages of an index differ from their check")
+    page, addresses = 0, list[int]()
+    while version == 3 and len(addresses) < blocks:
+        count = min(4096, blocks - len(addresses))
+        addresses += _page(fields, width * count, check, page).numbers(width, count)
+        page += 1
+    sections = []
+    for upto, (bits, pages, places) in zip(ends, cuts, strict=True):
+        entries, before = [], 0
+        for number, end in enumerate(upto):
+            fan, low = bits - pages, 36 - bits + places
+            body = _page(fields, (4 << fan) + ((end - before) * low + 7 >> 3), check, page)
+            page, tops, packed = page + 1, body.numbers(4, 1 << fan), LowBits(body)
+            for place in range(end - before):
+                value = packed.take(low)
+                top = next(top for top, last in enumerate(tops) if place < last)
+                at = value & ((1 << places) - 1)
+                key = ((number << fan | top) << 36 - bits) | value >> places
+                entries.append((key, *_where(packs, addresses[at] if version == 3 else at)))
+            before = end
+        sections.append(entries)
+    fields.end()
+    return sections
+
+
+def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
+    """Return the pack table of an index, or of its copy: packs and their sizes."""
+    for path in (f"index/{name.hex()}", f"parity/index-{name.hex()}"):
+        fields = Fields(files.get(path, b""))
+        try:
+            head = fields.take(32)
+            packs = {fields.take(16): fields.number(4) for _ in range(int.from_bytes(head[8:12], "little"))}
+            check = crc32(fields.data[32 : fields.at], crc32(head[:28]))
+            if head[:4] == b"PLTi" and head[28:] == check.to_bytes(4, "little"):
+                return packs
+        except Damaged:
+            continue
+    raise Damaged("an index is lost with the copy of its pack table")
+
+
+def _cut(count: int, most: int) -> tuple[int, int, int]:
+    """Return of a section: the first bits of a key that are in no entry, those that name the page, those of a place."""
+    places = max(most - 1, 0).bit_length()
+    bits = min(28, max(0, count.bit_length() - 5, places - 20))
+    return bits, bits - min(bits, 8), places
+
+
+def _page(fields: Fields, size: int, check: int, number: int) -> Fields:
+    data = fields.take(size)
+    if crc32(data, (check + 1 + number) & 0xFFFFFFFF) != fields.number(4):
+        raise Damaged("a page of an index differs from its check")
+    return Fields(data)
+
+
+def _where(packs: Mapping[bytes, int], address: int) -> tuple[bytes, int]:
+    for pack, size in packs.items():
+        if address < size:
+            return pack, address
+        address -= size
+    raise Damaged("an address behind all packs")
+
+
+# ---- parity
+
+
+@functools.cache
+def field() -> tuple[Array, Array]:
+    """Return products (256, 256) and inverses (256,) of GF(2^8)."""
+    powers = [1]
+    while len(powers) < 255:
+        powers.append((powers[-1] << 1) ^ (0x11D if powers[-1] & 128 else 0))
+    logs = np.array([0, *(powers.index(number) for number in range(1, 256))])
+    products = np.array(powers, np.uint8)[(logs[:, None] + logs) % 255]
+    products[0] = products[:, 0] = 0
+    return products, np.array([0, *(powers[-log % 255] for log in logs[1:])], np.uint8)
+
+
+def restored(parity: bytes, pack: bytes, remains: bytes) -> bytes:
+    """Return a pack by its parity. ``pack``: its id; ``remains``: what is left of it."""
+    size = int.from_bytes(parity[8:12], "little")
+    fields = checked(parity[:size], "pltz parity", b"PLTr", PARITY_VERSION)
+    fields.zeros(3)
+    if fields.number(4) != size or fields.take(16) != pack:
+        raise Damaged("parity of another pack")
+    pack_size, width, k, m, columns = (fields.number(n) for n in (8, 4, 2, 2, 4))
+    data = remains[:pack_size].ljust(k * columns * width, b"\0") + parity[size : -8 - size]
+    if len(data) != (k + m) * columns * width:
+        raise Damaged("parity that was cut off")
+    rows = np.frombuffer(data, np.uint8).reshape(k + m, columns, width).copy()
+    checks = np.reshape(fields.numbers(4, (k + m) * columns), (k + m, columns))
+    products, inverses = field()
+    for column in range(columns):
+        whole = [row for row in range(k + m) if crc32(rows[row, column].tobytes()) == checks[row, column]]
+        known, sums = [row for row in whole if row < k], [row for row in whole if row >= k]
+        lost = sorted({*range(k)} - {*known})
+        if not lost:
+            continue
+        if len(sums) < len(lost):
+            raise Damaged("damage beyond parity")
+        factors = inverses[np.subtract(255 + k, sums[: len(lost)])[:, None] ^ np.arange(k)]
+        right = rows[sums[: len(lost)], column]
+        for row in known:
+            right ^= products[factors[:, row]][:, rows[row, column]]
+        table = np.concatenate([factors[:, lost], right], 1)
+        for n in range(len(lost)):  # no minor of a Cauchy matrix is 0: no rows are exchanged
+            table[n] = products[inverses[table[n, n]]][table[n]]
+            for other in {*range(len(lost))} - {n}:
+                table[other] ^= products[table[other, n]][table[n]]
+        rows[lost, column] = table[:, len(lost) :]
+    return rows[:k].tobytes()[:pack_size]
