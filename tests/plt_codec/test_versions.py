@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from pltz.archive.catalog import losses
 from pltz.archive.encryption import key_files
 from pltz.archive.encryption.key_files import KeyFile
-from pltz.archive.format import index_file, pack, parity, settings
+from pltz.archive.format import index_file, manifest, pack, parity, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.parity import Parity
@@ -26,6 +27,7 @@ from pltz.archive.format.settings import Settings
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.log import table
 from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
+from pltz.kv.memory import memory_file
 from pltz.kv.port.private_file import opened
 from pltz.kv.predictive import calibration
 from pltz.kv.predictive.calibration import Calibration, KVShape
@@ -39,6 +41,7 @@ from pltz.plt_codec.container import header
 from pltz.plt_codec.container.header import FINGERPRINT, FIXED, MAGIC, Header
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.versions import Readers
+from pltz.serving.engines import slot_keeper
 from pltz.serving.eviction.journal import segment
 from pltz.serving.nightly import receipt
 from tests.archive.format.test_pack import pack_of
@@ -141,18 +144,27 @@ def test_a_second_version_is_read_once_it_has_a_reader(
     form.read(made)
 
 
-def test_the_document_names_the_versions_that_are_written() -> None:
+def test_the_document_names_the_versions_that_are_read() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \|", (ROOT / "docs/formats.md").read_text("utf8"), re.MULTILINE)
-    written = {
-        ".pltz": [header.FORMAT_VERSION],
-        "archive": [settings.FORMAT, pack.VERSION, key_files.VERSION],
-        "bundle": [folder.FORMAT],
-        "journal": [segment.VERSION],
-        "calibration": [calibration.VERSION],
-        "table": [table.VERSION],
+    read: dict[str, list[int]] = {
+        "`.pltz` file": [header.FORMAT_VERSION],
+        "bundle folder": [folder.FORMAT],
+        "log frame and table of an agent's log": [table.VERSION],
+        "`archive.json`": [settings.FORMAT],
+        "`packs/`": [pack.VERSION],
+        "`manifest/`": [manifest.VERSION],
+        "`lost/`": [losses.VERSION],
+        "`index/`": [*index_file.VERSIONS.by_version],
+        "`parity/`": [parity.VERSION],
+        "`keys/`": [key_files.VERSION],
+        "journal of the eviction hook": [segment.VERSION],
+        "calibration of KV": [calibration.VERSION],
+        "warm file of KV": [warm_file.VERSION],
+        "memory of an agent": sorted({memory_file.MEMORY.version, memory_file.CENTRE.version}),
+        "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
+        "receipt of the nightly job": [receipt.VERSION],
     }
-    found = {re.split(r"[` :]+", name.strip("`"))[0]: [int(n) for n in told.split(",")] for name, told in rows}
-    assert found == written
+    assert {name: [int(n) for n in told.split(",")] for name, told in rows} == read
 
 
 def test_one_text_says_what_is_read_and_what_to_do() -> None:
