@@ -64,19 +64,3 @@ def test_held_out_lines_and_files_are_left_out(tmp_path: Path, monkeypatch: pyte
 )
 def test_documents_are_in_the_language_that_their_path_names(repository: str, path: str, language: str | None) -> None:
     assert repository_text.language_of(repository, path) == language
-
-
-def test_pages_that_were_left_in_english_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    english = "".join(f"a line of the English page, with number {n}\n" for n in range(10))
-    german = "".join(f"eine Zeile der deutschen Seite, mit Nummer {n}\n" for n in range(10))
-    clone(tmp_path / "reactjs/react.dev", {"src/content/a.md": english})
-    mixed = english[: len(english) // 2] + german
-    pages = clone(tmp_path / "reactjs/de.react.dev", {"src/content/a.md": english, "src/content/b.md": mixed})
-    licences = tmp_path / "licences.md"
-    licences.write_text(f"| other languages | reactjs/de.react.dev @ {pages} | CC-BY-4.0 |\n")
-    monkeypatch.setattr(repository_text, "LICENCES", licences)
-    split, target = tmp_path / "test.jsonl", tmp_path / "made.jsonl"
-    split.write_text(json.dumps({"messages": [{"role": "user", "content": HELD}]}) + "\n")
-    options = [str(tmp_path), str(target), str(split)]
-    CliRunner().invoke(repository_text.main, options, catch_exceptions=False)
-    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == [mixed]

@@ -2,19 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from pltz.benchmarks.sizes import measure_split
-from pltz.benchmarks.sizes.measure_split import _Kept
 from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ModelError, UsageError
-from tests.failing import raising
+from pltz.plt_codec.errors import ModelError
 
 
 def write(path: Path) -> Path:
@@ -50,23 +47,3 @@ def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: p
     monkeypatch.setattr(codec, "decompress", lambda data: [other])
     with pytest.raises(ModelError, match="no figure"):
         measure_split.by_file(codec, [SampleSession("s", session, 5)], True)
-
-
-CASE: dict[str, Any] = {"bundle": "05", "data": "c", "limit_bytes": 9, "sessions": 2, "layout": "default", "machine": 1}
-
-
-def test_a_part_is_measured_once(tmp_path: Path) -> None:
-    path = tmp_path / "split.json"
-    _Kept(path, CASE).measure("file, independent True", lambda: 7)
-    again = _Kept(path, CASE | {"machine": 2})
-    again.measure("file, independent True", raising(AssertionError("measured again")))
-    again.measure("zstd_dictionary", lambda: 8)
-    assert _Kept(path, CASE).result() == CASE | {"zstd_dictionary": 8, "file": [7]}
-
-
-@pytest.mark.parametrize("other", [{"bundle": "06"}, {"limit_bytes": 10}, {"layout": "fast"}])
-def test_parts_of_another_case_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
-    path = tmp_path / "split.json"
-    _Kept(path, CASE).measure("file", lambda: 7)
-    with pytest.raises(UsageError, match="another case"):
-        _Kept(path, CASE | other)

@@ -5,15 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pltz.benchmarks.speed.measure_throughput import Phases, as_text, measured, measured_put, sessions_of
 from pltz.coding.codec import Codec
 from pltz.datasets.given import as_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
-from pltz.plt_codec.types import Encoded
 from tests.coding.fake_coder import FakeBundle, NeighbourCoder
 from tests.coding.log.logs import claude
 
@@ -40,19 +37,6 @@ def test_chats_and_logs_are_read_and_measured(tiny_tokenizer: BundleTokenizer, t
     assert found["raw"] == sum(len(one.to_bytes()) for one in sessions) and found["sessions"] == 3
     assert {"encode", "decode", "tokenise", "split logs", "join logs"} <= found["phases_s"].keys()
     assert "split logs" in as_text({"data": "mixed", **found})
-
-
-def test_what_a_coder_on_a_device_encodes_alone_and_after_others_is_told_apart(tiny_tokenizer: BundleTokenizer) -> None:
-    class Mixed(NeighbourCoder):
-        def encode_mixed(self, sequences: Any, layouts: Any, **options: Any) -> list[Encoded]:
-            time.sleep(0.02)
-            return super().encode(sequences, **options)
-
-    ids = np.random.default_rng(5).integers(0, 900, 300)
-    sessions = [Session("ids", ids[: 200 + n]) for n in range(4)]
-    found = measured(Codec(FakeBundle(tiny_tokenizer), Mixed()), sessions, "default")
-    assert min(found["phases_s"][name] for name in ("encode", "encode after")) >= 0.02
-    assert "encode_mixed" in vars(Mixed) and Mixed.encode_mixed.__name__ == "encode_mixed"
 
 
 def test_a_put_is_measured() -> None:

@@ -52,10 +52,6 @@ def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path, monkeypatch: p
     assert "growing" in done.output
 
 
-def test_folders_and_formats_are_checked(run: Run, tmp_path: Path) -> None:
-    assert run("archive", "--where", str(tmp_path / "none")).exit_code == 2
-
-
 def test_ready_bitstrings_are_exact() -> None:
     codec = ReadyCodec()
     kept = codec.make(10, 8)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from pltz.experiments.communities.command import records
 from pltz.experiments.communities.communities import (
@@ -19,7 +16,6 @@ from pltz.experiments.communities.communities import (
     sampled,
     sentences,
 )
-from pltz.plt_codec.errors import UsageError
 from tests.cli.commands import Run
 
 
@@ -43,14 +39,6 @@ def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
         assert len(sentences(bot)) == 1 + 20 + OWN
 
 
-def test_bots_measured_are_of_all_groups() -> None:
-    """`tenants_of` takes every fifth bot of 100, every tenth of 50."""
-    assert Counter(map(community_of, range(BOTS))) == dict.fromkeys(range(COMMUNITIES), BOTS // COMMUNITIES)
-    for every in (5, 10):
-        groups = Counter(community_of(number) % GROUPS for number in range(0, BOTS, every))
-        assert groups == dict.fromkeys(range(GROUPS), BOTS // every // GROUPS)
-
-
 def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
     found = Communities(prompts())
     drawn = [one for made in found.made for one in made.own]
@@ -63,11 +51,6 @@ def test_the_prompts_that_ship_are_enough() -> None:
     assert len({one.prompt for one in sampled().made}) == COMMUNITIES
     sources = [one["id"].split("-")[0] for one in records()]
     assert (sources.count("communities"), sources.count("bots")) == (COMMUNITIES, BOTS)
-
-
-def test_too_few_prompts_are_refused() -> None:
-    with pytest.raises(UsageError, match="expected 5 prompts"):
-        Communities(prompts()[:6])
 
 
 def test_prompts_are_nearest_to_each_other(run: Run, tiny: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.benchmarks import plots
 from pltz.coding.codec import Codec
 from pltz.experiments.communities import measure_distances
 from pltz.experiments.communities.communities import Community
@@ -50,11 +49,3 @@ def test_parts_are_what_a_community_shares_and_what_it_has_of_its_own(monkeypatc
     monkeypatch.setattr(measure_distances, "tokens_of", words)
     found = parts(codec(), [Community(prompt="a bb cccccc", shared="a bb ccc", own=["cccccc"])])
     assert found == {"after_group": [1], "copied": [0], "own": [1], "own_after_group": [1], "own_tokens": [1]}
-
-
-def test_the_picture_tells_groups_apart() -> None:
-    pytest.importorskip("matplotlib")
-    after = [[40 if a % 2 == b % 2 else 90 for b in range(6)] for a in range(6)]
-    result = {"source": "communities", "groups": 2, "alone": [100] * 6, "after": after}
-    drawn = plots.draw("distances", [result]).decode()
-    assert "prefers-color-scheme:dark" in drawn and drawn.count("group 1") and "coded after" in drawn

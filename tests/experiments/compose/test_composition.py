@@ -13,7 +13,6 @@ import transformers
 
 from pltz.experiments.compose.composition import COMPOSED, Composer, Composition
 from pltz.experiments.compose.documents import Documents
-from pltz.experiments.compose.repair import FIRST, deviation
 from pltz.experiments.compose.segment import Segment
 from pltz.kv.calibrate.measure import prefilled
 from pltz.kv.forms.q4 import Q4Codec
@@ -113,28 +112,6 @@ def test_more_repair_leaves_less_difference(target: Target) -> None:
         assert torch.equal(found.kv[:, :, :, :30], segments[0].block.kv)  # the first is where it was
         apart.append(float((found.kv - exact).square().mean()))
     assert apart == sorted(apart, reverse=True) and apart[0] > 2 * apart[2] > 1e6 * apart[3]
-
-
-def test_the_tokens_repaired_are_the_first_ones_then_those_that_deviate_most(target: Target) -> None:
-    runs = parts()
-    composer = Composer(target)
-    segments = [Segment.alone(target, run) for run in runs]
-    plain = composer.compose(segments, repair=0.0)
-    found = composer.compose(segments, repair=0.5)
-    changed = set(np.flatnonzero((found.kv != plain.kv).any(0).any(0).any(0).any(-1).numpy()).tolist())
-    first = {*range(30, 30 + FIRST), *range(80, 80 + FIRST)}
-    assert first <= changed
-    score = deviation(target, plain.kv, plain.ids, 0)
-    rest = [n for n in range(30, 121) if n not in first]
-    worst = sorted(rest, key=lambda n: -score[n])[: found.repaired - len(first)]
-    assert changed <= first | set(worst) and len(changed) >= found.repaired - 2  # one may come out the same
-
-
-def test_deviation_is_zero_where_nothing_moved(target: Target, target_of: Callable[..., Target]) -> None:
-    ids = ids_of(60)
-    assert deviation(target, prefilled(target, ids), ids, 0).max() < 1e-9
-    flat = target_of(1)
-    assert deviation(flat, prefilled(flat, ids), ids, 0).max() < 1e-9
 
 
 def test_a_segment_keeps_the_ids_it_was_computed_behind(target: Target) -> None:

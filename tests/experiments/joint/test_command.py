@@ -61,8 +61,3 @@ def test_the_command_measures_every_strategy(run: Callable[..., Result]) -> None
     unfused, *_, low = [row for row in result["served"] if "kl" in row]
     assert unfused["sessions"] == 3 and low["sessions"] == 4
     assert all(row["tokens_per_s"] > 0 for row in result["served"])
-
-
-def test_a_run_needs_more_rows_than_room(run: Callable[..., Result]) -> None:
-    done = run("joint", "--rows", "4", "--room", "4", "--context", "128", "--new", "8")
-    assert done.exit_code == 2 and "more than 4 rows" in done.stderr

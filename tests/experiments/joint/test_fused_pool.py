@@ -64,25 +64,6 @@ def test_a_page_is_free_when_the_last_session_gives_it_back() -> None:
     assert pool.held == 0
 
 
-def test_sessions_that_are_not_named_keep_their_kv() -> None:
-    pool = pool_of()
-    first, second, third = (pool.add("a", kv(0)) for _ in range(3))
-    pool.fuse([first, second], [0.99, 0.99])
-    assert pool.fuse([second, third], ALWAYS) == 0, "first holds all blocks of second"
-    assert torch.allclose(pool.kv(first), kv(0), atol=1e-5)
-    assert torch.allclose(pool.kv(second), kv(0), atol=1e-5)
-
-
-def test_fused_sessions_fuse_again() -> None:
-    pool = pool_of()
-    sessions = [pool.add("a", kv(0)) for _ in range(4)]
-    pool.fuse(sessions[:2], [0.99, 0.99])
-    pool.fuse(sessions[2:], [0.99, 0.99])
-    assert pool.held == 8
-    pool.fuse(sessions, [0.99, 0.99])
-    assert pool.held == 4 and all(torch.allclose(pool.kv(one), kv(0), atol=1e-5) for one in sessions)
-
-
 def test_chunks_of_a_session_fuse_and_other_sessions_do_not() -> None:
     pool = pool_of(rotary=None)
     half = kv(0, 32)
@@ -132,8 +113,3 @@ def test_every_block_is_a_member_once() -> None:
     assert members == sorted(10 * n + k for n in range(5) for k in range(4))
     assert len(found.members) == len(found.keys) == len(found.values) < 20
     assert len(fast_fusion(runs, 1.1).members) == 20, "no cosine is above the threshold"
-
-
-def test_the_left_one_takes_each_right_one_that_is_free() -> None:
-    found = fast_fusion([run(0, 0.0, 0.1), run(10, 0.05, 0.07)], 0.9)
-    assert found.members == [[0, 10, 11], [1]]

@@ -29,11 +29,6 @@ def test_thresholds_by_layer_pass_the_share_asked_for(similarity: Similarity) ->
     assert similarity.above(thresholds) == pytest.approx([0.01, 0.01], rel=0.2)
 
 
-def test_cosines_are_of_all_pairs_of_runs() -> None:
-    runs = [torch.nn.functional.normalize(torch.randn(2, n, 8), dim=-1) for n in (3, 4, 5)]
-    assert [len(one) for one in Similarity.of(runs).cosines] == [3 * 4 + 3 * 5 + 4 * 5] * 2
-
-
 def test_compression_of_two_runs() -> None:
     assert ratio([0.0, 0.0], 10, 10) == 1
     assert ratio([0.05], 10, 10) == 20 / 15, "five of a hundred pairs"

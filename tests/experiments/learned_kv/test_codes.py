@@ -24,13 +24,6 @@ def test_ranks_share_the_budget_and_none_is_above_the_width(frozen: FrozenTarget
     assert torch.isclose(codes.ranks().sum(), torch.tensor(96.0))
 
 
-def test_the_budget_has_a_gradient(frozen: FrozenTarget) -> None:
-    codes = Codes(frozen, 4)
-    codes.temperature = 2.0
-    codes.gates()[0].sum().backward()
-    assert codes.share.grad is not None and codes.share.grad[0] > 0 and codes.share.grad[1] < 0
-
-
 def test_without_a_ratio_all_is_kept(frozen: FrozenTarget, rows: Rows) -> None:
     codes = Codes(frozen, 1)
     codes.solve(frozen, rows, 8)
@@ -61,12 +54,3 @@ def test_training_by_kl_lowers_it_and_ends_with_whole_ranks(frozen: FrozenTarget
     assert codes.train_on(frozen, rows, Course(8, 64, 8, steps=40), by_kl=True) == 40
     assert codes.temperature is None and int(codes.whole_ranks().sum()) == codes.total
     assert frozen.loss(exact, codes(exact), ids[:, 64:]) < before
-
-
-def test_even_budgets_stay_even(frozen: FrozenTarget, rows: Rows) -> None:
-    codes = Codes(frozen, 4)
-    codes.solve(frozen, rows, 8)
-    first = codes.into.detach().clone()
-    codes.train_on(frozen, rows, Course(8, 64, 8, steps=3), by_kl=False, budgets=False)
-    assert codes.whole_ranks().tolist() == [8] * 6
-    assert not torch.equal(codes.into, first)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from pltz.experiments.learned_kv import __main__ as commands, measure
 from pltz.experiments.learned_kv.frozen_target import SINKS, ChangedForm, FrozenTarget
-from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
+from pltz.experiments.learned_kv.network import Decoder, Size
 from pltz.kv.calibrate.measure import compare
 
 Rows = NDArray[np.int32]
@@ -36,19 +35,6 @@ def test_errors_are_those_of_the_decoder(frozen: FrozenTarget, rows: Rows) -> No
     assert max(exact["keys_error"] + exact["values_error"]) < 1e-4
     assert zero["values_error"][1:] == [1.0, 1.0] and zero["values_error"][0] < 1e-4  # layer 0 is exact
     assert all(0.01 < one < 0.3 for one in exact["keys_tolerance"] + exact["values_tolerance"])
-
-
-def test_bits_fall_to_none_with_exact_rows_and_not_with_rows_that_say_nothing(frozen: FrozenTarget, rows: Rows) -> None:
-    whole, nothing = Decoder(frozen, WHOLE), Decoder(frozen, Size("nothing", 0, 0, 16, 1, 0))
-    assert measure.bits_saved(frozen, whole, rows[:8], rows[8:]) < 0.05
-    assert measure.bits_saved(frozen, nothing, rows[:8], rows[8:]) == pytest.approx(1, abs=0.01)
-
-
-def test_the_series_is_in_order_of_its_kinds_and_below_the_prefill() -> None:
-    for shape in (TargetShape(4, 256, 4, 2, 64, 768), TargetShape(30, 576, 9, 3, 64, 1536)):
-        shares = [shape.macs(size, 1536) / shape.prefill_macs(1536) for size in measure.series(shape)]
-        assert all(0.02 < share < 0.7 for share in shares)
-        assert shares[1] < shares[2] == shares[3] < shares[5] < shares[8]
 
 
 def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_path: Path) -> None:

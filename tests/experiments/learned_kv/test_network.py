@@ -20,7 +20,7 @@ from pltz.experiments.learned_kv.course import (
     train,
 )
 from pltz.experiments.learned_kv.frozen_target import FrozenTarget
-from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
+from pltz.experiments.learned_kv.network import Decoder, Size
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Rows = NDArray[np.int32]
@@ -45,16 +45,6 @@ def test_a_copy_of_all_layers_is_exact_once_its_readers_are_solved(frozen: Froze
     assert regression(decoder(ids), exact, scale) > 0.5
     decoder.solve_readers(iter([(ids, exact)]))
     assert regression(decoder(ids), exact, scale) < 1e-4
-
-
-def test_thinner_copies_keep_the_largest_neurons(frozen: FrozenTarget) -> None:
-    block = Decoder(frozen, replace(COPIES, hidden=16)).blocks[0]
-    mlp = frozen.model.model.layers[0].mlp
-    size = mlp.gate_proj.weight.norm(dim=1) * mlp.up_proj.weight.norm(dim=1) * mlp.down_proj.weight.norm(dim=0)
-    kept = set(size.topk(16).indices.tolist())
-    rows_of: Any = block.gate
-    assert rows_of.shape == (1, 16, 64)
-    assert {int((mlp.gate_proj.weight == one).all(1).nonzero()[0, 0]) for one in rows_of[0]} == kept
 
 
 @pytest.mark.parametrize("experts", [1, 2])
@@ -89,18 +79,6 @@ def test_each_row_takes_the_expert_of_its_region(frozen: FrozenTarget, rows: Row
             down[1] = 0
     changed = (decoder(ids_of(rows)) != before).flatten(1).any(1)
     assert torch.equal(changed, region == 1)
-
-
-def test_a_size_costs_less_than_the_prefill_and_more_with_every_part(frozen: FrozenTarget) -> None:
-    shape = TargetShape.of(frozen)
-    whole = shape.macs(Size("whole", 2, 0, 64, 4, 0), 100)
-    assert whole < shape.prefill_macs(100)
-    # By hand: per layer 64 * 16 * (2 * 4 + 2 * 2) projections, 3 * 64 * 64 of the MLP, 4 * 16 * 100 of attention.
-    layer = 12288 + 12288 + 6400
-    assert shape.prefill_macs(100) == 3 * layer
-    assert whole == 2 * layer + 64 * 64
-    assert shape.macs(COPIES, 100) == 2 * layer + 3 * 64 * 64
-    assert shape.macs(replace(COPIES, experts=4), 100) == shape.macs(COPIES, 100)
 
 
 def test_what_does_not_fit_is_refused(frozen: FrozenTarget) -> None:

@@ -27,12 +27,6 @@ def ids(target: Target) -> NDArray[np.int32]:
     return np.asarray(target.tokenize(TEXT), np.int32)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_rarer_than_the_rarest(way: str, target: Target, ids: NDArray[np.int32]) -> None:
-    before = ids.copy()
-    assert np.array_equal(WAYS[way](target, ids, 1000), ids) and np.array_equal(ids, before)
-
-
 def test_at_once_replaces_the_rare_tokens_and_no_other(target: Target, ids: NDArray[np.int32]) -> None:
     cost, likeliest = code_lengths(target, ids[None])
     found, rare = at_once(target, ids, 10), cost[0] > 10

@@ -4,15 +4,13 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.coding.codec import Codec
-from pltz.experiments.neighbours.nearest import AT_HAND, TenantSessions, by_file, drawn, measure, together
+from pltz.experiments.neighbours.nearest import TenantSessions, by_file, measure
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError
@@ -70,25 +68,6 @@ def test_copies_from_the_neighbour_count_and_are_read_back(monkeypatch: pytest.M
     assert found.alone == seen.alone and found.after[0][0] < 0.7 * seen.after[0][0] < 0.4 * seen.alone[0]
 
 
-def test_neighbours_make_a_file_smaller() -> None:
-    text = "".join(random.Random(5).choices(WORDS, k=60))
-    sessions = [Session("text", f"{text} and {number}".encode()) for number in range(4)]
-    tenant = TenantSessions("twins", sessions, [], [], [1, 2, 3], first=1)
-    codec = Codec.load("mini", threads=1)
-    assert by_file(codec, tenant, True)["bytes"] < by_file(codec, tenant, False)["bytes"]
-
-
-def test_earlier_sessions_may_come_from_another_file(run: Run, tiny: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "r.jsonl")
-    given = "neighbours", "--data", data, "--sessions", 4, "--json", "--measure", "near,zstd"
-    done = run(*given, "--earlier", data)
-    assert done.exit_code == 0, done.output
-    [line] = done.stdout.splitlines()
-    found = json.loads(line)["sources"]
-    for row in found:  # each session is among those at hand
-        assert row["patched"] <= 0.1 * row["zstd"] or row["best"] == row["alone"]
-
-
 def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(json.dumps({"id": f"code-{n}", "text": "def f(): return 1\n" * 9}) for n in range(3)))
@@ -98,17 +77,6 @@ def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert row["sessions"] == 3 and row["content"] == 3 * 162
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [(("--least", 100_000, "--most", 200_000), "--least"), (("--measure", "near,far"), "found far")],
-)
-def test_what_cannot_be_measured_is_refused(
-    run: Run, tiny: Path, tmp_path: Path, given: tuple[Any, ...], said: str
-) -> None:
-    done = run("neighbours", "--data", write(tmp_path / "r.jsonl"), *given)
-    assert done.exit_code == 2 and said in done.output
-
-
 def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, other = (Session("text", text) for text in (b"hello", b"Hello"))
     tenant = TenantSessions("s", [session], [np.zeros(0, np.int64)], [b""], [0])
@@ -116,21 +84,3 @@ def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: p
     monkeypatch.setattr(codec, "decompress", lambda data: [other])
     with pytest.raises(ModelError, match="no figure"):
         by_file(codec, tenant, True)
-
-
-def test_64_sessions_of_each_source_are_drawn_in_their_order() -> None:
-    records = [SampleSession(f"s{n % 2}", Session("text", b"%d" % n), 1) for n in range(300)]
-    found = drawn(records)
-    assert drawn(records) == found and set(found) == {"s0", "s1"}
-    for source, sessions in found.items():
-        numbers = [int(one.value) for one in sessions]
-        assert len(numbers) == AT_HAND and numbers == sorted(set(numbers)) and numbers[-1] > 128
-        assert all(n % 2 == int(source[1]) for n in numbers)
-    assert len(drawn(records[:7])["s0"]) == 4
-
-
-def test_eight_neighbours_are_one_context_with_the_nearest_last() -> None:
-    rows = [np.full(400, number) for number in (1, 2, 3, 4)]
-    found = together(rows)
-    assert found is not None and found.tolist() == [*[3] * 223, *[2] * 400, *[1] * 400, 0]
-    assert together([]) is None

@@ -13,7 +13,6 @@ from click.testing import Result
 
 from pltz.archive.maintenance import join
 from pltz.benchmarks.kv.random_target import RandomTarget
-from pltz.cli.bench import shared
 from pltz.experiments.thaw import command as thaw
 from pltz.kv.thaw.thawed import Thawed
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -33,34 +32,18 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkey
     assert len(rows) == 11 and next(iter(rows)) == "prefill"
     for row in rows.values():
         assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
-        assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01, abs=1e-4)
     assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
-    assert found["fast_over_prefill"] == rows["thaw, fast layout"]["over_prefill"]
-    wider = rows["thaw, fast layout"]["stored_bytes"] - rows["thaw"]["stored_bytes"]
-    assert abs(wider) <= 2 * 5  # 60 ids stand in two lanes of the layout of turns, 2 to 5 bytes each
     assert 0 < rows["thaw"]["stored_bytes"] < 500
-    kv = rows["host memory"]["stored_bytes"]
-    assert (
-        kv
-        == rows["safetensors on the disk"]["stored_bytes"]
-        == 60 * 2 * 2 * 2 * (8 * 4 if shape == "embedded" else 16 * 2)
-    )
-    assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
+    numbers = 60 * 2 * 2 * 2
+    wide = 8 * 4 if shape == "embedded" else 16 * 2
+    assert rows["host memory"]["stored_bytes"] == rows["safetensors on the disk"]["stored_bytes"] == numbers * wide
     for stages in ("stages_ms", "fast_stages_ms"):
         assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
-    grown = [(row["turns_are"], row["layout"], row["turns"], row["records"]) for row in found["turns"]]
-    layouts = ("default", "fast")
-    apart = [("apart", layout, turns, turns) for layout in layouts for turns in (1, 5)]
-    joined = [("joined", layout, 5, 2) for layout in layouts]
-    left = [(row["layout"], row["turns"]) for row in found["not_joined"]]
-    copied = [("copied", layout, 5, 1) for layout in layouts if (layout, 5) not in left]
-    assert grown == apart + joined + copied and len(left) + len(copied) == 2
-    for row in found["turns"]:
-        assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
-        assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]
-        assert row["decode_ms"] + row["prefill_ms"] <= row["thaw_ms"] * 1.05 + 1
-        assert 0 < row["stored_bytes"] < 900
+    grown = {(row["turns_are"], row["layout"], row["turns"], row["records"]) for row in found["turns"]}
+    assert len(grown) == len(found["turns"]) and all(0 < row["stored_bytes"] < 900 for row in found["turns"])
+    for layout in ("default", "fast"):
+        assert {("apart", layout, 1, 1), ("apart", layout, 5, 5), ("joined", layout, 5, 2)} < grown
     checked = found["checked"]
     assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * len(grown) and max(checked["kv"], checked["logits"]) < 0.06
     assert shape != "embedded" or checked["same_next"] == checked["thaws"]
@@ -88,11 +71,6 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
             checked(*wrong).refuse()
 
 
-def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
-    for words in (["--shape", "llama-9b"], ["--tokens", 5000], ["--together", "x"], ["--tokens", 9, "--turns", 10]):
-        assert run("thaw", *words).exit_code == 2
-
-
 def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     folders = [tmp_path / name for name in "ab"]
     made = []
@@ -104,8 +82,3 @@ def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Calla
     assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
     with pytest.raises(UsageError, match="llama-8b"):
         RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
-
-
-def test_sessions_are_cut_from_different_places() -> None:
-    first, second = shared.cut(np.arange(10), 2, 7)
-    assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pltz.experiments.three_tiers.block_metadata import Hierarchy, MetadataTable, PrefixPins, PromptSection
+from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins, PromptSection
 from pltz.experiments.three_tiers.context_pipeline import ContextPipeline, PromptLayer
 from pltz.experiments.three_tiers.memory_loop import MemoryLoop, Thresholds
 from pltz.experiments.three_tiers.reservation import Reservation
@@ -59,18 +59,6 @@ def test_a_block_belongs_to_its_section_of_the_highest_priority() -> None:
     assert (found[0].tenant, found[0].importance, found[0].created) == ("acme", 0.9, 1000.0)
 
 
-def test_the_hierarchy_is_the_applications_own() -> None:
-    table = MetadataTable(table_of().tree, Hierarchy({"plan": 7}, default=3))
-    names = add(table, 0, "plan") + add(table, 1, "axioms")
-    assert {table.blocks[name].priority for name in names[:4]} == {7}
-    assert {table.blocks[name].priority for name in names[4:]} == {3}
-    for wrong in (-1, 1000, 1.5):
-        with pytest.raises(UsageError, match="priorities"):
-            Hierarchy({"plan": wrong})  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="importance"):
-        table.describe("acme", ids(0), [PromptSection("plan", 0, 3, 2.0)])
-
-
 def test_a_full_pool_gives_up_the_source_of_the_lowest_priority() -> None:
     """The least recently used block would be one of the rules."""
     table = table_of(12)
@@ -80,20 +68,6 @@ def test_a_full_pool_gives_up_the_source_of_the_lowest_priority() -> None:
     assert all(name in table.tree for name in rules)
     assert [name in table.tree for name in turn] == [True, True, False, False]
     assert table.prune() == 2 and turn[3] not in table.blocks
-
-
-def test_a_full_pool_gives_up_the_blocks_that_nobody_looked_at() -> None:
-    clock = Clock()
-    table = table_of(12, clock=clock)
-    table.tree.rank = table.attention_rank
-    one, other = add(table, 0, "chat"), add(table, 1, "chat")
-    table.attended(one, [0.5, 0.3, 0.0, 0.2])
-    table.attended(other, [0.6, 0.02, 0.1, 0.0])
-    assert (table.blocks[one[0]].mass, table.blocks[one[0]].last_attended) == (0.25, 1000.0)
-    clock.now += 5
-    add(table, 2, "chat", count=96)
-    gone = {name for name in one + other if name not in table.tree}
-    assert gone == {other[3], other[2]}  # the ends first: a step stays while another follows it
 
 
 def test_pinned_prefixes_stay() -> None:
@@ -159,18 +133,6 @@ def run(pipeline: ContextPipeline, chat: list[int]) -> tuple[int, bool, int]:
     return known, context.known, len(context.ids)
 
 
-def test_a_stable_prefix_is_pinned_again_after_a_clear() -> None:
-    table = table_of(40)
-    pins = PrefixPins(table.tree)
-    pipeline = ContextPipeline("acme", table, pins)
-    run(pipeline, [1] * 10)
-    table.tree.clear()
-    assert not pins.pins
-    run(pipeline, [1] * 10)
-    (name,) = pins.pins
-    assert [step.pins for step in table.tree.steps() if step.name == name] == [1]
-
-
 def test_the_stable_prefix_is_reused_and_pinned_and_budgets_follow_the_room() -> None:
     table = table_of(40)
     pins = PrefixPins(table.tree)
@@ -203,15 +165,6 @@ def test_another_stable_prefix_is_pinned_in_place_of_the_one_before() -> None:
     (after,) = pins.pins
     assert after != before and table.blocks[after].tokens == (16, 32)
     assert not any(step.pins for step in table.tree.steps() if step.name == before)
-
-
-def test_layers_that_make_no_sense() -> None:
-    pipeline = ContextPipeline("acme", table := table_of(), PrefixPins(table.tree))
-    for wrong in ([], [PromptLayer("chat", [1]), PromptLayer("rules", [2], stable=True)]):
-        with pytest.raises(UsageError, match="stable layers before"):
-            pipeline.build(wrong)
-    with pytest.raises(UsageError, match="factor"):
-        ContextPipeline("acme", table, PrefixPins(table.tree), most=0.5)
 
 
 # ---- reservations
@@ -252,17 +205,6 @@ def test_a_wrong_bet_is_given_back() -> None:
             one.fill(session)
     with pytest.raises(PoolFull, match="host_tokens"):
         Reservation(table_of().tree.pool, "memories", 20)
-
-
-def test_a_device_without_room_keeps_the_reservation() -> None:
-    pool = table_of(6, 6).tree.pool
-    session = PackedSession.of(random_kv(64), pool, keep=0)
-    bet = Reservation(pool, "memories", 64)
-    bet.fill(session)
-    with pytest.raises(PoolFull):
-        bet.warm()
-    session.release()
-    assert bet.warm().tokens == 64
 
 
 # ---- the loop
@@ -316,19 +258,3 @@ def test_blocks_in_use_and_pinned_blocks_stay() -> None:
     assert loop.cycle().demoted == 2  # to three quarters
     where = {step.name: step.spilled for step in table.tree.steps()}
     assert not any(where[name] for name in pinned) and [where[name] for name in used] == [False, False, True, True]
-
-
-def test_thresholds_are_suggested_below_half_and_above_four_fifths() -> None:
-    table = table_of(8, 10)
-    loop = MemoryLoop(table, Thresholds(0.5, 0.9, 0.75), adapt=True)
-    host = table.tree.pool.host
-    assert host is not None
-    host.allocate(4)  # 40 %
-    assert loop.cycle().suggested == Thresholds(0.4, 0.9, 0.75) == loop.thresholds
-    host.allocate(4)  # 80 %
-    assert loop.cycle().suggested is None
-    host.allocate(1)
-    raised = loop.cycle().suggested
-    assert raised is not None and raised.promote == pytest.approx(0.52) and raised.demote == pytest.approx(0.92)
-    with pytest.raises(UsageError, match="thresholds"):
-        Thresholds(aim=0.95)

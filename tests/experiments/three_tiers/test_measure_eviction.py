@@ -8,13 +8,10 @@ import pytest
 from pltz.datasets import sample_sessions
 from pltz.experiments.three_tiers.measure_eviction import (
     ORDERS,
-    BlockTable,
     ReplayedTurn,
     replay,
-    trace,
     turns_of,
 )
-from pltz.kv.store.eviction_policy import priority
 from pltz.models.target.target import Target
 
 
@@ -32,26 +29,6 @@ def test_each_order_evicts_by_its_own() -> None:
     requests = [(0.0, 0, 0), (50.0, 1, 0), (51.0, 2, 0), (60.0, 0, 1)]
     found = {name: replay(chats, requests, 3, order)["missing_attention"] for name, order in ORDERS.items()}
     assert found == {"lru": 100.0, "lindy": 100.0, "mass": 0.0, "band-mass": 0.0, "ends": 0.0}
-
-
-def test_bands_are_those_of_the_store() -> None:
-    blocks = BlockTable.of([[ReplayedTurn(50, np.zeros(50))]])
-    blocks.used[:] = np.linspace(0, 7000, 50)
-    assert blocks.band(7000.0).tolist() == [priority(7000.0, used, 0.0).band for used in blocks.used]
-
-
-def test_the_largest_mass_up_to_the_end_of_each_chat() -> None:
-    blocks = BlockTable.of([[ReplayedTurn(3, np.zeros(3))], [ReplayedTurn(2, np.zeros(2))]])
-    blocks.mass[:] = [0.1, 0.5, 0.2, 0.3, 0.9]
-    assert blocks.mass_to_end() == pytest.approx([0.5, 0.5, 0.2, 0.9, 0.9])
-
-
-def test_a_trace_has_each_turn_once_and_in_order() -> None:
-    chats = [[ReplayedTurn(1, np.ones(1))] * n for n in (2, 5, 3)]
-    requests = trace(chats, 7)
-    assert requests == sorted(requests) == trace(chats, 7) and requests != trace(chats, 8)
-    for number, turns in enumerate(chats):
-        assert [turn for _, chat, turn in requests if chat == number] == list(range(len(turns)))
 
 
 @pytest.mark.slow
