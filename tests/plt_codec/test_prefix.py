@@ -16,11 +16,10 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
-from pltz.plt_codec.weights import CLASS, random_weights
+from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
-from tests.plt_codec.engines.reference import Oracle
+from tests.plt_codec.engines.reference import frame
 
 Ids = npt.NDArray[np.int64]
 MEMORY = 24
@@ -48,24 +47,10 @@ def items(encoded: Sequence[Encoded], rows: Sequence[Ids], contexts: Sequence[Id
     ]
 
 
-def by_oracle(tokens: Ids, context: Ids, lanes: int | None = None, steps: int | None = None) -> bytes:
-    """The frame a slow, separate implementation writes."""
-    layout, encoder = Layout(lanes, steps), RangeEncoder()
-    rows = iter(Oracle(WEIGHTS).sequence(tokens, layout, context.tolist()))
-    for block in layout.blocks(len(tokens), WEIGHTS.shape.block):
-        for step in range(block.steps):
-            here = [next(rows) for _ in range(block.active(step))]
-            for token, classes, _ in here:
-                encoder.encode(np.array([token // CLASS], np.int32), np.diff(classes)[None])
-            for token, _, members in here:
-                encoder.encode(np.array([token % CLASS], np.int32), np.diff(members)[None])
-    return encoder.finish()
-
-
 @pytest.mark.parametrize("lanes, steps, size", [(None, None, 90), (4, 8, 40), (1, 16, 20)])
 def test_every_engine_writes_the_oracles_bytes(lanes: int | None, steps: int | None, size: int) -> None:
     tokens, known = ids(1, size), [ids(2, m) for m in CONTEXTS]
-    want = [by_oracle(tokens, c, lanes, steps) for c in known]
+    want = [frame(WEIGHTS, tokens, Layout(lanes, steps), c) for c in known]
     assert len(set(want)) == len(CONTEXTS)
     for name in CODERS:
         got = coder(name).encode([tokens] * len(known), contexts=known, lanes=lanes, steps=steps)

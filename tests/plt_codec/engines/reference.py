@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
+from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 Ints = npt.NDArray[np.int64]
@@ -195,3 +196,20 @@ class Oracle:
         end = block.start + block.tokens
         remember = [old + j for j, p in enumerate(positions) if p >= end - self.shape.memory]
         return [[[k[j] for j in remember] for k in keys], [[v[j] for j in remember] for v in values]]
+
+
+def frame(
+    weights: Weights, tokens: npt.NDArray[np.integer], layout: Layout, context: npt.NDArray[np.integer] | None = None
+) -> bytes:
+    """Return what NUMERICS.md says of tokens (T,) behind a context (C,), through the reference range coder."""
+    before = [] if context is None else context.tolist()
+    encoder, found = RangeEncoder(), iter(Oracle(weights).sequence(tokens, layout, before))
+    for block in layout.blocks(len(tokens), weights.shape.block):
+        for step in range(block.steps):
+            rows = [next(found) for _ in range(block.active(step))]
+            classes = np.array([token // CLASS for token, _, _ in rows], np.int32)
+            members = np.array([token % CLASS for token, _, _ in rows], np.int32)
+            encoder.encode(classes, np.array([np.diff(c) for _, c, _ in rows]))
+            encoder.encode(members, np.array([np.diff(m) for _, _, m in rows]))
+    assert next(found, None) is None
+    return encoder.finish()

@@ -13,10 +13,9 @@ from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import FAST, Layout
-from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import FrameItem
-from pltz.plt_codec.weights import CLASS, Weights, random_weights
-from tests.plt_codec.engines.reference import Oracle
+from pltz.plt_codec.weights import Weights, random_weights
+from tests.plt_codec.engines.reference import Oracle, frame, norm
 
 ENGINES = ["torch", *(kernels() if available() else [])]
 HEADS = {
@@ -29,7 +28,18 @@ HEADS = {
     "block": 96,
     "memory": 40,
 }
+OTHERS: dict[str, dict[str, int | bool]] = {  # shapes
+    "odd": {
+        "vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100, "memory": 37,
+    },
+    "many classes": {
+        "vocab": 16384, "d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 64, "block": 64, "memory": 16,
+    },
+    "gated": {"gated": True, "block": 32, "memory": 10},
+    "gated, extreme": {"gated": True, "extreme": True, "block": 32, "memory": 10},
+}  # fmt: skip
 CASES = [
+    *OTHERS,
     "ordinary",
     "saturated",
     "all logits equal",
@@ -49,7 +59,9 @@ def changed(weights: Weights, **tensors: np.ndarray) -> Weights:
 
 @cache
 def model(case: str) -> Weights:
-    """A model with heads of 64 dimensions at one of the edges."""
+    """A model of another shape, or with heads of 64 dimensions at one of the edges."""
+    if case in OTHERS:
+        return random_weights(11, **OTHERS[case])  # type: ignore[arg-type]
     weights = random_weights(7, extreme=case == "saturated", **HEADS)  # type: ignore[arg-type]
     t = weights.tensors
     if case == "all logits equal":  # multipliers and biases of the head at 0
@@ -90,35 +102,24 @@ def coder(engine: str, case: str) -> TokenCoder | NativeCoder:
 def sessions(case: str, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
     """Random ids; where keys shall be opposite, of tokens 0 and 1 alone."""
     rng = np.random.default_rng(11)
-    return [rng.integers(0, 2 if case == "opposite keys" else 512, n) for n in lengths]
-
-
-def oracle_frame(weights: Weights, tokens: np.ndarray, layout: Layout) -> bytes:
-    """What NUMERICS.md says, position by position, through the reference range coder."""
-    encoder, found = RangeEncoder(), iter(Oracle(weights).sequence(tokens, layout))
-    for block in layout.blocks(len(tokens), weights.shape.block):
-        for step in range(block.steps):
-            rows = [next(found) for _ in range(block.active(step))]
-            classes = np.array([token // CLASS for token, _, _ in rows], np.int32)
-            members = np.array([token % CLASS for token, _, _ in rows], np.int32)
-            encoder.encode(classes, np.array([np.diff(c) for _, c, _ in rows]))
-            encoder.encode(members, np.array([np.diff(m) for _, _, m in rows]))
-    assert next(found, None) is None
-    return encoder.finish()
+    return [rng.integers(0, 2 if case == "opposite keys" else model(case).shape.vocab, n) for n in lengths]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lanes, steps", [(None, None), (16, 5), (5, 19), (FAST.lanes, FAST.steps)])
 @pytest.mark.parametrize("case", CASES)
 def test_coded_by_one_decoded_by_any(case: str, lanes: int | None, steps: int | None, engine: str) -> None:
-    """Sessions of unequal lanes that end at different times, side by side: the bytes of the first engine, and back."""
-    tokens = sessions(case)
+    """Sessions of unequal lanes that end at different times, side by side: the bytes of the first engine, and back.
+
+    Progress counts every token, both ways."""
+    tokens, told = sessions(case), list[int]()
     want = coder(ENGINES[0], case).encode(tokens, lanes=lanes, steps=steps)
-    got = coder(engine, case).encode(tokens, lanes=lanes, steps=steps)
+    got = coder(engine, case).encode(tokens, lanes=lanes, steps=steps, progress=told.append)
     assert [e.data for e in got] == [e.data for e in want]
     items = [FrameItem(e.data, len(t), e.lanes, e.steps) for e, t in zip(want, tokens, strict=True)]
-    back = coder(engine, case).decode(items)
+    back = coder(engine, case).decode(items, progress=told.append)
     assert all(np.array_equal(a, b) for a, b in zip(back, tokens, strict=True))
+    assert sum(told) == 2 * sum(LENGTHS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,7 +127,7 @@ def test_coded_as_the_oracle_does(case: str) -> None:
     """All engines give the bytes of the first (above); the first gives the oracle's."""
     tokens, layout = sessions(case, (110,))[0], Layout(5, 19)
     [got] = coder(ENGINES[-1], case).encode([tokens], lanes=5, steps=19)
-    assert got.data == oracle_frame(model(case), tokens, layout)
+    assert got.data == frame(model(case), tokens, layout)
 
 
 def test_opposite_keys_lie_further_apart_than_16_bits() -> None:
@@ -134,8 +135,6 @@ def test_opposite_keys_lie_further_apart_than_16_bits() -> None:
     weights = model("opposite keys")
     oracle, shape = Oracle(weights), weights.shape
     x = [weights["embed.w"][u].astype(np.int64) * int(weights["embed.m"][u]) >> 16 for u in (0, 1)]
-    from tests.plt_codec.engines.reference import norm
-
     (q, k, _), (_, opposite, _) = (oracle._heads(0, norm(a, shape.norm_gain), 0) for a in x)
     assert int(q[0] @ k[0]) - int(q[0] @ opposite[0]) >= 1 << 16
 

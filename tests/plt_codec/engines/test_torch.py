@@ -9,45 +9,11 @@ import torch
 
 from pltz.plt_codec.engines.torch import EXACT, Memory, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.lanes import Layout, TokenBlock
+from pltz.plt_codec.lanes import TokenBlock
 from pltz.plt_codec.weights import Weights, random_weights
-from tests.plt_codec.engines.reference import Oracle, cumulative
+from tests.plt_codec.engines.reference import cumulative
 
 Ints = npt.NDArray[np.int64]
-
-
-def engine_sequence(engine: TorchEngine, tokens: Ints, layout: Layout) -> list[tuple[Ints, Ints]]:
-    """Frequencies of a whole sequence by the parallel pass, in coding order of positions."""
-    out: list[tuple[Ints, Ints]] = []
-    memory = Memory.empty(engine)
-    for block in layout.blocks(len(tokens), engine.shape.block):
-        part = tokens[block.start : block.start + block.tokens]
-        inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0)
-        x = engine.run(inputs, block.start + block.targets(), memory)
-        memory = memory.after(block, engine.shape.memory)
-        rows = np.flatnonzero(block.predicting().reshape(-1))
-        ids = part[block.targets().reshape(-1)[rows]]
-        out += list(
-            zip(
-                engine.class_frequencies(x[rows]), engine.member_frequencies(x[rows], ids // 128), strict=True
-            )
-        )
-    return out
-
-
-@pytest.mark.parametrize("gated", [False, True], ids=["contract 1", "contract 2"])
-@pytest.mark.parametrize("extreme", [False, True], ids=["ordinary", "extreme"])
-@pytest.mark.parametrize("lanes, steps", [(None, None), (1, 32), (4, 8), (16, 2), (3, 5)])
-def test_engine_equals_oracle(extreme: bool, lanes: int | None, steps: int | None, gated: bool) -> None:
-    weights = random_weights(11, extreme=extreme, block=32, memory=10, gated=gated)
-    tokens = np.random.default_rng(5).integers(0, 512, 75)
-    layout = Layout(lanes, steps)
-    want = Oracle(weights).sequence(tokens, layout)
-    got = engine_sequence(TorchEngine(weights), tokens, layout)
-    assert len(want) == len(got) == 75
-    for (_, classes, members), (c, m) in zip(want, got, strict=True):
-        assert np.diff(classes).tolist() == c.tolist()
-        assert np.diff(members).tolist() == m.tolist()
 
 
 def test_saturated_and_equal_logits() -> None:

@@ -10,11 +10,8 @@ from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
-from pltz.plt_codec.weights import CLASS, Weights, random_weights
-from tests.plt_codec.engines.reference import Oracle
+from pltz.plt_codec.weights import Weights, random_weights
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="the compiled engine was not built (no C compiler at install)"
@@ -162,24 +159,6 @@ def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", kernels())
-def test_same_bytes_as_the_oracle(kernel: str) -> None:
-    weights = model("odd")
-    tokens = sequences(weights.shape.vocab, (130,))[0]
-    encoder, step = RangeEncoder(), []
-    for position, (token, classes, members) in enumerate(Oracle(weights).sequence(tokens, Layout(3, 7))):
-        step.append((token, np.diff(classes), np.diff(members)))
-        block = position // 21 * 21
-        lanes = min(3, len(tokens) - block)
-        if (position - block) % lanes == lanes - 1 or position == len(tokens) - 1:
-            for level in (0, 1):
-                symbols = np.array([s[0] // CLASS if level == 0 else s[0] % CLASS for s in step], np.int32)
-                encoder.encode(symbols, np.array([s[1 + level] for s in step]))
-            step = []
-    [got] = NativeCoder(weights, 1, kernel).encode([tokens], lanes=3, steps=7)
-    assert got.data == encoder.finish()
-
-
-@pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize(
     "name", ["odd", "alike", "gated, wide"]
@@ -220,15 +199,6 @@ def test_more_sessions_than_one_iteration_holds() -> None:
     )
 
 
-def test_progress_adds_up_to_the_tokens() -> None:
-    coder = NativeCoder(model("small"))
-    seen: list[int] = []
-    encoded = coder.encode(sequences(coder.shape.vocab), progress=seen.append)
-    assert sum(seen) == sum(LENGTHS)
-    coder.decode(items(encoded), progress=seen.append)
-    assert sum(seen) == 2 * sum(LENGTHS)
-
-
 def test_nothing_to_do() -> None:
     coder = NativeCoder(model("small"))
     assert coder.encode([]) == [] and coder.decode([]) == []
@@ -257,7 +227,7 @@ def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str)
             with pytest.raises(CorruptError, match=str(want)):
                 coder.decode([item])
         else:
-            assert np.array_equal(coder.decode([item])[0], want)
+            assert np.array_equal(coder.decode([item])[0], want) and 0 <= want.min() <= want.max() < 512
 
 
 def test_a_state_that_fits_no_symbol_is_an_error() -> None:
