@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tests.second_reader import chat, log
-from tests.second_reader.container import CHAT, TEXT, Ids
+from tests.second_reader.bridge import Bridge
+from tests.second_reader.container import CHAT, TEXT
 from tests.second_reader.fields import Block, Damaged, Fields, LowBits, Newer, block, fallback
 from tests.second_reader.model import Bundle, Model, digest, tokens_of, u32
 from tests.second_reader.sealed import Keyring, keyed, unseal
@@ -217,11 +218,11 @@ class Archive:
         files: by name.
         bundles: those that records name.
         secret: of a sealed archive.
-        bridges: by fingerprint of a tokenizer, from bundle tokens and a patch to its ids.
+        bridges: by fingerprint of their tokenizer.
     """
 
     def __init__(
-        self, files: Files, bundles: Sequence[Bundle] = (), secret: bytes = b"", bridges: Mapping[bytes, Ids] = {}
+        self, files: Files, bundles: Sequence[Bundle] = (), secret: bytes = b"", bridges: Mapping[bytes, Bridge] = {}
     ) -> None:
         self.settings, self.manifest, self.damage = settings_of(files), manifest_of(files), list[str]()
         if self.settings != self.manifest.settings:
@@ -350,8 +351,7 @@ class Archive:
             return list(log.content(data, count, bytes(past[-MOST_ABOVE:]), bundle, model))
         fields, patch = Fields(data), b""
         if c.tokenizer != bundle.fingerprint:
-            if past:
-                raise LookupError("a bridged segment after others needs the bridge of their ids")
+            past = self._bridges[c.tokenizer].context(past[-model.memory :])
             count = fields.varint()
             patch = fields.take(fields.varint()) if count & 1 else b""
             count >>= 1
@@ -361,7 +361,7 @@ class Archive:
         if c.mode & TURNS and count > 48:
             layout = max(min(4, -(-count // 48)), min(16, -(-count // 96))), 128
         found = tokens_of(model, fields.rest(), count, layout, past)
-        return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer](found, patch)
+        return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
 
 
 def _counts(version: Version) -> tuple[bool, bool, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from tests.second_reader.fields import Damaged
 from tests.second_reader.model import Spelling
@@ -19,8 +19,20 @@ SLOTS = (
 UNKNOWN_SLOT, MANY = 5, 15
 LATE = ("reserved", "unused", "placeholder", "extra_id")
 
-Tokenize = Callable[[str], list[int]]
-MakeTokenizer = Callable[[str], Tokenize]  # from a tokenizer.json, as its library reads it
+BLOCK = 1 << 16  # bytes
+
+
+class Library(Protocol):
+    """What a library makes of a tokenizer.json, without what it adds around a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, all of them."""
+
+
+MakeLibrary = Callable[[str], Library]  # from a tokenizer.json
 
 
 class HighBits:
@@ -56,9 +68,9 @@ class HighBits:
 
 
 class Bridge:
-    """A target's tokenizer. ``make``: its library."""
+    """A target's tokenizer. ``bundle_tokenizer``: the bundle's tokenizer.json; ``make``: the library of both."""
 
-    def __init__(self, tokenizer: str, bundle: Spelling, make: MakeTokenizer) -> None:
+    def __init__(self, tokenizer: str, bundle: Spelling, make: MakeLibrary, bundle_tokenizer: str = "") -> None:
         about = json.loads(tokenizer)
         self._bundle, model = bundle, about["model"]
         listed = model["vocab"]
@@ -70,14 +82,17 @@ class Bridge:
         self._size = max(self._names) + 1
         self._unknown = model.get("unk_id", self._vocab.get(model.get("unk_token")))
         self._slots = self._place({n for n, entry in added.items() if entry["special"]})
+        marks = set(self._slots.values())
+        self._inline = {n: str(entry["content"]) for n, entry in added.items() if n not in marks}
         self._wide = max(1, (max([*self._slots, MANY]) - MANY).bit_length() + 7 >> 3)
+        self._bpe = make(bundle_tokenizer) if bundle_tokenizer else None
         about |= {"truncation": None, "padding": None, "post_processor": None}
         about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
         about["model"] = model | ({"dropout": None} if "dropout" in model else {})
         steps = about.get("pre_tokenizer") or {}
         in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
-        self._first, self._after_mark, nothing = (make(json.dumps(_started(about, how))) for how in range(3))
-        self._after_unknown = self._after_mark if in_row else nothing
+        started = [_started(about, how) for how in (0, 1, 1 if in_row else 2)]
+        self._ways = [(make(json.dumps(one)), *_put_before(one)) for one in started]  # first, after a mark, unknown
 
     def _place(self, marks: set[int]) -> dict[int, int]:
         slots = {} if self._unknown is None else {UNKNOWN_SLOT: self._unknown}
@@ -112,9 +127,8 @@ class Bridge:
             if token is not None and token not in special:
                 span.append(token)
                 continue
-            how = self._first if not found else self._after_unknown if found[-1] == self._unknown else self._after_mark
             if span:
-                found += how(self._bundle.spell(span).decode())
+                found += self._ways[self._way(found[-1:])][0].encode(self._bundle.spell(span).decode())
                 span.clear()
             if token is not None:
                 name = special[token]
@@ -125,6 +139,46 @@ class Bridge:
                 if slot not in self._slots:
                     raise Damaged(f"the special {name} among ids")
                 found.append(self._slots[slot])
+        return found
+
+    def _way(self, before: Sequence[int]) -> int:
+        return 0 if not before else 2 if before[-1] == self._unknown else 1
+
+    def context(self, ids: Sequence[int]) -> list[int]:
+        """Return the bundle tokens of ids that stand above a frame."""
+        found, text, span, way = list[int](), "", list[int](), 0
+        slots = {number: slot for slot, number in self._slots.items()}
+        names = {name: number for number, name in self._bundle.special.items()}
+        for number in [*ids, -1]:
+            if number >= 0 and number not in slots and number not in self._inline:
+                span.append(number)
+                continue
+            text += self._text(span, way) + self._inline.get(number, "")
+            span, way = [], way or 1
+            if number in self._inline:
+                continue
+            found += self._bundle_tokens(text)
+            if number >= 0:
+                slot, text, way = slots[number], "", self._way([number])
+                found.append(names[f"x{min(slot, MANY)}"])
+                found += self._bundle.byte_ids((slot - MANY).to_bytes(self._wide, "big") if slot >= MANY else b"")
+        return found
+
+    def _text(self, span: Sequence[int], way: int) -> str:
+        library, always, unless_there = self._ways[way]
+        text = library.decode(span) if span else ""
+        bare = text.removeprefix(" ")
+        return bare if always or (unless_there and bare[:1].strip(" ")) else text
+
+    def _bundle_tokens(self, text: str) -> list[int]:
+        data, found, start = text.encode(), list[int](), 0
+        while start < len(data):
+            end, middle = min(start + BLOCK, len(data)), start + BLOCK // 2
+            if len(data) - start > BLOCK:
+                cut = data.rfind(b"\n", middle, end) + 1 or max(data.rfind(b" ", middle, end), 0)
+                end = cut or next(n for n in range(end, end - 4, -1) if not 0x80 <= data[n] < 0xC0)
+            found += self._bpe.encode(data[start:end].decode()) if self._bpe else []
+            start = end
         return found
 
     def _id(self, bits: HighBits) -> int:
@@ -181,6 +235,23 @@ class Bridge:
         return name.removeprefix(self._prefix) if name.startswith(self._prefix) else "\0" + name
 
 
+def _put_before(about: Any) -> tuple[bool, bool]:
+    """Return whether a tokenizer puts a blank before each text, and before each that has none."""
+    nodes = [*_nodes([about.get("normalizer"), about.get("pre_tokenizer")])]
+    always = any(node.get("type") == "Prepend" and node["prepend"] for node in nodes)
+    schemes = [node.get("prepend_scheme", "always") for node in nodes if node.get("type") == "Metaspace"]
+    byte_level = any(node.get("type") == "ByteLevel" and node.get("add_prefix_space") for node in nodes)
+    return always, byte_level or schemes.count("never") < len(schemes)
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for one in value if isinstance(value, list) else []:
+        yield from _nodes(one)
+
+
 def _started(about: Any, how: int) -> Any:
     """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
 
@@ -198,4 +269,8 @@ def _started(about: Any, how: int) -> Any:
             value["add_prefix_space"] = False
         return value
 
-    return about | {key: walk(about.get(key)) for key in ("normalizer", "pre_tokenizer")}
+    decoder = json.loads(json.dumps(about.get("decoder")))
+    for node in _nodes(decoder):
+        node |= {"start": 0} if node.get("type") == "Strip" else {}
+        node |= {"prepend_scheme": "never"} if node.get("type") == "Metaspace" else {}
+    return about | {key: walk(about.get(key)) for key in ("normalizer", "pre_tokenizer")} | {"decoder": decoder}

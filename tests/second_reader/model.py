@@ -49,6 +49,9 @@ class Spelling(Protocol):
     def spell(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens that are no specials."""
 
+    def byte_ids(self, data: bytes) -> list[int]:
+        """Return a token per byte."""
+
 
 class Bundle:
     """A bundle's folder: weights, the bytes and names of its tokens, its dictionary, its identity."""
@@ -68,10 +71,10 @@ class Bundle:
             if name.startswith("weights-"):
                 self.tensors |= tensors_of(data)
             elif name.startswith("tokenizer"):
-                tokenizer = data
+                self.tokenizer = data.decode()
             else:
                 self.dictionary = data
-        self.fingerprint = digest("pltz tokenizer", tokenizer)
+        self.fingerprint = digest("pltz tokenizer", self.tokenizer.encode())
         rows = [json.dumps([self.contract, self.shape], sort_keys=True, separators=(",", ":")).encode()]
         for name, tensor in sorted(self.tensors.items()):
             kind = {1: "|i1", 2: "<i2", 4: "<i4"}[tensor.itemsize]
@@ -83,7 +86,7 @@ class Bundle:
         self.special: dict[int, str] = {}
         self.bytes_of: dict[int, bytes] = {}
         letters = byte_letters()
-        for piece, number in json.loads(tokenizer)["model"]["vocab"].items():
+        for piece, number in json.loads(self.tokenizer)["model"]["vocab"].items():
             if piece.startswith("<|") and piece.endswith("|>") and number < 32:
                 self.special[number] = piece[2:-2]
             else:
@@ -95,6 +98,11 @@ class Bundle:
             return b"".join(self.bytes_of[i] for i in ids)
         except KeyError as error:
             raise Damaged(f"token {error} in a text") from error
+
+    def byte_ids(self, data: bytes) -> list[int]:
+        """Return a token per byte."""
+        numbers = {piece: number for number, piece in self.bytes_of.items()}
+        return [numbers[bytes([byte])] for byte in data]
 
 
 def byte_letters() -> dict[str, int]:

@@ -19,11 +19,14 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.towers import TowerArchive
 from tests.golden.archives.make import FORGOTTEN, GREW, KEY, LOGS, SESSIONS, TURNS, disk_of, lines, turn
+from tests.models import target_tokenizers as targets
 from tests.second_reader.archive import Archive
+from tests.second_reader.bridge import Bridge
 from tests.second_reader.fields import Damaged, Newer
 from tests.second_reader.log import AfterOthers
 from tests.second_reader.model import Bundle, digest
 from tests.second_reader.state import Files, files_of, index_of, restored
+from tests.second_reader.test_second_reader import ThatOfHuggingFace
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = {path.stem: path for path in sorted((ROOT / "tests/golden/archives").glob("*.zip"))}
@@ -194,3 +197,19 @@ def test_what_the_product_puts(secret: str | None, by_zstd: bool, tmp_path: Path
         assert (last.id, last.record.tags) == (session.id, session.tags)
         value = archive.value(last)
         assert value == (session.value.tolist() if name == "ids" else session.value)
+
+
+def test_ids_of_another_tokenizer(tmp_path: Path) -> None:
+    """A bridged segment after others has a context that is made of their ids."""
+    target, second = targets.target("llama2"), bundle("nano")
+    page = targets.encode("llama2", targets.PAGE)
+    ids = [*page[:100], *page[20:90], *page[30:70]]
+    with pltz.Archive.open(tmp_path / "cold", create=True, bundle="nano", merge_turns=False) as cold:
+        for end in (100, 170, 210):
+            cold.put("ids", np.array(ids[:end], np.int32), tokenizer=target.to_str().encode())
+    bridge = Bridge(target.to_str(), second, ThatOfHuggingFace, second.tokenizer)
+    fingerprint = targets.bridge("llama2").fingerprint
+    archive = Archive(files_of(tmp_path / "cold"), [second], bridges={fingerprint: bridge})
+    history = archive.history("ids")
+    assert [archive.value(version) for version in history] == [ids[:end] for end in (100, 170, 210)]
+    assert history[-1].record.context.mode & 1 and not archive.damage
