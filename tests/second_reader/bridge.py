@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tests.second_reader.fields import Damaged
-from tests.second_reader.model import Spelling
+from tests.second_reader.model import Vocabulary
 
 SLOTS = (
     "<|begin_of_text|> <s> <bos> <|startoftext|> <\uff5cbegin▁of▁sentence\uff5c> [CLS]",
@@ -70,7 +70,7 @@ class HighBits:
 class Bridge:
     """A target's tokenizer. ``bundle_tokenizer``: the bundle's tokenizer.json; ``make``: the library of both."""
 
-    def __init__(self, tokenizer: str, bundle: Spelling, make: MakeLibrary, bundle_tokenizer: str = "") -> None:
+    def __init__(self, tokenizer: str, bundle: Vocabulary, make: MakeLibrary, bundle_tokenizer: str = "") -> None:
         about = json.loads(tokenizer)
         self._bundle, model = bundle, about["model"]
         listed = model["vocab"]

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from tests.second_reader.fields import Damaged
-from tests.second_reader.model import Spelling
+from tests.second_reader.model import Vocabulary
 
 VOICES = ("system", "user", "assistant", "tool", "developer", "function")
 LEAN = dict(enumerate(VOICES, 1))  # the role of each byte of a lean chat
@@ -21,7 +21,7 @@ MAX_DEPTH, MAX_VALUES, MAX_BITS, MAX_DIGITS = 200, 1 << 21, 13_000, 64
 Segment = tuple[str, bytes]  # name of the special, text
 
 
-def value_of_tokens(ids: Sequence[int], bundle: Spelling) -> Any:
+def value_of_tokens(ids: Sequence[int], bundle: Vocabulary) -> Any:
     """Return the value of a chat's tokens."""
     starts = [place for place, token in enumerate(ids) if token in bundle.special]
     if len(ids) and starts[:1] != [0]:

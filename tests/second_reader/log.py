@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, fallback
-from tests.second_reader.model import Model, Spelling, digest, tokens_of
+from tests.second_reader.model import Model, Vocabulary, digest, tokens_of
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
@@ -49,7 +49,9 @@ def parts_of(data: bytes) -> LogParts:
     return LogParts(method, bool(head & 4), bool(head & 8), check, columns, opaque, sizes[2], fields.rest())
 
 
-def content(data: bytes, count: int, above: bytes, bundle: Spelling | None = None, model: Model | None = None) -> bytes:
+def content(
+    data: bytes, count: int, above: bytes, bundle: Vocabulary | None = None, model: Model | None = None
+) -> bytes:
     """Return the content of a log frame. ``above``: the bytes that stand before it, or those of a log like it.
 
     Raises:
@@ -74,7 +76,7 @@ def content(data: bytes, count: int, above: bytes, bundle: Spelling | None = Non
 
 
 def pieces(
-    parts: LogParts, bundle: Spelling | None, model: Model | None, data: bytes, tokens: Sequence[int]
+    parts: LogParts, bundle: Vocabulary | None, model: Model | None, data: bytes, tokens: Sequence[int]
 ) -> list[bytes]:
     """Return the pieces of a frame of methods 1 and 2. ``data``, ``tokens``: the text above, in bytes and in tokens."""
     count = parts.text_count

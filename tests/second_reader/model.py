@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -41,19 +41,26 @@ def tensors_of(data: bytes) -> dict[str, Array]:
     }
 
 
-class Spelling(Protocol):
-    """Tell the bytes and names of tokens, as a `Bundle` does."""
+class Vocabulary:
+    """The names of special tokens, and the bytes of all others."""
 
-    special: dict[int, str]
+    def __init__(self, special: dict[int, str], bytes_of: dict[int, bytes]) -> None:
+        self.special, self._bytes_of = special, bytes_of
 
     def spell(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens that are no specials."""
+        try:
+            return b"".join(self._bytes_of[i] for i in ids)
+        except KeyError as error:
+            raise Damaged(f"token {error} in a text") from error
 
     def byte_ids(self, data: bytes) -> list[int]:
         """Return a token per byte."""
+        numbers = {piece: number for number, piece in self._bytes_of.items()}
+        return [numbers[bytes([byte])] for byte in data]
 
 
-class Bundle:
+class Bundle(Vocabulary):
     """A bundle's folder: weights, the bytes and names of its tokens, its dictionary, its identity."""
 
     def __init__(self, folder: Path) -> None:
@@ -83,26 +90,13 @@ class Bundle:
         self.id = digest("pltz bundle", *rows, self.fingerprint, dictionary)
         if self.id.hex() != about["id"]:
             raise Damaged("a bundle that differs from its identity")
-        self.special: dict[int, str] = {}
-        self.bytes_of: dict[int, bytes] = {}
-        letters = byte_letters()
+        special, bytes_of, letters = dict[int, str](), dict[int, bytes](), byte_letters()
         for piece, number in json.loads(self.tokenizer)["model"]["vocab"].items():
-            if piece.startswith("<|") and piece.endswith("|>") and number < 32:
-                self.special[number] = piece[2:-2]
+            if number < 32:
+                special[number] = piece[2:-2]
             else:
-                self.bytes_of[number] = bytes(letters[letter] for letter in piece)
-
-    def spell(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of tokens that are no specials."""
-        try:
-            return b"".join(self.bytes_of[i] for i in ids)
-        except KeyError as error:
-            raise Damaged(f"token {error} in a text") from error
-
-    def byte_ids(self, data: bytes) -> list[int]:
-        """Return a token per byte."""
-        numbers = {piece: number for number, piece in self.bytes_of.items()}
-        return [numbers[bytes([byte])] for byte in data]
+                bytes_of[number] = bytes(letters[letter] for letter in piece)
+        super().__init__(special, bytes_of)
 
 
 def byte_letters() -> dict[str, int]:

@@ -38,7 +38,7 @@ from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Newer
-from tests.second_reader.model import Bundle, Model, tokens_of
+from tests.second_reader.model import Bundle, Model, Vocabulary, tokens_of
 from tests.second_reader.table import Log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,20 +260,10 @@ def test_tables_of_any_log(values: list[Any], lines: list[str], number: int) -> 
 # ---- chats
 
 
-class Stand:
-    """A bundle's tokenizer for the second reader, of the product's tests."""
-
-    def __init__(self, tokenizer: BundleTokenizer) -> None:
-        self.special = {number: name for name, number in tokenizer.specials.items()}
-        self._pieces = tokenizer.pieces
-
-    def spell(self, ids: Iterable[int]) -> bytes:
-        """Return the bytes of tokens."""
-        return b"".join(self._pieces[i] for i in ids)
-
-    def byte_ids(self, data: bytes) -> list[int]:
-        """Return a token per byte."""
-        return [self._pieces.index(bytes([byte])) for byte in data]
+def vocabulary(tokenizer: BundleTokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer of the product's tests."""
+    special = {number: name for name, number in tokenizer.specials.items()}
+    return Vocabulary(special, {n: piece for n, piece in enumerate(tokenizer.pieces) if n not in special})
 
 
 @settings(max_examples=examples(300))
@@ -283,7 +273,7 @@ def test_tokens_of_any_chat_become_its_value(value: Any, tiny_tokenizer: BundleT
         tokens = to_tokens(Session("chat", value), tiny_tokenizer)
     except PltzError:
         assume(False)
-    found = chat.value_of_tokens(tokens.tolist(), Stand(tiny_tokenizer))
+    found = chat.value_of_tokens(tokens.tolist(), vocabulary(tiny_tokenizer))
     assert json_value.difference(value, found) is None
 
 
@@ -332,7 +322,7 @@ class ThatOfHuggingFace:
 @pytest.mark.parametrize("kind", sorted(targets.MAKERS))
 def test_ids_of_other_tokenizers(kind: str) -> None:
     tokenizer = targets.target(kind)
-    second = Bridge(tokenizer.to_str(), Stand(targets.bundle()), ThatOfHuggingFace, targets.bundle().json.decode())
+    second = Bridge(tokenizer.to_str(), vocabulary(targets.bundle()), ThatOfHuggingFace, targets.bundle().json.decode())
     rng = np.random.default_rng(5)
     canonical = targets.encode(kind, targets.PAGE)
     size = tokenizer.get_vocab_size()
