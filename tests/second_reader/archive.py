@@ -149,7 +149,9 @@ def _records(
             digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
             json.loads(tags[row] or b"{}"), moment, time, (marks[row], tokens, verb),
         )  # fmt: skip
-        if context.cipher and keys and kinds[row] != MARK:
+        if bool(context.cipher) != (keys is not None):
+            raise Damaged("a record in the clear in a sealed archive, or the other way round")
+        if keys and kinds[row] != MARK:
             record = opened(record, keys)
         yield record
 
@@ -158,7 +160,7 @@ def opened(record: Record, keys: Keyring) -> Record:
     """Return a sealed record in the clear; one that was erased without its segment or session."""
     c, own = record.context, keys.domain(record.context.domain)
     about = c.domain + c.root + c.tokenizer
-    if record.kind in (SEGMENT, BOTH) and record.data:
+    if record.kind in (SEGMENT, BOTH):
         head = run_of(record).size if c.mode & RUN else 0
         key = own.key(c.root, record.segment)
         what = about + c.bundle + struct.pack("<HBQ", c.contract, c.mode, record.tokens)
