@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -333,6 +333,8 @@ class Listing:
         made: Mapping[str, FileIndex] = MappingProxyType({}),
         replaced: Iterable[str] = (),
         relied: AbstractSet[bytes] = frozenset(),
+        fence: Callable[[], None] = lambda: None,
+        anew: bool = False,
     ) -> bool:
         """Put a manifest that names what this process put, and return whether one was put.
 
@@ -340,12 +342,14 @@ class Listing:
             edit: returns what follows a manifest. It is called again where another was first.
             made: indexes that were put. ``replaced``: those whose place they take.
             relied: packs that what was put relies on.
+            fence: raises Outdated where keys of what was put changed. It is called once the present manifest is known.
+            anew: put one even where it says the same: whoever builds on the present one decides anew.
 
         Raises Outdated where a pack in ``relied`` is condemned or gone by then, ArchiveError where too many packs have
         no index, StoreError, WriterFailed, and the errors of ``edit``. Nothing may be acknowledged then.
         """
-        change = partial(self._next, edit, dict(made), frozenset(replaced), relied)
-        changed = self.register.swap(change)
+        change = partial(self._next, edit, dict(made), frozenset(replaced), relied, fence)
+        changed = self.register.swap(change, anew=anew)
         if (manifest := self.register.manifest) and manifest is not self.manifest:
             self.take(manifest)
         self._pending.clear()
@@ -356,7 +360,8 @@ class Listing:
         base = self.register.manifest
         if base is None or base is not self.manifest:
             return None
-        return self.register.draft(self._next(lambda manifest: manifest, {}, frozenset(), frozenset(), base))
+        none = frozenset[Any]()
+        return self.register.draft(self._next(lambda manifest: manifest, {}, none, none, lambda: None, base))
 
     def _next(
         self,
@@ -364,6 +369,7 @@ class Listing:
         made: dict[str, FileIndex],
         replaced: frozenset[str],
         relied: AbstractSet[bytes],
+        fence: Callable[[], None],
         base: Manifest | None,
     ) -> Manifest:
         """Return the manifest to put in place of another. Arguments and errors as of `publish`."""
@@ -376,6 +382,7 @@ class Listing:
                 raise Outdated("a collector took what was put meanwhile: nothing was acknowledged, try again")
         if not all(self._is_named(pack) and pack not in self.condemned for pack in relied):
             raise Outdated("a collector condemned what was relied on: nothing was acknowledged, try again")
+        fence()
         fresh = edit(replace(base, packs={**base.packs, **self._pending}))
         if made or replaced:
             fresh = self._indexed(fresh, made, replaced)

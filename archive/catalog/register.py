@@ -102,14 +102,16 @@ class ManifestRegister:
         self._ahead = True
         return found
 
-    def swap(self, change: Callable[[Manifest | None], Manifest], *, repaired: bool = False) -> bool:
+    def swap(
+        self, change: Callable[[Manifest | None], Manifest], *, repaired: bool = False, anew: bool = False
+    ) -> bool:
         """Put a manifest in place of the present one, and return whether it was put.
 
         Where it says the same as the present one, that is made durable: its writer may be between link and sync.
 
         ``change``: returns the next manifest for the present one; its generation and random bytes are set here. It gets
         None where that cannot be used. ``repaired``: its generation is above what others saw, so that none of them
-        takes it for one of a backup.
+        takes it for one of a backup. ``anew``: it is put even where it says the same.
 
         Raises its errors, StoreError, WriterFailed. After a StoreError the manifest may have been put all the same.
         """
@@ -118,7 +120,7 @@ class ManifestRegister:
         for turn in range(TURNS):
             base = self.manifest
             fresh = change(base)
-            if base and fresh.state == base.state and not repaired:
+            if base and fresh.state == base.state and not (repaired or anew):
                 self._store.settle(MANIFEST)
                 return False
             generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.archive)

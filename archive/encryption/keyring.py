@@ -17,7 +17,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys
+from pltz.archive.errors import Erased, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.context import RUN, SEALED, Context
 from pltz.archive.format.ids import BASE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
@@ -80,22 +80,22 @@ class Keyring:
         self._fresh = False
 
     def check(self, domains: Iterable[bytes]) -> None:
-        """Raise Fenced where keys of these domains changed since the last refresh."""
+        """Raise Outdated where keys of these domains changed since the last refresh."""
         self._settle()
         if not all(self._current(self._domains[domain]) for domain in set(domains)):
-            raise Fenced(ERASED_MEANWHILE)
+            raise Outdated(ERASED_MEANWHILE)
 
     def _settle(self) -> None:
         """Compare the keys that this process made with the listing, before the first record under them is put.
 
-        Else a record could be put under keys that nobody keeps. Raises Fenced.
+        Else a record could be put under keys that nobody keeps. Raises Outdated.
         """
         made, self._made = self._made, set()
         if made:
             self._list()
             overtaken = [domain for domain in made if self._overtaken(self._domains[domain])]
             if overtaken:
-                raise Fenced(ERASED_MEANWHILE)
+                raise Outdated(ERASED_MEANWHILE)
 
     def domain(self, kind: int, name: str) -> bytes:
         """Return the id of a domain, 16 bytes."""
@@ -153,7 +153,7 @@ class Keyring:
         return Head(domain + tokenizer + parent, keys.id_key)
 
     def seal(self, context: Context, record: Record) -> Record:
-        """Return the record with its fields in boxes. Raises Erased, CorruptError, Fenced."""
+        """Return the record with its fields in boxes. Raises Erased, CorruptError, Outdated."""
         if self._made:
             self._settle()
         bitstring, veil = record.bitstring, b""

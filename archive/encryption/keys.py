@@ -149,7 +149,7 @@ class Encryption(Protocol):
         """Read the changes of others at the next use."""
 
     def check(self, domains: Iterable[bytes]) -> None:
-        """Raise Fenced where keys of these domains changed since the last refresh.
+        """Raise Outdated where keys of these domains changed since the last refresh.
 
         Something was erased meanwhile in that case.
         """

@@ -254,6 +254,7 @@ class Eraser:
             return self._receipt(erasure, keys, finished)
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
+        self.catalog.listing.publish(anew=True)
         done = _Done(self.keys.shred(keys), *self._prove(domain, generation, None))
         return self._receipt(erasure, keys, finished, done=[done])
 
@@ -404,7 +405,10 @@ class Eraser:
             finished = _Finished({domain: len(files) for domain, files in folder.leftovers().items()})
         else:
             finished = _Finished(folder.finish())
-        for base in begun_bases(self.catalog, self.keys):
+        begun = [*begun_bases(self.catalog, self.keys)]
+        if begun and not dry_run:
+            self.catalog.listing.publish(anew=True)  # the erase that began may have been cut off before it did
+        for base in begun:
             try:
                 users = self.users(base.domain, base.since)
             except ArchiveError:  # packs are damaged: this base waits, the requested erasure need not
@@ -448,8 +452,10 @@ class Eraser:
         return known
 
     def _publish(self, keys: DomainKeys) -> None:
+        """Put keys, and replace the manifest on which puts that know older ones build. Raises Fenced."""
         if not self.keys.publish(keys):
             raise Fenced(AT_ONCE)
+        self.catalog.listing.publish(anew=True)
 
     def _towers(self, records: DomainRecords, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""

@@ -296,12 +296,13 @@ class TurnJoiner:
             if not runs:
                 return []
             try:
-                self._writer.copy(((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs), relied=standing)
+                rows = ((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs)
+                fence = partial(self._catalog.keys.check, {run.row[0].domain for run in runs})
+                self._writer.copy(rows, relied=standing, fence=fence)
                 break
             except Fenced:
                 if turn + 1 == ATTEMPTS:
                     raise
-        self._catalog.keys.check({run.row[0].domain for run in runs})
         for run in runs:
             listing.stable(partial(self._read_back, run))
         return runs

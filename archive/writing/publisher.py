@@ -7,7 +7,7 @@ A crash leaves all records of a pack or none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -38,11 +38,12 @@ class Publisher:
         new: Mapping[bytes, PendingSegment] | None = None,
         *,
         relied: AbstractSet[bytes] = frozenset(),
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
 
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
-        ``relied``: as of `Listing.publish`.
+        ``relied``, ``fence``: as of `Listing.publish`.
 
         Raises ArchiveError, ContentError, FullError, Outdated, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written, and none of the packs takes effect.
@@ -52,7 +53,7 @@ class Publisher:
             try:
                 proved: list[tuple[Location, PendingSegment]] = []
                 parities = list(self._packs(rows, new or {}, proved, ahead))
-                listing.publish(relied=relied)
+                listing.publish(relied=relied, fence=fence)
             except BaseException as exc:
                 listing.drop_pending(delete=isinstance(exc, Outdated))
                 raise

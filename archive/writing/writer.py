@@ -12,7 +12,7 @@ A crash leaves all sessions of a pack or none of them; see the table in WRITING.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -82,7 +82,7 @@ class ArchiveWriter:
             ContentError, LimitError, UsageError: a session cannot be stored; nothing was written.
             StoreError: the disk is full or refuses; the archive is as it was.
             WriterFailed: a sync failed; nothing was acknowledged, and this writer writes no more.
-            Fenced: keys changed meanwhile, or collectors went on all the time; nothing was acknowledged, put again.
+            Fenced: erases or collectors went on all the time; nothing was acknowledged, put again.
             ArchiveError, CorruptError: what it would rely on is damaged.
         """
         if not dry_run:
@@ -124,8 +124,8 @@ class ArchiveWriter:
         if dry_run:
             return [d.receipt() for d in drafts]
         standing = {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
-        self._publisher.put(self._sealed(rows), fresh, relied=standing)
-        self.catalog.keys.check(contexts.domains)
+        fence = partial(self.catalog.keys.check, contexts.domains)
+        self._publisher.put(self._sealed(rows), fresh, relied=standing, fence=fence)
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
         return [d.receipt() for d in drafts]
@@ -235,9 +235,15 @@ class ArchiveWriter:
         """Forget the tokens of sessions: some are about to be erased."""
         self.recent.clear()
 
-    def copy(self, rows: Iterable[tuple[Context, Record]], *, relied: AbstractSet[bytes] = frozenset()) -> None:
+    def copy(
+        self,
+        rows: Iterable[tuple[Context, Record]],
+        *,
+        relied: AbstractSet[bytes] = frozenset(),
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
         """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
-        self._publisher.put(list(rows), relied=relied)
+        self._publisher.put(list(rows), relied=relied, fence=fence)
 
     def _sort_out(
         self, segments: list[PendingSegment], stored: Collection[bytes]

@@ -74,8 +74,7 @@ FAULTS = ("early-put", "early-erase", "drop-pack")
 
 @dataclass
 class Totals:
-    """The counts so far. ``kills``, ``ended``: by kind of operation. ``halves``: versions that were neither
-    acknowledged nor whole."""
+    """The counts so far. ``kills``, ``ended``: by kind of operation."""
 
     kills: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
@@ -85,7 +84,6 @@ class Totals:
     checks: int = 0
     acknowledged: int = 0
     compared: int = 0
-    halves: int = 0
 
 
 class Wrong(Exception):
@@ -327,18 +325,13 @@ class Torture:
         from pltz.benchmarks.torture.record import compare
 
         seen = self._look(place)
-        wrong, halves = compare(self.record, place, seen)
+        wrong = compare(self.record, place, seen)
         if repaired:
             wrong += [f"repair left {path} missing" for path in seen.missing_copies]
         self.totals.compared += len(seen.versions)
-        self.record.write(
-            check=place, versions=len(seen.versions), report=seen.report, wrong=wrong, halves=halves
-        )
+        self.record.write(check=place, versions=len(seen.versions), report=seen.report, wrong=wrong)
         if wrong:
             raise Wrong("\n".join(wrong[:SHOWN]))
-        if halves:
-            self.totals.halves += len(halves)
-            self._whole("forget halves", lambda voice: _forget(self.world, place, halves))
 
     def _damage(self) -> None:
         """Damage a file as far as it can be repaired, kill repairers over it, repair, and compare. Raises
@@ -388,13 +381,6 @@ def _init(world: Any) -> None:
 
     for place in ("main", "copy"):
         opener.create(world.place(place), key=world.key(place))
-
-
-def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
-    """Forget versions that are neither acknowledged nor whole."""
-    archive = world.open_plain(place)
-    for (tenant, name), version in halves:
-        archive.marker.forget([v for v in archive.directory.sight(name, tenant).versions if v.id.hex() == version])
 
 
 def _drop_pack(place: Path) -> None:
@@ -476,7 +462,6 @@ def torment(
         "checks": totals.checks,
         "versions_compared": totals.compared,
         "lines_acknowledged": totals.acknowledged,
-        "unacknowledged_halves": totals.halves,
         "seconds": round(time.monotonic() - began, 1),
         "sound": not wrong,
         "wrong": wrong,

@@ -157,15 +157,9 @@ class Seen:
     token: str = ""
 
 
-def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> tuple[list[str], list[tuple[Key, str]]]:
-    """Compare an archive at rest with the record, and settle what was in doubt.
-
-    Returns:
-        The differences, and the versions that are neither acknowledged nor whole. The format allows the latter,
-        and they are to be forgotten.
-    """
+def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> list[str]:
+    """Compare an archive at rest with the record, settle what was in doubt, and return the differences."""
     wrong = [f"verify: {problem}" for problem in seen.problems]
-    broken: list[tuple[Key, str]] = []
     rows: dict[Key, list[tuple[str, bool, str, str]]] = {}
     for tenant, name, version, forgotten, digest, error in seen.versions:
         rows.setdefault((tenant, name), []).append((version, forgotten, digest, error))
@@ -174,28 +168,25 @@ def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> tuple[list[st
         wrong.append(f"{key} is there, and was erased or never put")
     for key, session in list(sessions.items()):
         sure = bool(session.live)
-        found, halves = _settle(session, rows.get(key, []))
-        wrong += [f"{key}: {problem}" for problem in found]
-        broken += [(key, version) for version in halves]
+        wrong += [f"{key}: {problem}" for problem in _settle(session, rows.get(key, []))]
         if session.erasing and sure and not session.known:  # else a collector took the forgotten versions
             record.bury(key)
         session.erasing = False
         wanted = next((k.digest for k in reversed(session.known) if k.forgotten is False), None)
-        if (given := seen.gets.get(key, {wanted}) - {wanted}) and not halves:
+        if (given := seen.gets.get(key, {wanted}) - {wanted}):
             wrong.append(f"{key}: get gave {given}, and the last version is {wanted}")
-    allowed = {version for _, version in broken}
-    wrong += [f"verify calls version {version} lost" for version in sorted(seen.lost - allowed)]
+    wrong += [f"verify calls version {version} lost" for version in sorted(seen.lost)]
     if place == "main" and (open_again := seen.opened & record.graves):
         wrong.append(f"erased, and opens: {sorted(open_again)[:5]}")
-    return wrong, broken
+    return wrong
 
 
-def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -> tuple[list[str], list[str]]:
-    """Match the versions that are there with those that must be.
+def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -> list[str]:
+    """Match the versions that are there with those that must be, and return the differences.
 
-    Return (differences, versions that are not whole and need not be)."""
+    What was not acknowledged may be there whole, and never in part.
+    """
     wrong: list[str] = []
-    broken: list[str] = []
     settled: list[KnownVersion] = []
     order: list[int] = []
     left = list(session.known)
@@ -205,12 +196,8 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
             (k for k in left if not k.version and k.digest == digest), None
         )
         doubted = session.pending | session.cut
-        if known is None and digest not in doubted | again and not (error and doubted):
+        if known is None and digest not in doubted | again:
             wrong.append(f"version {version} is there, and nobody asked for it ({digest or error})")
-            continue
-        if known is None and error:
-            broken.append(version)
-            settled.append(KnownVersion("", version, True))
             continue
         if known is not None:
             left.remove(known)
@@ -226,7 +213,7 @@ def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -
     # repair names packs of killed puts and collectors: they have what was put again, or forgotten and freed, since
     session.cut |= session.pending | {k.digest for k in left if k.forgotten is not False}
     session.known, session.pending, session.settled = settled, set(), True
-    return wrong, broken
+    return wrong
 
 
 def _differs(known: KnownVersion, version: str, forgotten: bool, digest: str, error: str) -> list[str]:

@@ -246,12 +246,9 @@ def test_first_keys_that_were_overtaken_are_never_used(
         return put(store, name, data)
 
     monkeypatch.setattr(DirectoryStore, "put", slow)
-    packs = set(disk.seen.files())
-    with pytest.raises(PltzError, match="put again"):
-        sealed.put([chat("c", [3])])
-    monkeypatch.undo()
-    assert done and len({p for p in set(disk.seen.files()) - packs if p.startswith("packs/")}) == 1
     sealed.put([chat("c", [3])])
+    monkeypatch.undo()
+    assert done
     whole = reopen(disk, codec)
     assert tokens(whole, "a") == [1] and tokens(whole, "c") == [3] and whole.verify(decode=True).sound
 
