@@ -15,12 +15,11 @@ from pltz.archive.errors import Fenced, Outdated, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import FileIndex, Lookup
-from pltz.plt_codec.identity import SIZE
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 TOGETHER = 1 << 19  # bytes that a bucket keeps in one index, so that a reader with nothing cached fetches few
-ENTRY_BYTES, PACK_BYTES = 4, 40  # about what each takes in an index and in the copy of its pack table
+ENTRY_BYTES, PACK_BYTES = 6, 40  # about what each takes in an index and in the copy of its pack table
 
 
 def without_index(catalog: Catalog) -> set[bytes]:
@@ -110,7 +109,7 @@ class IndexKeeper:
 
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""
-        name = data[-SIZE:].hex()
+        name = index_file.name_of(data)
         if not self._store.put(object_names.index(name), data):
             self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
             if not self._store.put(object_names.index(name), data):

@@ -24,7 +24,7 @@ from pltz.archive.catalog.losses import Loss, Losses
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, ManifestLost, Outdated, StoreError, WriterFailed
-from pltz.archive.format import index_file, object_names
+from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -38,10 +38,9 @@ from pltz.archive.format.index_file import (
     keys_of,
     packs_of,
 )
-from pltz.archive.format.manifest import MOST_HEADS, MOST_OVER, MOST_PACKS, IndexHead, Manifest, NamedPack
+from pltz.archive.format.manifest import MOST_OVER, MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, FOOTER, FRONT, Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, PltzError
 
@@ -143,7 +142,6 @@ class Listing:
         self._scanned: dict[bytes, int] = {}  # those of indexes that cannot be used
         self._missing = frozenset[bytes]()  # named packs that are not there
         self._pending: dict[bytes, NamedPack] = {}  # packs put by this process that no manifest names yet
-        self._ranged = set[str]()  # indexes of which only ranges are read
         self._skipped = set(unused)  # index files that are damaged or unused
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
@@ -215,7 +213,7 @@ class Listing:
 
         ``scan``: packs of indexes that cannot be used are scanned; False: the state is not taken then.
         """
-        self._read_indexes(set(manifest.indexes), manifest.heads)
+        self._read_indexes(set(manifest.indexes))
         packs = {pack: size for index in self.indexes.values() for pack, size in index.packs.items()}
         scanned = dict[bytes, int]()
         for name in manifest.indexes - self.indexes.keys():
@@ -406,27 +404,8 @@ class Listing:
             packs = self.indexes[name].packs if name in self.indexes else self.table_of(name) or {}
             dropped |= set() if packs.keys() - known else {name}
         names = (manifest.indexes | made.keys()) - dropped
-        there = {name: index for name, index in {**self.indexes, **made}.items() if name in names}
         rows = {pack: row for pack, row in manifest.packs.items() if pack not in covered}
-        return replace(manifest, indexes=names, packs=rows, heads=self._heads(there, manifest))
-
-    def _heads(self, known: Mapping[str, FileIndex], base: Manifest) -> dict[str, IndexHead]:
-        """Return the heads of large indexes among those known, of the smallest first, while there is room for them.
-
-        On a directory none: there a head is read as fast.
-        """
-        if not self.store.remote:
-            return {}
-        heads = {name: head for name, head in base.heads.items() if name in known}
-        for name in known.keys() - heads.keys():
-            if known[name].size > index_file.RANGED:
-                with suppress(FormatError, FileNotFoundError, StoreError):  # whoever looks it up is told
-                    heads[name] = IndexHead(known[name].size, known[name].head)
-        room, kept = MOST_HEADS, dict[str, IndexHead]()
-        for name, head in sorted(heads.items(), key=lambda item: (len(item[1].data), item[0])):
-            room -= len(head.data)
-            kept |= {name: head} if room >= 0 else {}
-        return kept
+        return replace(manifest, indexes=names, packs=rows)
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """Add a pack that this process has just put, with its index entries by section."""
@@ -451,39 +430,22 @@ class Listing:
 
     # ---- indexes
 
-    def _read_indexes(self, named: set[str], heads: Mapping[str, IndexHead]) -> None:
-        """Open the indexes that are named, so that little of a large one is fetched."""
+    def _read_indexes(self, named: set[str]) -> None:
+        """Open the indexes that are named."""
         for name in set(self.indexes) - named:
             del self.indexes[name]
-        self._ranged &= self.indexes.keys()
         for name in sorted(named - set(self.indexes) - self._skipped):
             try:
-                file = self.store.open_ranges(object_names.index(name), heads.get(name))
-                self.indexes[name] = FileIndex(file, "" if name in heads else name)  # the manifest has the head
-                self._ranged |= {name} if isinstance(file, RangedFile) else set()
+                self.indexes[name] = FileIndex(self.store.open(object_names.index(name)), name)
             except FormatError as exc:
                 self._problems.note("index", name, str(exc))
                 self._skipped.add(name)
             except FileNotFoundError:
                 continue
 
-    def read_whole_indexes(self) -> None:
-        """Open the indexes again of which only ranges are read, for who reads all of them."""
-        for name in self._ranged:
-            del self.indexes[name]
-        self._ranged.clear()
-        for name in sorted(self.present.indexes - self.indexes.keys() - self._skipped):
-            with suppress(FileNotFoundError):
-                try:
-                    self.indexes[name] = FileIndex(self.store.open(object_names.index(name)), name)
-                except FormatError as exc:
-                    self._problems.note("index", name, str(exc))
-                    self._skipped.add(name)
-
     def read_again(self) -> None:
         """Look again, for who met an index that another replaced meanwhile. Raises the errors of `follow`."""
-        self.indexes = {name: index for name, index in self.indexes.items() if name not in self._ranged}
-        self._ranged.clear()
+        self.indexes.clear()
         self.manifest = None
         self._follow()
 
@@ -493,7 +455,7 @@ class Listing:
         Raises StoreError.
         """
         with suppress(FormatError, FileNotFoundError):
-            return packs_of(bytes(self.store.view(object_names.table_copy(name))))
+            return packs_of(bytes(self.store.view(object_names.table_copy(name))), name)
         with suppress(FormatError, FileNotFoundError):
             return FileIndex(self.store.open(object_names.index(name)), name).packs
         return None

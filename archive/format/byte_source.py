@@ -31,14 +31,6 @@ class File(Protocol):
         Raises OSError where the disk fails.
         """
 
-    def map(self) -> memoryview:
-        """Return all bytes, mapped where the system can.
-
-        If the disk fails or the file is cut off, touching bytes that were never read ends the process by a
-        signal. So read each range before touching its part of the map (`index_file.FileIndex`). Raises
-        OSError.
-        """
-
 
 class Held:
     """A file whose bytes are in memory."""
@@ -54,9 +46,6 @@ class Held:
         data = self._data[offset : offset + len(room)]
         room[: len(data)] = data
         return len(data)
-
-    def map(self) -> memoryview:
-        return self._data
 
 
 def pieces(read: Reader, begin: int, end: int, most: int = PIECE) -> Iterator[bytes | memoryview]:

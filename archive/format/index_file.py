@@ -1,17 +1,14 @@
-"""Indexes: sorted, memory-mapped, disposable files that locate records in packs, and a small index in memory.
+"""Indexes: sorted, disposable files that locate records in packs, and a small index in memory.
 
 Spec: FORMAT.md, "Index".
 
-    key (36 bits of an id) --first bits--> page --next bits--> bucket of 16 to 32 entries --match--> number of a block
-    number of a block --> address --> pack, offset
-
-A large index, which is read by ranges, has the address in the entry, so that a look-up needs nothing beside the page
-and the head.
+    key (36 bits of an id) --first bits--> page of some 1500 entries --search--> address --> pack, offset of a block
 
 There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the records of the block
-decide. So a short key is enough, and an index can be thrown away. All entries of a key are in one page of about 25 KiB,
-whose place the beginning of the file tells: one request answers a look-up in a bucket. Pages are checked when first
-touched. Opening therefore takes no time per record, and a damaged index raises instead of hiding a session.
+decide. So a short key is enough, and an index can be thrown away. All entries of a key are in one page of about 10 KB,
+whose place the beginning of the file tells: one request answers a look-up in a bucket. Pages are read, checked and
+unpacked when first wanted, and some stay in memory. Opening therefore takes no time per record, and a damaged index
+raises instead of hiding a session.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,25 +30,22 @@ from pltz.archive.format.ids import session_key
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
-from pltz.plt_codec.identity import SIZE, digest, digest_of
+from pltz.plt_codec.identity import SIZE, digest_of
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTi"
-BY_BLOCK, BY_ADDRESS = 3, 4  # versions: what an entry names
-HEADER = struct.Struct("<4sBBH5II")  # magic, version, W, reserved, packs, blocks, entries x 3, crc32
+VERSION = 5
+HEADER = struct.Struct("<4sB3s5I16s")  # magic, version, reserved, packs, entries x 3, crc32, digest
+DIGEST_AT = HEADER.size - SIZE  # the digest is of all bytes but itself
 PACK = struct.Struct("<16sI")
-BOUNDS = struct.Struct("<2I")
 PERSON = b"pltz index"
 KEY_BITS = 36
 UNIT = 8  # bytes of a session key in a sealed archive
-MAX_FAN_BITS = 28  # 2^32 entries, 16 per bucket
-MAX_WIDTH = 56  # bits per entry, so that 8 bytes hold one wherever it begins
-PAGE_BITS = 8  # of the fan of a page: 256 buckets, about 6000 entries
-ADDRESSES = 4096  # in a page of addresses
+PAGE_BITS = 11  # a page has 2^10 to 2^11 entries in the mean
 CHECK = 4  # bytes of the crc32 behind a page
-RANGED = 1 << 24  # bytes above which entries name addresses: of such an index a bucket gives ranges
-MANY = 64  # entries of a bucket above which they are looked at together: buckets have 16 to 32, but for equal keys
-AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
+MOST_PAGES = 2048  # unpacked ones that stay in memory, 32 KB each
+WINDOW, FEW = 256, 8  # pages that come in one read where more than a few of them are wanted
+AT_ONCE = 1 << 16  # entries that are packed at once, a multiple of 8
 MAX_PACKS = 1 << 20
 MAX_BYTES = 1 << 40  # bytes of all packs of an index
 SEGMENTS, SESSIONS, MARKS = 0, 1, 2
@@ -58,7 +53,6 @@ SECTIONS = ("segments", "sessions", "marks")
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
@@ -276,18 +270,26 @@ class MemoryIndex:
 
 def table_of(file: File) -> bytes:
     """Return the beginning of an index, up to its pack table, which is stored a second time. Raises CorruptError."""
-    _, _, _, _, packs, *_ = HEADER.unpack(exactly(file.read, 0, HEADER.size))
+    _, _, _, packs, *_ = HEADER.unpack(exactly(file.read, 0, HEADER.size))
     return bytes(exactly(file.read, 0, HEADER.size + packs * PACK.size))
 
 
-def packs_of(table: bytes) -> dict[bytes, int]:
-    """Return the packs in what `table_of` returned, with their sizes. Raises CorruptError."""
+def packs_of(table: bytes, name: str) -> dict[bytes, int]:
+    """Return the packs in what `table_of` returned of the index of this name, with their sizes. Raises CorruptError."""
     if len(table) < HEADER.size or table[: len(MAGIC)] != MAGIC or (len(table) - HEADER.size) % PACK.size:
         raise CorruptError("the copy of a pack table does not begin as an index does, or was cut off")
-    *_, check = HEADER.unpack_from(table)
-    if check != zlib.crc32(table[HEADER.size :], zlib.crc32(table[: HEADER.size - 4])):
-        raise CorruptError("the copy of a pack table does not match its checksum: damaged")
+    if _check(table) != HEADER.unpack_from(table)[-2] or name_of(table) != name:
+        raise CorruptError("the copy of a pack table does not match its checksum or its name: damaged")
     return dict(PACK.iter_unpack(table[HEADER.size :]))
+
+
+def name_of(data: bytes) -> str:
+    """Return the name of an index, which is its digest, from its first bytes.
+
+    >>> name_of(build([], {})) == FileIndex.of(build([], {})).verify().hex()
+    True
+    """
+    return data[DIGEST_AT : HEADER.size].hex()
 
 
 class _Section(NamedTuple):
@@ -295,62 +297,55 @@ class _Section(NamedTuple):
 
     Attributes:
         size: entries, N.
-        fan_bits: first bits of a key that name its bucket.
-        page_bits: the last of these, which name the bucket in its page; the others name the page.
-        width: bits per entry.
-        low: those of them that name the block.
+        rest: bits of a key behind those that name its page.
         first: number of its first page among those of the file.
-        begins: byte offset of each page, (G,).
+        begins: byte offset of each page, and of the end of the last, (G + 1,).
         entries: entries before each page, and all, (G + 1,).
     """
 
     size: int
-    fan_bits: int
-    page_bits: int
-    width: int
-    low: int
+    rest: int
     first: int
     begins: I64
     entries: I64
 
-    @property
-    def fan_size(self) -> int:
-        """Return the bytes of the fan of a page."""
-        return 4 << self.page_bits
+
+class _Page(NamedTuple):
+    """Entries of a page, sorted by key: the bits of their keys that do not name the page, and addresses, (N,) each."""
+
+    keys: U64
+    places: U64
 
 
 class FileIndex:
-    """An index file, mapped.
+    """An index file. Each page is read and checked when it is first wanted.
 
-    Each page is read and checked before its part of the map is touched. If the disk fails or the file was
-    cut off, the read raises an error, whereas the map alone would end the process.
-
-    ``name``: by which its last bytes are checked; empty allows any.
+    ``name``: which it has to have; empty allows any.
 
     Raises VersionError for a newer version, CorruptError where header, sizes or name do not fit. The rest is
-    checked when touched.
+    checked when it is read.
     """
 
     def __init__(self, file: File, name: str = ""):
-        self._file, self._size = file, file.size
-        if file.size < HEADER.size + SIZE:
+        self._file = file
+        if file.size < HEADER.size:
             raise CorruptError(f"an index of {file.size} bytes was cut off")
-        if name and (own := bytes(exactly(file.read, file.size - SIZE, SIZE)).hex()) != name:
-            raise CorruptError(f"these are the bytes of index {own}, or damaged: pltz archive repair makes it anew")
-        head = exactly(file.read, 0, HEADER.size)
-        magic, version, self._width, reserved, packs, self._blocks, *counts, check = HEADER.unpack(head)
+        head = bytes(exactly(file.read, 0, HEADER.size))
+        magic, version, reserved, packs, *counts, check, digest = HEADER.unpack(head)
         if magic != MAGIC:
             raise CorruptError(f"expected an index to start with {MAGIC!r}, found {magic!r}")
-        if packs > MAX_PACKS or HEADER.size + packs * PACK.size + SIZE > file.size:
+        if packs > MAX_PACKS or HEADER.size + packs * PACK.size > file.size:
             raise CorruptError(f"a table of {packs} packs does not fit the index: damaged")
-        self._base = HEADER.size + packs * PACK.size
-        body = exactly(file.read, HEADER.size, packs * PACK.size)
-        if check != zlib.crc32(body, zlib.crc32(head[:-4])):
+        body = bytes(exactly(file.read, HEADER.size, packs * PACK.size))
+        if check != _check(head + body):
             raise CorruptError("the header of the index does not match its checksum: damaged")
         lay_out = VERSIONS.of(version)
-        widths = (0,) if version == BY_ADDRESS else (4, 5)
-        if reserved or self._width not in widths or (version == BY_ADDRESS and self._blocks):
+        if any(reserved):
             raise VersionError("the index has fields of a newer version: rebuild it or use a newer pltz")
+        if name and digest.hex() != name:
+            raise CorruptError(
+                f"these are the bytes of index {digest.hex()}, or damaged: pltz archive repair makes it anew"
+            )
         table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
             raise CorruptError("a pack of the index is larger than packs are: damaged")
@@ -359,12 +354,11 @@ class FileIndex:
         self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
         if self.starts[-1] >= MAX_BYTES:
             raise CorruptError("the packs of the index have more bytes than an index covers: damaged")
-        self._named: int = self.starts[-1] if version == BY_ADDRESS else self._blocks  # numbers that an entry may name
         self._counts: list[int] = counts
         self._check_start = check  # of the crc of the first page
         self._sections: list[_Section] = []
-        lay_out(self)
-        self._data = file.map()
+        self._pages: OrderedDict[int, _Page] = OrderedDict()
+        lay_out(self, HEADER.size + len(body))
 
     @classmethod
     def of(cls, data: bytes) -> FileIndex:
@@ -373,107 +367,48 @@ class FileIndex:
 
     @staticmethod
     def sealed(file: File) -> bytes:
-        """Return the digest of an index file, which is its name.
-
-        Raises CorruptError where its end says another.
-        """
-        end = file.size - SIZE
-        if end < 0 or digest_of(PERSON, pieces(file.read, 0, end)) != (said := exactly(file.read, end, SIZE)):
+        """Return the digest of an index file, which is its name. Raises CorruptError where it says another."""
+        head = bytes(exactly(file.read, 0, HEADER.size))
+        if digest_of(PERSON, chain([head[:DIGEST_AT]], pieces(file.read, HEADER.size, file.size))) != head[DIGEST_AT:]:
             raise CorruptError("some byte of the index is not what was written")
-        return bytes(said)
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of the file."""
-        return self._size
-
-    @property
-    def head(self) -> bytes:
-        """Return the bytes before the first page, which tell where each page is. Raises CorruptError, StoreError."""
-        return bytes(exactly(self._file.read, 0, self._base))
+        return head[DIGEST_AT:]
 
     def __len__(self) -> int:
         return sum(self._counts)
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return blocks that may hold an identity.
-
-        Raises CorruptError where a page of the index is damaged.
-        """
+        """Return blocks that may hold an identity. Raises CorruptError where a page of the index is damaged."""
         s = self._sections[section]
         if not s.size:
             return []
-        key = key_of(identity)
-        page, bucket = divmod(key >> KEY_BITS - s.fan_bits, 1 << s.page_bits)
-        fan, unit = int(s.begins[page]), s.first + page
-        # the ends of the bucket before and of this one
-        ends = self._read(fan + 4 * max(0, bucket - 1), 8 if bucket else 4, unit)
-        first, last = BOUNDS.unpack(ends) if bucket else (0, int.from_bytes(ends, "little"))
-        if not first <= last <= s.entries[page + 1] - s.entries[page]:
-            raise CorruptError("the buckets of the index are out of order: damaged")
-        wanted, mask = key & (1 << KEY_BITS - s.fan_bits) - 1, (1 << s.width) - 1
-        if last - first > MANY:
-            return self._find_many(s, page, first, last, wanted)
-        begin = first * s.width // 8
-        end = -(-last * s.width // 8)
-        bits = int.from_bytes(self._read(fan + s.fan_size + begin, end - begin, unit), "little")
-        bits >>= first * s.width - 8 * begin
+        number, rest = divmod(key_of(identity), 1 << s.rest)
+        page = self._page(s, number)
+        first, last = page.keys.searchsorted(np.uint64(rest)), page.keys.searchsorted(np.uint64(rest), "right")
         found = []
-        for _ in range(last - first):
-            if (entry := bits & mask) >> s.low == wanted:
-                found.append(self._location(entry & (1 << s.low) - 1))
-            bits >>= s.width
+        for place in page.places[first:last].tolist():
+            pack = bisect_right(self.starts, place) - 1
+            found.append(Location(self.names[pack], place - self.starts[pack]))
         return found
-
-    def _find_many(self, s: _Section, page: int, first: int, last: int, wanted: int) -> list[Location]:
-        """Return the blocks that entries of a large bucket name under a key: a session's many versions, or a craft."""
-        entries = self._gathered(int(s.begins[page]) + s.fan_size, s.width, np.arange(first, last, dtype=np.int64))
-        named = entries[entries >> np.uint64(s.low) == wanted] & np.uint64((1 << s.low) - 1)
-        return [self._location(one) for one in named.tolist()]
 
     def holds(self, section: int) -> bool:
         """Return whether it has any entry of a section."""
         return self._counts[section] > 0
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """Return (N,) whether each key may be present, by bisecting all buckets at once.
-
-        A bucket that was crafted to be large costs no more steps than its bits. Raises CorruptError.
-        """
+        """Return (N,) whether each key may be present. Raises CorruptError."""
         s = self._sections[section]
-        if not s.size or not len(keys):
-            return np.zeros(len(keys), bool)
-        page, bucket = np.divmod((keys >> np.uint64(KEY_BITS - s.fan_bits)).astype(np.int64), 1 << s.page_bits)
-        fan = s.begins[page]
-        for unit in np.unique(s.first + page).tolist():
-            if not self._sound[unit]:
-                self._check(unit)
-        words: U32 = np.ndarray((len(self._data) - 3,), "<u4", self._data, strides=(1,))
-        end = words[fan + 4 * bucket].astype(np.int64)
-        low = np.where(bucket > 0, words[fan + 4 * bucket - 4], 0).astype(np.int64)
-        if (low > end).any() or (end > np.diff(s.entries)[page]).any():
-            raise CorruptError("the buckets of the index are out of order: damaged")
-        entries = fan + s.fan_size
-        wanted = keys & np.uint64((1 << KEY_BITS - s.fan_bits) - 1)
-        high = end.copy()
-        while (active := np.flatnonzero(low < high)).size:
-            middle = (low[active] + high[active]) >> 1
-            found = self._gathered(entries[active], s.width, middle)
-            less = found >> np.uint64(s.low) < wanted[active]
-            low[active] = np.where(less, middle + 1, low[active])
-            high[active] = np.where(less, high[active], middle)
-        inside = np.flatnonzero(low < end)
         hit = np.zeros(len(keys), bool)
-        found = self._gathered(entries[inside], s.width, low[inside])
-        hit[inside] = found >> np.uint64(s.low) == wanted[inside]
+        if not s.size or not len(keys):
+            return hit
+        order = np.argsort(keys)
+        numbers, rest = keys[order] >> np.uint64(s.rest), keys[order] & np.uint64((1 << s.rest) - 1)
+        wanted, begins = np.unique(numbers, return_index=True)
+        bounds = [*begins.tolist(), len(keys)]
+        for (begin, end), (_, page) in zip(pairwise(bounds), self._unpacked(s, wanted.tolist()), strict=True):
+            if len(page.keys):
+                at = np.minimum(page.keys.searchsorted(rest[begin:end]), len(page.keys) - 1)
+                hit[order[begin:end]] = page.keys[at] == rest[begin:end]
         return hit
-
-    def _gathered(self, at: I64 | int, width: int, rows: I64) -> U64:
-        """Return an entry of each sound page, (N,). ``at``: where its entries begin; ``rows``: its number in it."""
-        byte, bit = at + (rows * width >> 3), (rows * width & 7).astype(np.uint64)
-        words: U64 = np.ndarray((len(self._data) - 7,), "<u8", self._data, strides=(1,))  # a digest is behind all
-        found: U64 = (words[byte] >> bit) & np.uint64((1 << width) - 1)
-        return found
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each.
@@ -488,37 +423,11 @@ class FileIndex:
     def addressed(self, section: int) -> tuple[U64, U64]:
         """Return all entries of a section: keys (N,) and addresses (N,). Raises CorruptError."""
         s = self._sections[section]
-        if not s.size:
-            return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        pages, rest = len(s.begins), KEY_BITS - s.fan_bits
-        fans = np.empty((pages, 1 << s.page_bits), np.int64)
-        entries = np.empty(s.size, np.uint64)
-        bounds = s.entries.tolist()
-        for page, (fan, begin, end) in enumerate(zip(s.begins.tolist(), bounds, bounds[1:], strict=False)):
-            fans[page] = np.frombuffer(self._read(fan, s.fan_size, s.first + page), "<u4")
-            packed = self._read(fan + s.fan_size, -(-(end - begin) * s.width // 8), s.first + page)
-            entries[begin:end] = _unpacked(packed, end - begin, s.width)
-        sizes = np.diff(fans, prepend=0, axis=1)
-        if (sizes < 0).any() or (fans[:, -1] != np.diff(s.entries)).any():
-            raise CorruptError("the buckets of the index are out of order: damaged")
-        keys = entries >> np.uint64(s.low) & np.uint64((1 << rest) - 1)
-        keys |= np.repeat(np.arange(1 << s.fan_bits, dtype=np.uint64) << np.uint64(rest), sizes.reshape(-1))
-        places = entries & np.uint64((1 << s.low) - 1)
-        if places.max() >= self._named:
-            raise CorruptError("the index names a block that it has not: damaged")
-        if self._width:
-            places = self._addresses()[places]
-        if places.max() >= self.starts[-1]:
-            raise CorruptError("the index points behind its packs: damaged")
+        keys, places = np.empty(s.size, np.uint64), np.empty(s.size, np.uint64)
+        for number, page in self._unpacked(s, range(len(s.entries) - 1)):
+            part = slice(*s.entries[number : number + 2].tolist())
+            keys[part], places[part] = page.keys | np.uint64(number << s.rest), page.places
         return keys, places
-
-    def _addresses(self) -> U64:
-        """Return the address of each block, (B,)."""
-        parts = [
-            self._read(self._address_at(block), min(ADDRESSES, self._blocks - block) * self._width, block // ADDRESSES)
-            for block in range(0, self._blocks, ADDRESSES)
-        ]
-        return _widen(b"".join(parts), self._width)
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         """Yield all entries of a section as (key, place). Raises CorruptError."""
@@ -526,79 +435,72 @@ class FileIndex:
 
     def verify(self) -> bytes:
         """Check every byte and return the digest, which is the file's name. Raises CorruptError."""
-        for unit in range(len(self._sound)):
-            self._check(unit)
         return self.sealed(self._file)
 
-    def _lay_out(self) -> None:
-        """Set where the pages lie. Raises CorruptError."""
-        shapes = [_shape(n, self._named) for n in self._counts]
-        pages = [1 << max(0, b - PAGE_BITS) if n else 0 for n, (b, _, _) in zip(self._counts, shapes, strict=True)]
+    def _lay_out(self, base: int) -> None:
+        """Set where the pages lie. ``base``: bytes of header and pack table. Raises CorruptError."""
+        pages = [_page_count(n) for n in self._counts]
         size = 4 * sum(pages)
-        if self._base + size + CHECK + self._blocks * self._width + SIZE > self._size:
-            raise CorruptError(f"{sum(pages)} pages and {self._blocks} blocks do not fit the index: damaged")
-        table = exactly(self._file.read, self._base, size + CHECK)
+        if base + size + CHECK > self._file.size:
+            raise CorruptError(f"{sum(pages)} pages do not fit the index: damaged")
+        table = exactly(self._file.read, base, size + CHECK)
         if zlib.crc32(table[:size], self._check_start) != int.from_bytes(table[size:], "little"):
             raise CorruptError("the table of pages does not match its checksum: damaged")
         ends = np.frombuffer(table, "<u4", sum(pages)).astype(np.int64)
-        self._base += size + CHECK
-        sizes = [self._width * np.minimum(ADDRESSES, self._blocks - np.arange(0, self._blocks, ADDRESSES))]
-        at, first = self._base + int((sizes[0] + CHECK).sum()), len(sizes[0])
-        for n, many, (b, width, low) in zip(self._counts, pages, shapes, strict=True):
-            entries = np.concatenate([np.zeros(1, np.int64), ends[:many]])
+        at, first = base + size + CHECK, 0
+        for n, many in zip(self._counts, pages, strict=True):
+            entries = np.concatenate([np.zeros(1, np.int64), ends[first : first + many]])
             if (np.diff(entries) < 0).any() or entries[-1] != n:
                 raise CorruptError("the pages of the index are out of order: damaged")
-            page_bits = min(b, PAGE_BITS)
-            sizes.append((4 << page_bits) + -(-np.diff(entries) * width // 8))
-            begins = at + np.cumsum(sizes[-1] + CHECK) - sizes[-1] - CHECK
-            self._sections.append(_Section(n, b, page_bits, width, low, first, begins, entries))
-            at, first, ends = at + int((sizes[-1] + CHECK).sum()), first + many, ends[many:]
-        self._page_sizes = np.concatenate(sizes)
-        self._page_begins = self._base + np.cumsum(self._page_sizes + CHECK) - self._page_sizes - CHECK
-        self._sound = bytearray(first)
-        if at + SIZE != self._size:
-            raise CorruptError(f"expected an index of {at + SIZE} bytes, found {self._size}: damaged")
+            rest = KEY_BITS - max(0, many - 1).bit_length()
+            parts = [_page_parts(count, rest, self.starts[-1]) for count in np.diff(entries).tolist()]
+            begins = at + np.cumsum([0, *(sum(part) + CHECK for part in parts)])
+            self._sections.append(_Section(n, rest, first, begins, entries))
+            at, first = int(begins[-1]), first + many
+        if at != self._file.size:
+            raise CorruptError(f"expected an index of {at} bytes, found {self._file.size}: damaged")
 
-    def _read(self, at: int, size: int, unit: int) -> memoryview:
-        """Return bytes of a page that is sound. ``unit``: its number."""
-        if not self._sound[unit]:
-            self._check(unit)
-        return self._data[at : at + size]
+    def _page(self, s: _Section, number: int) -> _Page:
+        """Return a page of a section. Raises CorruptError."""
+        return next(self._unpacked(s, [number]))[1]
 
-    def _check(self, unit: int) -> None:
-        """Read and check a page, not through the map.
+    def _unpacked(self, s: _Section, wanted: Sequence[int]) -> Iterator[tuple[int, _Page]]:
+        """Yield pages of a section by their ascending numbers. Near ones are read together. Raises CorruptError."""
+        for _, group in groupby(wanted, key=lambda number: number // WINDOW):
+            numbers, read, shift = [*group], self._file.read, 0
+            lacking = [number for number in numbers if s.first + number not in self._pages]
+            if len(lacking) > FEW:
+                shift, end = int(s.begins[lacking[0]]), int(s.begins[lacking[-1] + 1])
+                read = Held(exactly(read, shift, end - shift)).read
+            for number in numbers:
+                unit = s.first + number
+                if (page := self._pages.get(unit)) is None:
+                    begin, end = s.begins[number : number + 2].tolist()
+                    page = self._pages[unit] = self._checked(s, number, exactly(read, begin - shift, end - begin))
+                    if len(self._pages) > MOST_PAGES:
+                        self._pages.popitem(last=False)
+                yield number, page
 
-        A byte that the disk cannot give is an error then; all others are in memory afterwards.
-        """
-        begin, size = int(self._page_begins[unit]), int(self._page_sizes[unit])
-        data = exactly(self._file.read, begin, size + CHECK)
+    def _checked(self, s: _Section, number: int, data: bytes | memoryview) -> _Page:
+        """Return the page that some bytes are, with their checksum. Raises CorruptError."""
+        unit, count, total = s.first + number, int(s.entries[number + 1] - s.entries[number]), self.starts[-1]
         start = (self._check_start + 1 + unit) & 0xFFFFFFFF
-        if zlib.crc32(data[:size], start) != int.from_bytes(data[size:], "little"):
+        if zlib.crc32(data[:-CHECK], start) != int.from_bytes(data[-CHECK:], "little"):
             raise CorruptError(f"page {unit} of the index does not match its checksum: damaged")
-        self._sound[unit] = 1
-
-    def _address_at(self, block: int) -> int:
-        at: int = self._base + block * self._width
-        return at + block // ADDRESSES * CHECK
-
-    def _location(self, named: int) -> Location:
-        """Return the place of the block that an entry names. Raises CorruptError."""
-        if named >= self._named:
-            raise CorruptError("the index names a block that it has not: damaged")
-        address = named
-        if self._width:
-            address = int.from_bytes(self._read(self._address_at(named), self._width, named // ADDRESSES), "little")
-        number = bisect_right(self.starts, address) - 1
-        if number >= len(self.names):
+        steps, low, _ = _page_parts(count, s.rest, total)
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, steps), bitorder="little")
+        high = np.flatnonzero(bits.view(bool))
+        if len(high) != count:
+            raise CorruptError("a page of the index has not the entries it claims: damaged")
+        width, high = _low_bits(count, s.rest), high - np.arange(count)
+        keys = high.astype(np.uint64) << np.uint64(width) | _unpack(data[steps : steps + low], count, width)
+        places = _unpack(data[steps + low : -CHECK], count, _place_bits(total))
+        if count and (keys[-1] >> np.uint64(s.rest) or places.max() >= total):
             raise CorruptError("the index points behind its packs: damaged")
-        return Location(self.names[number], address - self.starts[number])
+        return _Page(keys, places)
 
 
-VERSIONS = Readers(
-    "the index",
-    {BY_BLOCK: FileIndex._lay_out, BY_ADDRESS: FileIndex._lay_out},
-    "rebuild it with pltz archive repair",
-)
+VERSIONS = Readers("the index", {VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair")
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:
@@ -626,29 +528,25 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     total = sum(packs.values())
     if total >= MAX_BYTES:
         raise UsageError("an index covers at most 1 TiB of packs")
-    width = 4 if total < 1 << 32 else 5
     known = list(indexes)
     gathered = [gather(known, section, starts) for section in range(len(SECTIONS))]
-    counts = [len(keys) for keys, _ in gathered]
-    # what entries name: blocks by their numbers, in a large index by their addresses
-    version, blocks = BY_BLOCK, np.unique(np.concatenate([places for _, places in gathered]))
-    if _size(counts, len(blocks), width, len(names)) > RANGED:
-        version, width, blocks = BY_ADDRESS, 0, blocks[:0]
-        sections = [_section(keys, places, total) for keys, places in gathered]
-    else:
-        sections = [_section(keys, np.searchsorted(blocks, places), len(blocks)) for keys, places in gathered]
+    sections = [_section(keys, places, total) for keys, places in gathered]
     # the head: what it covers, and where each page ends
     table = b"".join(PACK.pack(name, packs[name]) for name in names)
-    head = HEADER.pack(MAGIC, version, width, 0, len(names), len(blocks), *counts, 0)[:-4]
-    check = zlib.crc32(table, zlib.crc32(head))
+    head = HEADER.pack(MAGIC, VERSION, bytes(3), len(names), *(len(keys) for keys, _ in gathered), 0, bytes(SIZE))
+    check = _check(head + table)
     ends = b"".join(ends for ends, _ in sections)
-    parts = [head, _crc(check), table, ends, _crc(zlib.crc32(ends, check))]
+    parts = [table, ends, _crc(zlib.crc32(ends, check))]
     # the pages, each with a checksum that tells its number too
-    pages = [_narrow(blocks[at : at + ADDRESSES], width) for at in range(0, len(blocks), ADDRESSES)]
-    for number, page in enumerate(chain(pages, *(bodies for _, bodies in sections)), 1):
+    for number, page in enumerate(chain(*(pages for _, pages in sections)), 1):
         parts += [page, _crc(zlib.crc32(page, (check + number) & 0xFFFFFFFF))]
-    whole = b"".join(parts)
-    return whole + digest(PERSON, whole)
+    head = head[: DIGEST_AT - CHECK] + _crc(check)
+    return b"".join([head, digest_of(PERSON, [head, *parts]), *parts])
+
+
+def _check(table: bytes) -> int:
+    """Return the checksum of the beginning of an index, up to its pack table, without checksum and digest."""
+    return zlib.crc32(table[HEADER.size :], zlib.crc32(table[: DIGEST_AT - CHECK]))
 
 
 def _crc(check: int) -> bytes:
@@ -685,42 +583,51 @@ def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
     )
 
 
-def _section(keys: U64, named: U64 | npt.NDArray[np.intp], count: int) -> tuple[bytes, list[bytes]]:
+def _section(keys: U64, places: U64, total: int) -> tuple[bytes, list[bytes]]:
     """Return the entries up to the end of each page of a section, u32 each, and its pages.
 
-    ``keys``, ``named``: (N,) of each entry, sorted; ``count``: blocks or addresses that there are to name.
+    ``keys``, ``places``: (N,) of each entry, sorted; ``total``: bytes of all packs.
     """
-    if not len(keys):
-        return b"", []
-    b, width, low = _shape(len(keys), count)
-    ends = np.searchsorted(keys >> np.uint64(KEY_BITS - b), np.arange(1 << b, dtype=np.uint64), side="right")
-    fans = ends.reshape(-1, 1 << min(b, PAGE_BITS))
-    bounds = [0, *fans[:, -1].tolist()]
-    rest = keys & np.uint64((1 << KEY_BITS - b) - 1)
-    entries = rest << np.uint64(low) | named.astype(np.uint64)
-    pages = [
-        (fan - begin).astype("<u4").tobytes() + _packed(entries[begin:end], width)
-        for fan, begin, end in zip(fans, bounds, bounds[1:], strict=False)
-    ]
-    return fans[:, -1].astype("<u4").tobytes(), pages
+    many = _page_count(len(keys))
+    rest = KEY_BITS - max(0, many - 1).bit_length()
+    ends = np.searchsorted(keys >> np.uint64(rest), np.arange(many, dtype=np.uint64), side="right")
+    inside, pages = keys & np.uint64((1 << rest) - 1), []
+    for begin, end in pairwise([0, *ends.tolist()]):
+        count, part = end - begin, inside[begin:end]
+        width, (steps, _, _) = _low_bits(count, rest), _page_parts(count, rest, total)
+        bits = np.zeros(8 * steps, np.uint8)
+        bits[(part >> np.uint64(width)).astype(np.int64) + np.arange(count)] = 1
+        low = _packed(part & np.uint64((1 << width) - 1), width)
+        pages.append(
+            np.packbits(bits, bitorder="little").tobytes() + low + _packed(places[begin:end], _place_bits(total))
+        )
+    return ends.astype("<u4").tobytes(), pages
 
 
-def _size(counts: Sequence[int], blocks: int, width: int, packs: int) -> int:
-    """Return about the bytes of an index whose entries name blocks. ``width``: bytes of an address."""
-    shapes = [_shape(count, blocks) for count in counts]
-    pages = sum((4 << b) + n * bits // 8 for n, (b, bits, _) in zip(counts, shapes, strict=True))
-    return HEADER.size + packs * PACK.size + blocks * width + pages
+def _page_count(count: int) -> int:
+    """Return the pages of a section of so many entries.
 
-
-def _shape(count: int, named: int) -> tuple[int, int, int]:
-    """Return fan bits, bits per entry, and those of them that name one of so many blocks or addresses.
-
-    >>> _shape(100, 5), _shape(1_000_000, 8000)
-    ((2, 37, 3), (15, 34, 13))
+    >>> [_page_count(n) for n in (0, 1, 2047, 2048, 1_000_000)]
+    [0, 1, 1, 2, 512]
     """
-    low = max(0, named - 1).bit_length()
-    b = min(MAX_FAN_BITS, max(0, count.bit_length() - 5, KEY_BITS + low - MAX_WIDTH))
-    return b, KEY_BITS - b + low, low
+    return 1 << max(0, count.bit_length() - PAGE_BITS) if count else 0
+
+
+def _low_bits(count: int, rest: int) -> int:
+    """Return how many of the last bits of a key stand as they are in a page of so many entries."""
+    return max(0, rest - count.bit_length())
+
+
+def _place_bits(total: int) -> int:
+    return max(0, total - 1).bit_length()
+
+
+def _page_parts(count: int, rest: int, total: int) -> tuple[int, int, int]:
+    """Return the bytes of the three parts of a page: steps, low bits, addresses."""
+    if not count:
+        return 0, 0, 0
+    low = _low_bits(count, rest)
+    return -(-(count + (1 << rest - low)) // 8), -(-count * low // 8), -(-count * _place_bits(total) // 8)
 
 
 def _packed(values: U64, width: int) -> bytes:
@@ -733,23 +640,14 @@ def _packed(values: U64, width: int) -> bytes:
     return b"".join(parts)
 
 
-def _unpacked(data: memoryview, count: int, width: int) -> U64:
-    """Return ``count`` numbers of ``width`` bits each, (N,)."""
-    out = np.empty(count, np.uint64)
-    for at in range(0, count, AT_ONCE):
-        some = min(AT_ONCE, count - at)
-        part = np.frombuffer(data, np.uint8, -(-some * width // 8), at * width // 8)
-        bits = np.zeros((some, 64), np.uint8)
-        bits[:, :width] = np.unpackbits(part, count=some * width, bitorder="little").reshape(some, width)
-        out[at : at + some] = np.packbits(bits, axis=1, bitorder="little").view("<u8").reshape(-1)
-    return out
-
-
-def _narrow(values: U64, width: int) -> bytes:
-    return values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
-
-
-def _widen(data: bytes, width: int) -> U64:
-    wide = np.zeros((len(data) // width, 8), np.uint8)
-    wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return wide.view("<u8").reshape(-1).astype(np.uint64)
+def _unpack(data: bytes | memoryview, count: int, width: int) -> U64:
+    """Return ``count`` numbers of ``width`` bits each, at most 57, (N,)."""
+    if not width:
+        return np.zeros(count, np.uint64)
+    rows, held = -(-count // 8), bytes(data) + bytes(width + 8)
+    found = np.empty((rows, 8), np.uint64)
+    for at in range(8):  # of eight numbers each begins at the same bit of so many bytes
+        begin, shift = divmod(at * width, 8)
+        found[:, at] = np.ndarray((rows,), "<u8", held, begin, (width,)) >> np.uint64(shift)
+    found &= np.uint64((1 << width) - 1)
+    return found.reshape(-1)[:count]

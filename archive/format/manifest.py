@@ -25,10 +25,9 @@ from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 4
-HEADER = struct.Struct("<4sBB2s16sQ16s6I")  # magic, version, flags, reserved, archive, generation, random, six counts
+VERSION = 5
+HEADER = struct.Struct("<4sBB2s16sQ16s5I")  # magic, version, flags, reserved, archive, generation, random, five counts
 SEALED = 1  # flag
-HEAD = struct.Struct("<16sQI")  # digest of an index, its bytes, those of its head
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
 LOST = struct.Struct("<16sQIQ16s")  # id, time, records, time of the acknowledgement, digest of the keys
@@ -37,16 +36,7 @@ MAX_GENERATION = (1 << 62) - 1
 MAX_TIME = 1 << 62
 UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
 MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_LOST = 1 << 16, 4096, 1 << 17, 1 << 16
-MOST_HEADS = 1 << 18  # bytes of the heads of all indexes
-MOST_PER_BYTE = 1 << 16  # bytes of an index for each of its head, which has 4 per page: a page is below 2^16 bytes
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
-
-
-class IndexHead(NamedTuple):
-    """The size of an index in bytes, and the bytes before its first page."""
-
-    size: int
-    data: bytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,6 @@ class Manifest:
         condemned: named packs that nothing new relies on, and since when, in seconds since 1970.
         gone: packs that a collector took out, and when, in seconds since 1970. An index may have them still.
         lost: packs that repair gave up. An index may have them still.
-        heads: of the indexes that are read by ranges, as long as all together have at most `MOST_HEADS` bytes.
     """
 
     settings: Settings
@@ -102,7 +91,6 @@ class Manifest:
     condemned: Mapping[bytes, int] = field(default_factory=dict)
     gone: Mapping[bytes, int] = field(default_factory=dict)
     lost: Mapping[bytes, LostPack] = field(default_factory=dict)
-    heads: Mapping[str, IndexHead] = field(default_factory=dict)
 
     @property
     def archive(self) -> bytes:
@@ -112,9 +100,7 @@ class Manifest:
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        return (
-            self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost, self.heads.keys()
-        )  # fmt: skip
+        return self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost
 
     def condemning(self, packs: Iterable[bytes], time: int) -> Manifest:
         """Return it with packs condemned since ``time``, seconds since 1970. Those condemned since earlier stay so."""
@@ -140,7 +126,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return its bytes."""
-        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.heads
+        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost
         head = MAGIC, VERSION, SEALED * self.settings.sealed, bytes(2), self.archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
@@ -152,8 +138,6 @@ class Manifest:
         for name, lost in sorted(self.lost.items()):
             missing = UNKNOWN if lost.missing is None else lost.missing
             parts.append(LOST.pack(name, lost.time, missing, lost.acknowledged, lost.keys))
-        for index, (size, first) in sorted(self.heads.items()):
-            parts += [HEAD.pack(bytes.fromhex(index), size, len(first)), first]
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -190,11 +174,11 @@ class _Cursor:
 
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 4, of which digest and magic are right."""
+    """Return the manifest in bytes of version 5, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
     if any(reserved) or flags > SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES
+    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST
     if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
@@ -202,7 +186,6 @@ def _read(data: bytes) -> Manifest:
     rows = [_pack(cursor) for _ in range(counts[1])]
     condemned, gone = ([SINCE.unpack(cursor.take(SINCE.size)) for _ in range(count)] for count in counts[2:4])
     lost = [_lost(cursor.take(LOST.size)) for _ in range(counts[4])]
-    heads = _heads(cursor, indexes, counts[5])
     names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost))]
     if cursor.at != len(data) - SIZE or any(found != sorted(set(found)) for found in names):
         raise CorruptError("the manifest does not have the rows it claims, or names out of order: damaged")
@@ -212,26 +195,12 @@ def _read(data: bytes) -> Manifest:
         raise CorruptError("the manifest names a pack that is gone or lost, or has a time that cannot be: damaged")
     settings = Settings(archive, bool(flags & SEALED))
     tables = dict(rows), dict(condemned), dict(gone), dict(lost)
-    return Manifest(settings, generation, random, frozenset(indexes), *tables, heads)
+    return Manifest(settings, generation, random, frozenset(indexes), *tables)
 
 
 def _lost(data: bytes) -> tuple[bytes, LostPack]:
     name, time, missing, acknowledged, keys = LOST.unpack(data)
     return name, LostPack(time, None if missing == UNKNOWN else missing, acknowledged, keys)
-
-
-def _heads(cursor: _Cursor, named: Collection[str], count: int) -> dict[str, IndexHead]:
-    """Return the heads of some of the indexes that are named. Raises CorruptError."""
-    heads, last = dict[str, IndexHead](), ""
-    for _ in range(count):
-        digest, size, length = HEAD.unpack(cursor.take(HEAD.size))
-        name, before, last = digest.hex(), last, digest.hex()
-        if name not in named or name <= before or not 0 < length < size <= length * MOST_PER_BYTE:
-            raise CorruptError("the manifest has a head of an index that it cannot have: damaged")
-        heads[name] = IndexHead(size, cursor.take(length))
-    if sum(len(head.data) for head in heads.values()) > MOST_HEADS:
-        raise CorruptError("the manifest has more heads than its format allows: damaged")
-    return heads
 
 
 def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:

@@ -55,6 +55,7 @@ from pltz.archive.format.index_file import (
     key_of,
     key_of_session,
     keys_of,
+    name_of,
     parts,
     table_of,
 )
@@ -79,7 +80,7 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.container.block import ByteSource
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE, SIZE, digest
+from pltz.plt_codec.identity import NONE, digest
 
 T = TypeVar("T")
 
@@ -202,7 +203,7 @@ class Repairer:
         before = own or register.earlier(settings.archive) or Manifest(settings)
         listing = Listing(self.store, Problems())
         unusable = {name: listing.table_of(name) for name in before.indexes - self._sound_indexes}
-        listing.take(replace(before, indexes=before.indexes & self._sound_indexes, heads={}))
+        listing.take(replace(before, indexes=before.indexes & self._sound_indexes))
         # packs whose entries have to be made, or of which nothing tells what they had
         there = object_names.packs_listed(self.store.list(object_names.PACKS))
         once = object_names.packs_among(self.store.list(object_names.PARITY))
@@ -241,7 +242,6 @@ class Repairer:
                 lost={pack: row for pack, row in fresh.lost.items() if pack not in standing},
                 # a pack that is named again may rely on one that was condemned while it was not
                 condemned={} if standing else fresh.condemned,
-                heads={name: head for name, head in fresh.heads.items() if name in names},
             )
 
         register.swap(naming, repaired=True)
@@ -275,7 +275,7 @@ class Repairer:
             memory.add_pack(pack, row.size, row.sections)
         for part in parts({pack: row.size for pack, row in rows.items()}):
             index = FileIndex.of(data := build([memory], part))
-            made[name := data[-SIZE:].hex()] = index
+            made[name := name_of(data)] = index
             self.store.put(object_names.index(name), data)
             self.store.put(object_names.table_copy(name), table_of(Held(data)))
         return made

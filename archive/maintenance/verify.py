@@ -153,7 +153,6 @@ class Verifier:
         files cannot be read at all, ArchiveError where collectors interfere. Other damage is in the report, not raised.
         """
         self.catalog.refresh()
-        self.catalog.listing.read_whole_indexes()
         # known before anything is read: lost packs, a roll back
         for pack in sorted(self.catalog.damage.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector took it out: run pltz archive repair")
@@ -481,7 +480,7 @@ class Verifier:
         for name in sorted(listing.indexes):
             with suppress(FileNotFoundError):
                 try:
-                    packs = index_file.packs_of(bytes(store.view(object_names.table_copy(name))))
+                    packs = index_file.packs_of(bytes(store.view(object_names.table_copy(name))), name)
                     if packs != listing.indexes[name].packs:
                         self._wrong("index", name, "the copy of its pack table is that of another")
                 except FormatError as exc:

@@ -13,8 +13,6 @@ system does, and `store.py` turns it into named errors.
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -57,15 +55,6 @@ class OsFile:
         while at < len(room) and (size := os.preadv(self._handle, [room[at : at + (1 << 30)]], offset + at)):
             at += size
         return at
-
-    def map(self) -> memoryview:
-        """Return all bytes, mapped. Raises OSError."""
-        if not self.size:
-            return memoryview(b"")
-        try:
-            return memoryview(mmap.mmap(self._handle, self.size, access=mmap.ACCESS_READ))
-        except ValueError as exc:
-            raise OSError(errno.EIO, "the file was cut off while it was opened") from exc
 
 
 class Stamp(NamedTuple):

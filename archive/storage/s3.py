@@ -9,9 +9,9 @@ A register is one object, replaced by a PUT with ``If-Match: <ETag>``.
 When a name is taken, reading the object tells a lost answer from another writer: every name is a digest, or
 the bytes hold a random number of their writer.
 
-Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
-when opened. That folder may be deleted at any time. Of a large index that is not there pages are read, each checked by
-its crc, until many were wanted; the manifest has its head. Records are read by range.
+Indexes are read very often. They are kept in a folder of this machine, each checked against its name when opened. That
+folder may be deleted at any time. Of a large index only the pages are read that are wanted, each checked by its crc.
+Records are read by range.
 
 Credentials come from the environment as AWS tools expect them, or from ``options``. The variables are
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL. Roles of a machine or pod
@@ -33,13 +33,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
-from pltz.archive.format import index_file, object_names
-from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format import object_names
+from pltz.archive.format.byte_source import File, Held, Reader
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile, ticks
-from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.seen import GENERATION, SeenGenerations, place_folder
 from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -48,7 +46,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
-FRONT = 1 << 20  # bytes of an index above `index_file.RANGED` that come with its size where no manifest has its head
+MOST_KEPT = 1 << 24  # bytes of an index of which a copy is kept; of a larger one ranges are read,
+FRONT = 1 << 20  # and these first bytes, which tell where its pages are, come with its size
 NEAR = 1 << 20  # bytes between two ranges that come in one request
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
@@ -90,6 +89,25 @@ class BucketPlace:
     def url(self) -> str:
         """Return the URL, without credentials."""
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+
+
+class RangedObject:
+    """An object of ``size`` bytes of which each read is a request. Implements `byte_source.File`.
+
+    ``get``: returns at most ``size`` bytes at ``offset``; ``front``: the first bytes, which are known.
+    """
+
+    def __init__(self, size: int, get: Reader, front: memoryview) -> None:
+        self.size, self._get, self._front = size, get, front
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        known = offset + size <= len(self._front)
+        return self._front[offset : offset + size] if known else self._get(offset, size)
+
+    def fill(self, room: memoryview, offset: int) -> int:
+        data = self.read(offset, len(room))
+        room[: len(data)] = data
+        return len(data)
 
 
 class ObjectStore:
@@ -197,20 +215,13 @@ class ObjectStore:
         return self._whole(name)
 
     def open(self, name: str) -> File:
-        """Return an object to read ranges of; an index from this machine's cache.
+        """Return an object to read ranges of; an index from this machine's cache, or as it is wanted if it is large.
 
         Raises the errors of `view`.
         """
         if folder_of(name) == INDEXES:
-            return self._cached(name, most=None)
+            return self._cached(name)
         return Held(self._whole(name))
-
-    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
-        """Return an object to read ranges of: of a large index without a copy only those are fetched that are read.
-
-        ``head``: as in `Store.open_ranges`. Raises the errors of `view`; so do reads, FileNotFoundError too.
-        """
-        return self._cached(name, most=index_file.RANGED, head=head) if folder_of(name) == INDEXES else self.open(name)
 
     def stamp(self, name: str) -> None:
         return None
@@ -337,27 +348,23 @@ class ObjectStore:
 
         return self._called(f"read {name}", get, missing=name)
 
-    def _cached(self, name: str, most: int | None, head: IndexHead | None = None) -> File:
-        """Return an index from this machine's copy, fetched again where no sound copy exists.
-
-        ``most``: bytes above which only the first are fetched now; None fetches all. ``head``: fetches nothing.
-        """
+    def _cached(self, name: str) -> File:
+        """Return an index from this machine's copy, fetched again where no sound copy exists; ranges of a large one."""
         path = self._cache / last_part(name)
         with suppress(OSError):
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):
                 return found
-        size, front = head or self._front(name, most)
+        size, front = self._front(name)
         if size > len(front):
-            return RangedFile(size, partial(self.read, name), front, self._cache, partial(self._keep, path))
-        data = Held(front)
-        if self._keep(path, memoryview(front)):
+            return RangedObject(size, partial(self.read, name), front)
+        if self._keep(path, front):
             with suppress(OSError):
                 return Opened(OsFile(path), f"{path} (a copy that may be deleted)")
-        return data  # damaged in the store: the caller finds out
+        return Held(front)  # damaged in the store: the caller finds out
 
-    def _front(self, name: str, most: int | None) -> tuple[int, memoryview]:
-        """Return the size of an index and its bytes, the first ones where it has more than ``most``.
+    def _front(self, name: str) -> tuple[int, memoryview]:
+        """Return the size of an index and its bytes, the first ones where it has more than `MOST_KEPT`.
 
         Raises the errors of `view`.
         """
@@ -366,7 +373,7 @@ class ObjectStore:
         def get() -> tuple[int, memoryview]:
             found = obstore.get(self._remote, name)  # its bytes are fetched on demand
             size = found.meta["size"]
-            if most is None or size <= most:
+            if size <= MOST_KEPT:
                 return size, memoryview(found.bytes())
             front = bytearray()
             for chunk in found.stream(min_chunk_size=FRONT):

@@ -32,7 +32,6 @@ from pltz.archive.errors import (
 )
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
-from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, folder_of
 from pltz.archive.storage.disk import Disk, Stamp
 from pltz.archive.storage.seen import SeenGenerations
@@ -114,16 +113,9 @@ class Store(Protocol):
         """
 
     def open(self, name: str) -> File:
-        """Return an object to read ranges of; it stays valid after a delete.
+        """Return an object to read ranges of; it stays valid after a delete, but for a large index of a bucket.
 
-        Raises the errors of `view`. Its ``read`` and ``map`` raise StoreError, UnreadableError.
-        """
-
-    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
-        """Return an object as `open` does, whose bytes may be fetched when they are read.
-
-        ``head``: of an index, where that is known, so that nothing has to be fetched now.
-        Its reads raise FileNotFoundError where the object was deleted since. Raises the errors of `view`.
+        Reads of that raise FileNotFoundError then. Raises the errors of `view`, its reads StoreError, UnreadableError.
         """
 
     def stamp(self, name: str) -> Stamp | None:
@@ -211,13 +203,6 @@ class Opened:
         """Read into ``room`` and return the bytes read. Raises StoreError, UnreadableError."""
         try:
             return self._file.fill(room, offset)
-        except OSError as exc:
-            raise _unread(self._name, exc) from exc
-
-    def map(self) -> memoryview:
-        """Return all bytes, mapped. Raises StoreError, UnreadableError."""
-        try:
-            return self._file.map()
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
@@ -314,9 +299,6 @@ class DirectoryStore:
             raise
         except OSError as exc:
             raise _unread(name, exc) from exc
-
-    def open_ranges(self, name: str, head: IndexHead | None = None) -> Opened:
-        return self.open(name)
 
     def stamp(self, name: str) -> Stamp:
         try:

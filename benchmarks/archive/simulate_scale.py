@@ -6,14 +6,14 @@ The archive's own code works on a bucket in memory that counts what would be req
 that all share, but for one of `ALONE`, and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the
 index is written, and then each operation is done once. A night puts `NIGHT` sessions and collects once, as the nightly
 job does. The third is counted: it deletes what the second condemned. Larger archives are not made: a line through the
-two largest sizes gives their requests and bytes. Ranges of their indexes are read, so what was counted with each index
+two largest sizes gives their requests and bytes. Ranges of their indexes are read, so what was counted with the index
 taken for a large one counts there. ``line_off`` says how far such a line through two smaller ones is off at the
 largest.
 
     python -m pltz.benchmarks.archive.simulate_scale --indexes 1000000 10000000
 
 prints what a look-up of a session and of a segment above its own asks of an index alone, of which no copy is there: of
-a large one a page per key, and its head where that is too large for a manifest.
+a large one its first MiB, and a page per key.
 
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
@@ -42,14 +42,11 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64
-from pltz.archive.format.manifest import MOST_HEADS, IndexHead
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
-from pltz.archive.storage import ranged
 from pltz.archive.storage.disk import ticks
-from pltz.archive.storage.ranged import RangedFile
-from pltz.archive.storage.s3 import FRONT
+from pltz.archive.storage.s3 import FRONT, MOST_KEPT, RangedObject
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
@@ -128,6 +125,7 @@ class CountedBucket:
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()
         self.kept: set[str] = set()  # indexes on the disk of the reader
+        self.most_kept = MOST_KEPT  # bytes of an index; of larger ones ranges are read
 
     def make(self) -> None:
         """Do nothing: a bucket has no folders."""
@@ -155,18 +153,14 @@ class CountedBucket:
         return memoryview(data)
 
     def open(self, name: str) -> File:
-        data = self._whole(name)
+        data, is_index = self._whole(name), object_names.folder_of(name) == object_names.INDEXES
+        if is_index and name not in self.kept and len(data) > self.most_kept:
+            return by_ranges(data, self.cost)
         if name not in self.kept:
             self._count("GET", read=len(data))
-        if object_names.folder_of(name) == object_names.INDEXES:
+        if is_index:
             self.kept.add(name)
         return Held(data)
-
-    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
-        data = self._whole(name)
-        if object_names.folder_of(name) != object_names.INDEXES or name in self.kept or len(data) <= index_file.RANGED:
-            return self.open(name)
-        return by_ranges(data, self.cost, head)
 
     def stamp(self, name: str) -> None:
         return None
@@ -246,14 +240,14 @@ class CountedBucket:
         return found
 
 
-def by_ranges(data: bytes, cost: Traffic, head: IndexHead | None = None) -> File:
-    """Return an index whose bytes come once they are read, and its first ones now where its head is not known."""
+def by_ranges(data: bytes, cost: Traffic) -> File:
+    """Return an index whose first bytes come now, and others once they are read."""
 
     def get(offset: int, size: int) -> bytes:
         cost.side_by_side([(offset, size)])
         return data[offset : offset + size]
 
-    return RangedFile(len(data), get, head.data if head else get(0, min(FRONT, len(data))))
+    return RangedObject(len(data), get, memoryview(get(0, min(FRONT, len(data)))))
 
 
 def sessions(first: int, count: int) -> list[NewSession]:
@@ -294,16 +288,6 @@ def filled(count: int, key: Secret | None = None) -> CountedBucket:
     return bucket
 
 
-@contextmanager
-def every_index_large() -> Iterator[None]:
-    """Write and read indexes as large ones are, of which ranges are read."""
-    bound, index_file.RANGED = index_file.RANGED, 0
-    try:
-        yield
-    finally:
-        index_file.RANGED = bound
-
-
 def memory_of(work: Callable[[], object]) -> float:
     """Return the most memory in MB that Python and numpy took in a call."""
     tracemalloc.start()
@@ -338,18 +322,13 @@ def measured(count: int) -> dict[str, Any]:
     bucket.kept.clear()
     with bucket.counting() as costs["get, nothing cached"]:
         get(opened(bucket), count // 2 + count // 7, math.inf)  # as a command does, whose look is that of the opening
-    with every_index_large():
-        archive = opened(bucket)
-        archive.indexes.write()
-        (index,) = archive.catalog.listing.indexes.values()
-        row["ranged_index_bytes"] = index.size
-        bucket.kept.clear()
-        with bucket.counting() as costs["get, index by ranges"]:
-            get(opened(bucket), count // 2 + count // 7, math.inf)
-        with bucket.counting() as costs["get without a prompt, index by ranges"]:
-            get(opened(bucket), (count // 2 + count // 7) // ALONE * ALONE + ALONE // 2, math.inf)
-    opened(bucket).indexes.write()
-    reader.refresh()
+    bucket.most_kept = 0
+    bucket.kept.clear()
+    with bucket.counting() as costs["get, index by ranges"]:
+        get(opened(bucket), count // 2 + count // 7, math.inf)
+    with bucket.counting() as costs["get without a prompt, index by ranges"]:
+        get(opened(bucket), (count // 2 + count // 7) // ALONE * ALONE + ALONE // 2, math.inf)
+    bucket.most_kept = MOST_KEPT
     reader.store.open(object_names.index(next(iter(reader.listing.indexes))))
     with bucket.counting() as costs["get, indexes cached"]:
         get(opened(bucket), count // 3, math.inf)
@@ -408,39 +387,36 @@ def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
     sections = index_file.SESSIONS, index_file.SEGMENTS  # of the session, and of its prompt
     wanted = [entries.columns(section)[0] for section in sections]
     wanted[1] = np.roll(wanted[1], count // 2)
-    head = IndexHead(len(data), index_file.FileIndex.of(data).head)
-    known = head if len(data) > index_file.RANGED and len(head.data) <= MOST_HEADS else None
     for row in np.random.default_rng(5).integers(0, count, looks).tolist():
         cost = Traffic()
-        index = index_file.FileIndex(by_ranges(data, cost, known))
+        index = index_file.FileIndex(by_ranges(data, cost))
         for section, keys in zip(sections, wanted, strict=True):
             identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
             assert index.find(section, identity)
         found.append((cost.requests["GET"], cost.read))
     asked, read = (np.array(column) for column in zip(*found, strict=True))
     mean = {"GET": float(asked.mean()), "most_GET": int(asked.max()), "read": float(read.mean())}
-    return {"sessions": count, "index_bytes": len(data), "head_bytes": len(head.data), **mean}
+    return {"sessions": count, "index_bytes": len(data), **mean}
 
 
 def head_bytes(count: int, packs: float) -> int:
-    """Return the bytes of the head of a large index of so many sessions, each with a segment."""
-    pages = 2 ** max(0, count.bit_length() - 5 - index_file.PAGE_BITS)
+    """Return the bytes of the head of an index of so many sessions, each with a segment."""
+    pages = 2 ** max(0, count.bit_length() - index_file.PAGE_BITS)
     return int(index_file.HEADER.size + index_file.PACK.size * packs + 8 * pages + index_file.CHECK)
 
 
-def of_head(count: int, packs: float) -> dict[str, int]:
-    """Return what a cold get asks for the head of a large index, which is no request where the manifest has it."""
-    head = head_bytes(count, packs)
-    if head <= MOST_HEADS:
-        return {"GET": 0, "read": head}
-    return {"GET": 1 + (head > FRONT), "read": max(FRONT, -(-head // ranged.PIECE) * ranged.PIECE)}
+def of_head(count: int, packs: float, size: float) -> dict[str, int]:
+    """Return what a cold get asks for the head of an index of ``size`` bytes that is read by ranges."""
+    head, front = head_bytes(count, packs), min(FRONT, round(size))
+    table = round(index_file.PACK.size * packs)  # a head above the front is read in two parts
+    far = [table, 8 * 2 ** max(0, count.bit_length() - index_file.PAGE_BITS)] if head > front else []
+    return {"GET": 1 + len(far), "read": front + sum(far)}
 
 
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
     """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row.
 
-    Where the index is read by ranges, a get asks what it asked of the larger one so read, with another head. A put
-    writes the head with the manifest.
+    Where the index is read by ranges, a get asks what it asked of the larger one so read, with another head.
     """
     share: float = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
@@ -457,20 +433,14 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
         for name, cost in large["costs"].items()
         if name in small["costs"]
     }
-    if row["index_bytes"] <= index_file.RANGED:
+    if row["index_bytes"] <= MOST_KEPT:
         return row
-    index = round(at(small["ranged_index_bytes"], large["ranged_index_bytes"]))
-    head, before = of_head(count, row["packs"]), of_head(large["sessions"], large["packs"])
-    written = 0 if head["GET"] else head["read"]
-    row["stored"] += index - row["index_bytes"]
-    row["month_dollars"] = round(STORED * row["stored"] / 1e9, 4)
-    row |= {"index_bytes": index, "manifest_bytes": row["manifest_bytes"] + written}
+    head = of_head(count, row["packs"], row["index_bytes"])
+    before = of_head(large["sessions"], large["packs"], large["index_bytes"])
     for name in STEADY[:2]:
         cost = row["costs"][name]
         row["costs"][name] = priced({key: cost[key] + head.get(key, 0) - before.get(key, 0) for key in COUNTED})
     row["costs"]["get, nothing cached"] = row["costs"][STEADY[0]]
-    for name in STEADY[4:]:
-        row["costs"][name] = priced({**row["costs"][name], "written": row["costs"][name]["written"] + written})
     return row
 
 

@@ -65,8 +65,6 @@ REPAIRED = {  # found by verify, whole again after repair; the versions that can
     "bad-parity-bit-flipped": ALL,
     "bad-index-bit-flipped": ALL,
     "bad-index-cut-short": ALL,
-    "bad-index-of-version-3-bit-flipped": ALL,
-    "bad-index-of-version-3-cut-short": ALL,
     "bad-settings-copy-zeroed": ALL,
     "bad-settings-zeroed": ALL,
     "bad-sealed-key-copy-zeroed": ALL,

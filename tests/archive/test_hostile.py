@@ -13,7 +13,7 @@ import pytest
 from pltz.archive.errors import LostError, ManifestLost
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
-from pltz.archive.format.index_file import Entries, MemoryIndex, build
+from pltz.archive.format.index_file import Entries, MemoryIndex, build, name_of
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END, HEAD, TAIL, Parity, ParityLayout
@@ -264,8 +264,8 @@ def test_an_index_over_packs_that_cannot_be(
     far = Entries(np.array([5], np.uint64), np.array([3 << 30], np.uint64))
     lies.add_pack(pack, size, {0: far, 1: far})
     data = build([lies], {pack: size})
-    assert DirectoryStore(disk).put(f"index/{data[-16:].hex()}", data)
-    named = frozenset({data[-16:].hex()})
+    assert DirectoryStore(disk).put(f"index/{name_of(data)}", data)
+    named = frozenset({name_of(data)})
     archive.catalog.listing.publish(lambda manifest: replace(manifest, indexes=named))
     with pytest.raises(ManifestLost):
         TowerArchive.open(DirectoryStore(disk), [codec])

@@ -23,9 +23,7 @@ from hypothesis.stateful import (
 )
 
 from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
-from pltz.archive.storage import ranged
-from pltz.archive.storage.ranged import RangedFile
-from pltz.archive.storage.s3 import ObjectStore
+from pltz.archive.storage.s3 import ObjectStore, RangedObject
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
@@ -339,18 +337,16 @@ class RangedBucketMachine(BucketMachine):
 
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    asked, ask = list[int](), RangedFile._ask
+    asked, read = list[int](), RangedObject.read
 
-    def counted(self: RangedFile, first: int, last: int) -> None:
-        asked.append(first)
-        ask(self, first, last)
+    def counted(self: RangedObject, offset: int, size: int) -> bytes | memoryview:
+        asked.append(offset)
+        return read(self, offset, size)
 
-    monkeypatch.setattr(RangedFile, "_ask", counted)
+    monkeypatch.setattr(RangedObject, "read", counted)
     monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
-    monkeypatch.setattr("pltz.archive.format.index_file.RANGED", 0)
+    monkeypatch.setattr("pltz.archive.storage.s3.MOST_KEPT", 0)
     monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 100)
-    for name, value in {"PIECE": 64, "MOST_AHEAD": 256, "MOST_ASKED": 3}.items():
-        monkeypatch.setattr(ranged, name, value)
     yield
     assert len(asked) > 4
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import LostError, StoreError
+from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS, FileIndex, MemoryIndex, build, by_section
@@ -258,7 +259,7 @@ def test_a_key_file_in_the_place_of_another_is_told() -> None:
 
 def test_an_index_with_the_bytes_of_another_is_refused() -> None:
     data = next(data for path, data in made("open", 1)[0][-1].items() if path.startswith("index/"))
-    assert FileIndex(Held(data), data[-16:].hex())
+    assert FileIndex(Held(data), index_file.name_of(data))
     with pytest.raises(CorruptError, match="bytes of index"):
         FileIndex(Held(data), bytes(16).hex())
 
@@ -305,8 +306,8 @@ def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
     size = archive.catalog.listing.packs[pack]
     known.add_pack(pack, size, by_section([(SESSIONS, ghost, offset)]))
     data = build([known], {pack: size})
-    disk.write_new(f"index/{data[-16:].hex()}", data)
-    archive.catalog.listing.publish(made={data[-16:].hex(): FileIndex.of(data)})
+    disk.write_new(f"index/{index_file.name_of(data)}", data)
+    archive.catalog.listing.publish(made={index_file.name_of(data): FileIndex.of(data)})
     with pytest.raises(LostError):
         opened(disk, "open").get("ghost")
     assert not is_sound(disk, "open")

@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import LostError, StoreError, UnreadableError
-from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
-from pltz.plt_codec.errors import CorruptError
 from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(0)
@@ -158,16 +156,3 @@ class TestBadSectors:
         monkeypatch.setattr(os, "pread", refuse)
         with pytest.raises(StoreError, match="no permission"):
             list(archive.catalog.listing.scan(next(iter(archive.catalog.listing.packs))))
-
-
-def test_a_map_of_what_shrank(tmp_path: Path) -> None:
-    """Truncate a file between opening and mapping."""
-    path = tmp_path / "file"
-    path.write_bytes(bytes(100_000))
-    store = DirectoryStore(OsDisk(tmp_path))
-    file = store.open("file")
-    os.truncate(path, 10)
-    with pytest.raises(UnreadableError):
-        file.map()
-    with pytest.raises(CorruptError):
-        FileIndex(file)

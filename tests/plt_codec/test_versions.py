@@ -63,7 +63,7 @@ class Format:
     @property
     def constant(self) -> str:
         """Return the name of the constant that the writer takes the version from."""
-        return next(name for name in ("FORMAT_VERSION", "VERSION", "FORMAT", "BY_BLOCK") if hasattr(self.module, name))
+        return next(name for name in ("FORMAT_VERSION", "VERSION", "FORMAT") if hasattr(self.module, name))
 
     @property
     def readers(self) -> Readers[Any]:

@@ -16,7 +16,7 @@ from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
 Entries = list[tuple[int, bytes, int]]  # first 36 bits of an id, pack, offset of the block
-SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSIONS = 6, 4, 2, (3, 4)
+SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 6, 5, 2, 5
 
 
 def files_of(folder: Path) -> Files:
@@ -84,7 +84,7 @@ def manifest_of(files: Files) -> Manifest:
     archive, generation, _ = fields.take(16), fields.number(8), fields.take(16)
     if flags > 1:
         raise Newer("a manifest with flags of a newer version")
-    counts = fields.numbers(4, 6)
+    counts = fields.numbers(4, 5)
     indexes = [fields.take(16) for _ in range(counts[0])]
     packs = {}
     for _ in range(counts[1]):
@@ -99,9 +99,6 @@ def manifest_of(files: Files) -> Manifest:
     for _ in range(counts[4]):
         pack, _, acknowledged, _ = fields.take(16), fields.take(12), fields.number(8), fields.take(16)
         lost[pack] = acknowledged > 0
-    for _ in range(counts[5]):
-        fields.take(24)
-        fields.take(fields.number(4))
     fields.end()
     return Manifest(Settings(archive, bool(flags)), generation, indexes, packs, condemned, gone, lost)
 
@@ -121,39 +118,34 @@ def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
 
 def index_of(data: bytes, name: bytes) -> list[Entries]:
     """Return the entries of segments, sessions and marks of an index. ``name``: its digest."""
-    if data[-16:] != name or digest("pltz index", data[:-16]) != name or data[:4] != b"PLTi":
+    if data[28:44] != name or digest("pltz index", data[:28], data[44:]) != name or data[:4] != b"PLTi":
         raise Damaged("an index that differs from its name")
-    fields = Fields(data[:-16], 4)
-    version, width = fields.number(1), fields.number(1)
-    if version not in INDEX_VERSIONS or fields.number(2):
-        raise Newer(f"an index of version {version}")
-    pack_count, blocks, *counts = (fields.number(4) for _ in range(5))
-    check = fields.number(4)
+    fields = Fields(data, 4)
+    if fields.number(1) != INDEX_VERSION or fields.number(3):
+        raise Newer("an index of another version")
+    pack_count, *counts, check = (fields.number(4) for _ in range(5))
     packs = packs_of({f"index/{name.hex()}": data}, name)
-    fields.take(20 * pack_count)
-    most = sum(packs.values()) if version == 4 else blocks
-    cuts, begin = [_cut(count, most) for count in counts], fields.at
-    ends = [fields.numbers(4, 1 << pages if count else 0) for count, (_, pages, _) in zip(counts, cuts, strict=True)]
+    fields.take(16 + 20 * pack_count)
+    begin, places = fields.at, max(sum(packs.values()) - 1, 0).bit_length()
+    bits = [max(0, count.bit_length() - 11) for count in counts]
+    ends = [fields.numbers(4, 1 << some if count else 0) for count, some in zip(counts, bits, strict=True)]
     if crc32(data[begin : fields.at], check) != fields.number(4):
         raise Damaged("the pages of an index differ from their check")
-    page, addresses = 0, list[int]()
-    while version == 3 and len(addresses) < blocks:
-        count = min(4096, blocks - len(addresses))
-        addresses += _page(fields, width * count, check, page).numbers(width, count)
-        page += 1
-    sections = []
-    for upto, (bits, pages, places) in zip(ends, cuts, strict=True):
-        entries, before = [], 0
+    page, sections = 0, []
+    for upto, some in zip(ends, bits, strict=True):
+        entries, before, rest = [], 0, 36 - some
         for number, end in enumerate(upto):
-            fan, low = bits - pages, 36 - bits + places
-            body = _page(fields, (4 << fan) + ((end - before) * low + 7 >> 3), check, page)
-            page, tops, packed = page + 1, body.numbers(4, 1 << fan), LowBits(body)
-            for place in range(end - before):
-                value = packed.take(low)
-                top = next(top for top, last in enumerate(tops) if place < last)
-                at = value & ((1 << places) - 1)
-                key = ((number << fan | top) << 36 - bits) | value >> places
-                entries.append((key, *_where(packs, addresses[at] if version == 3 else at)))
+            count = end - before
+            low = max(0, rest - count.bit_length())
+            sizes = [size + 7 >> 3 for size in (count + (1 << rest - low), low * count, places * count) if count]
+            body = _page(fields, sum(sizes), check, page)
+            steps, lows, addresses = (LowBits(Fields(body.take(size))) for size in sizes or (0, 0, 0))
+            page, high = page + 1, 0
+            for _ in range(count):
+                while not steps.take(1):
+                    high += 1
+                key = number << rest | high << low | lows.take(low)
+                entries.append((key, *_where(packs, addresses.take(places))))
             before = end
         sections.append(entries)
     fields.end()
@@ -165,21 +157,14 @@ def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
     for path in (f"index/{name.hex()}", f"parity/index-{name.hex()}"):
         fields = Fields(files.get(path, b""))
         try:
-            head = fields.take(32)
+            head = fields.take(44)
             packs = {fields.take(16): fields.number(4) for _ in range(int.from_bytes(head[8:12], "little"))}
-            check = crc32(fields.data[32 : fields.at], crc32(head[:28]))
-            if head[:4] == b"PLTi" and head[28:] == check.to_bytes(4, "little"):
+            check = crc32(fields.data[44 : fields.at], crc32(head[:24]))
+            if head[:4] == b"PLTi" and head[24:] == check.to_bytes(4, "little") + name:
                 return packs
         except Damaged:
             continue
     raise Damaged("an index is lost with the copy of its pack table")
-
-
-def _cut(count: int, most: int) -> tuple[int, int, int]:
-    """Return of a section: the first bits of a key that are in no entry, those that name the page, those of a place."""
-    places = max(most - 1, 0).bit_length()
-    bits = min(28, max(0, count.bit_length() - 5, places - 20))
-    return bits, bits - min(bits, 8), places
 
 
 def _page(fields: Fields, size: int, check: int, number: int) -> Fields:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format import index_file
+from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from tests.examples import examples
 from tests.golden.indexes import make
 
-GOLDEN = Path(make.__file__).parent
+GOLDEN = Path(make.__file__).parent / f"version-{index_file.VERSION}.index"
 PACKS = [bytes([n]) * 16 for n in range(3)]
 SIZE = 1 << 20  # bytes of each
 Row = tuple[int, int, int, int]  # section, number of an identity, pack, offset
@@ -66,14 +67,11 @@ def check(index: Lookup, entries: list[Row]) -> None:
 def test_both_kinds_find_what_a_dictionary_does(entries: list[Row]) -> None:
     memory = filled(entries)
     check(memory, entries)
-    for bound in make.BOUNDS.values():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index_file, "RANGED", bound)
-            data = build([memory], dict(memory.packs))
-            index = FileIndex.of(data)
-            check(index, entries)
-            assert index.verify() == data[-16:]
-            assert build([index, memory], dict(memory.packs)) == data  # entries are kept once
+    data = build([memory], dict(memory.packs))
+    index = FileIndex.of(data)
+    check(index, entries)
+    assert index.verify().hex() == index_file.name_of(data)
+    assert build([index, memory], dict(memory.packs)) == data  # entries are kept once
 
 
 def test_many_entries_in_pieces_and_of_packs_that_are_gone() -> None:
@@ -93,9 +91,7 @@ def test_many_entries_in_pieces_and_of_packs_that_are_gone() -> None:
     assert there[0::3].all() and there[1::3].all() and there[2::3].sum() < 3
 
 
-@pytest.mark.parametrize("bound", make.BOUNDS.values())
-def test_a_flipped_bit_raises_or_changes_nothing(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_file, "RANGED", bound)
+def test_a_flipped_bit_raises_or_changes_nothing() -> None:
     entries = [(n % 3, n, n % 2, 999 * n) for n in range(40)]
     memory = filled(entries)
     data = bytearray(build([memory], dict(memory.packs)))
@@ -113,11 +109,10 @@ def test_a_flipped_bit_raises_or_changes_nothing(bound: int, monkeypatch: pytest
         data[bit // 8] ^= 1 << bit % 8
 
 
-@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
-def test_each_version_that_is_read_has_a_golden_file(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = (GOLDEN / f"version-{version}.index").read_bytes()
+def test_each_version_that_is_read_has_a_golden_file() -> None:
+    data = GOLDEN.read_bytes()
     index, known = FileIndex.of(data), make.entries()
-    assert index.packs == make.PACKS and index.verify() == data[-16:]
+    assert index.packs == make.PACKS and index.verify().hex() == index_file.name_of(data)
     for section in range(3):
         held = {(key, at) for key, at in known.entries(section)}
         assert set(index.entries(section)) == held and len(index.addressed(section)[0]) == len(held)
@@ -126,19 +121,16 @@ def test_each_version_that_is_read_has_a_golden_file(version: int, monkeypatch: 
         for key in keys[::50].tolist():
             one = (key << 28).to_bytes(8, "big") + bytes(8)
             assert set(index.find(section, one)) == set(known.find(section, one)) != set()
-    for written, bound in make.BOUNDS.items():
-        monkeypatch.setattr(index_file, "RANGED", bound)
-        assert (build([index], dict(index.packs)) == data) == (version == written)
+    assert build([index], dict(index.packs)) == data
 
 
-@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
-def test_damage_of_any_page_is_named_when_it_is_met(version: int) -> None:
+def test_damage_of_any_page_is_named_when_it_is_met() -> None:
     """Look-ups that need other pages go on."""
-    data = (GOLDEN / f"version-{version}.index").read_bytes()
+    data = GOLDEN.read_bytes()
     whole, known = FileIndex.of(data), make.entries().columns(index_file.SEGMENTS)[0][::90].tolist()
     ids = [(key << 28).to_bytes(8, "big") + bytes(8) for key in known]
     right = wrong = 0
-    for at in range(200, len(data) - 16, 997):
+    for at in range(200, len(data), 997):
         spoiled = FileIndex.of(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         for one in ids:
             try:
@@ -147,7 +139,7 @@ def test_damage_of_any_page_is_named_when_it_is_met(version: int) -> None:
             except CorruptError as exc:
                 assert "does not match its checksum" in str(exc)
                 wrong += 1
-        with pytest.raises(CorruptError, match="does not match its checksum"):
+        with pytest.raises(CorruptError, match="not what was written"):
             spoiled.verify()
     assert right > 100 and wrong > 100
 
@@ -155,54 +147,38 @@ def test_damage_of_any_page_is_named_when_it_is_met(version: int) -> None:
 def test_a_page_in_the_place_of_another_is_damage() -> None:
     memory = filled([(0, 5, 0, 99), (1, 5, 0, 99)])
     data = build([memory], dict(memory.packs))
-    first, second = data[-42:-29], data[-29:-16]  # of a fan of 4 bytes, an entry of 5, and a crc
+    size = (len(data) - (index_file.HEADER.size + 3 * 20 + 3 * 4)) // 2  # of a page of one entry, and its crc
+    first, second = data[-2 * size : -size], data[-size:]
     assert first[:-4] == second[:-4] and first != second
     for swapped in (second + first, first + first, second + second):
-        with pytest.raises(CorruptError, match=r"page [12] of the index does not match"):
-            FileIndex.of(data[:-42] + swapped + data[-16:]).verify()
+        index = FileIndex.of(data[: -2 * size] + swapped)
+        with pytest.raises(CorruptError, match=r"page [01] of the index does not match"):
+            [index.find(section, identity(5)) for section in (0, 1)]
 
 
 def crafted(data: bytes, at: int, value: int) -> FileIndex:
-    """Return an index with another u32 at a place of a page, whose checks hold."""
+    """Return an index with another byte at a place of its last page, whose checks hold."""
     whole, out = FileIndex.of(data), bytearray(data)
-    out[at : at + 4] = value.to_bytes(4, "little")
-    for unit, (begin, size) in enumerate(zip(whole._page_begins.tolist(), whole._page_sizes.tolist(), strict=True)):
-        check = zlib.crc32(out[begin : begin + size], (whole._check_start + 1 + unit) & 0xFFFFFFFF)
-        out[begin + size : begin + size + 4] = check.to_bytes(4, "little")
-    return FileIndex.of(bytes(out))
+    out[at] = value
+    section = [s for s in whole._sections if s.size][-1]
+    begin, unit = int(section.begins[-2]), section.first + len(section.begins) - 2
+    check = zlib.crc32(out[begin:-4], (whole._check_start + 1 + unit) & 0xFFFFFFFF)
+    return FileIndex.of(bytes(out[:-4]) + check.to_bytes(4, "little"))
 
 
-def test_a_bucket_that_ends_behind_its_page_is_refused() -> None:
-    memory, nothing = MemoryIndex(), Entries.of([], [])
-    keys = np.arange(9000, dtype=np.uint64) * np.uint64((1 << 36) // 9000)
-    memory.add_pack(PACKS[0], SIZE, {0: Entries(keys, np.arange(9000, dtype=np.uint64)), 1: nothing, 2: nothing})
-    data = build([memory], dict(memory.packs))
-    section = FileIndex.of(data)._sections[0]
-    assert section.entries.tolist() == [0, 4501, 9000]
-    last = int(section.begins[0]) + section.fan_size - 4
-    spoiled = crafted(data, last, int(section.entries[1]) + 1)
-    key = ((1 << 35) - 1 << 28).to_bytes(8, "big") + bytes(8)  # the last one of the first page
-    for look in (lambda: spoiled.find(0, key), lambda: spoiled.has(0, index_file.keys_in([key]))):
-        with pytest.raises(CorruptError, match="out of order"):
-            look()
-
-
-def test_a_block_that_the_index_has_not_is_refused() -> None:
+def test_entries_that_a_page_has_not_are_refused() -> None:
     memory = filled([(0, 7, 0, 10 * n) for n in range(3)])
     data = build([memory], dict(memory.packs))
-    section = FileIndex.of(data)._sections[0]
-    assert (section.low, section.fan_size) == (2, 4)
-    at = int(section.begins[0]) + 4
-    entry = int.from_bytes(data[at : at + 4], "little")
-    assert entry & 3 == 0
-    with pytest.raises(CorruptError, match="a block that it has not"):
-        crafted(data, at, entry | 3).find(0, identity(7))
+    begin = int(FileIndex.of(data)._sections[0].begins[0])
+    for value, told in ((0, "not the entries it claims"), (0xFF, "not the entries it claims")):
+        with pytest.raises(CorruptError, match=told):
+            crafted(data, begin, value).find(0, identity(7))
+    with pytest.raises(CorruptError, match="points behind its packs"):
+        crafted(data, len(data) - 5, 0xFF).find(0, identity(7))
 
 
-@pytest.mark.parametrize("version", [index_file.BY_BLOCK, index_file.BY_ADDRESS])
-def test_many_entries_of_one_key_are_found_in_one_look(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_entries_of_one_key_are_found_in_one_look() -> None:
     """A session of 20,000 versions in as many blocks took seconds, and a crafted bucket hours."""
-    monkeypatch.setattr(index_file, "RANGED", 0 if version == index_file.BY_ADDRESS else 1 << 60)
     rows = [(1, 7, 0, 4 * n) for n in range(20_000)] + [(1, n, 1, 9) for n in range(200) if n != 7]
     memory = filled(rows)
     index = FileIndex.of(build([memory], dict(memory.packs)))
@@ -212,45 +188,81 @@ def test_many_entries_of_one_key_are_found_in_one_look(version: int, monkeypatch
     assert [index.find(1, identity(n)) for n in (6, 8)] == [[Location(PACKS[1], 9)]] * 2
 
 
+class Counted(Held):
+    """A file whose reads are counted."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.asked = list[int]()
+
+    def read(self, offset: int, size: int) -> memoryview:
+        self.asked.append(size)
+        return super().read(offset, size)
+
+
+def test_a_look_up_reads_a_page_and_many_read_near_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the pages some stay in memory."""
+    dice, nothing = np.random.default_rng(5), Entries.of([], [])
+    keys = dice.integers(0, 1 << 36, 200_000, np.uint64)
+    memory = MemoryIndex()
+    memory.add_pack(PACKS[0], SIZE, {0: Entries(keys, keys % np.uint64(SIZE)), 1: nothing, 2: nothing})
+    file = Counted(build([memory], dict(memory.packs)))
+    index = FileIndex(file)
+    opening = len(file.asked)
+    for _ in range(2):
+        index.find(0, (int(keys[0]) << 28).to_bytes(8, "big") + bytes(8))
+    assert len(file.asked) == opening + 1 and file.asked[-1] < 1 << 15
+    assert index.has(0, keys).all() and len(file.asked) == opening + 2
+    assert index.has(0, keys).all() and len(index.addressed(0)[0]) == len(np.unique(keys)) == len(index)
+    assert len(file.asked) == opening + 2
+    monkeypatch.setattr(index_file, "MOST_PAGES", 3)
+    few = FileIndex(file)
+    assert few.has(0, keys).all() and len(few._pages) == 3
+    for key in keys[:40].tolist():
+        one = (key << 28).to_bytes(8, "big") + bytes(8)
+        assert few.find(0, one) == index.find(0, one) != []
+
+
+def head_of(version: int, table: bytes = b"", counts: tuple[int, int, int] = (0, 0, 0)) -> bytes:
+    """Return header and pack table of an index, whose checks hold."""
+    head = index_file.HEADER.pack(index_file.MAGIC, version, bytes(3), len(table) // 20, *counts, 0, bytes(16))
+    return head[:24] + index_file._check(head + table).to_bytes(4, "little") + bytes(16) + table
+
+
 def test_packs_of_more_bytes_than_an_index_covers_are_refused() -> None:
     names = (n.to_bytes(16, "big") for n in range(index_file.MAX_BYTES // MAX_SIZE))
     table = b"".join(index_file.PACK.pack(name, MAX_SIZE) for name in names)
-    head = index_file.HEADER.pack(index_file.MAGIC, index_file.BY_ADDRESS, 0, 0, len(table) // 20, 0, 0, 0, 0, 0)[:-4]
-    check = zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little")
+    head = head_of(index_file.VERSION, table)
     with pytest.raises(CorruptError, match="more bytes than an index covers"):
-        FileIndex.of(head + check + table + bytes(20))
+        FileIndex.of(head + bytes(20))
 
 
 def test_a_newer_version_is_refused_by_name() -> None:
-    head = index_file.HEADER.pack(index_file.MAGIC, index_file.BY_ADDRESS + 1, 4, 0, 0, 0, 0, 0, 0, 0)[:-4]
     with pytest.raises(VersionError, match="newer pltz"):
-        FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
+        FileIndex.of(head_of(index_file.VERSION + 1) + bytes(16))
 
 
-@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
-def test_hostile_counts_claim_no_memory(version: int) -> None:
-    width = 0 if version == index_file.BY_ADDRESS else 4
+def test_hostile_counts_claim_no_memory() -> None:
     head = index_file.HEADER.pack(
-        index_file.MAGIC, version, width, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
+        index_file.MAGIC, index_file.VERSION, bytes(3), *[0xFFFFFFFF] * 4, 0, bytes(16)
     )
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
-    for counts in ((0, 0xFFFFFFFF, 0, 0), (0xFFFFFFFF, 0, 0, 0), (0, 1, 0, 0)):
-        head = index_file.HEADER.pack(index_file.MAGIC, version, width, 0, 0, *counts, 0)[:-4]
-        with pytest.raises(FormatError, match=r"expected an index of|do not fit|table of pages|of a newer version"):
-            FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(30))
+    for counts in ((0xFFFFFFFF, 0, 0), (1, 0, 0), (0, 0, 4000)):
+        with pytest.raises(FormatError, match=r"expected an index of|do not fit|table of pages"):
+            FileIndex.of(head_of(index_file.VERSION, counts=counts) + bytes(30))
 
 
 @settings(max_examples=examples(60))
-@given(st.sampled_from([*make.BOUNDS]), st.integers(0, 9), st.integers(0, 1 << 32), st.integers(-1, 0))
-def test_pages_that_a_table_puts_elsewhere_are_refused(version: int, at: int, value: int, shift: int) -> None:
+@given(st.integers(0, 11), st.integers(0, 1 << 32), st.integers(-1, 0))
+def test_pages_that_a_table_puts_elsewhere_are_refused(at: int, value: int, shift: int) -> None:
     """A head whose checks hold, as who crafts an index would make it."""
-    data = (GOLDEN / f"version-{version}.index").read_bytes()
-    whole, begin = FileIndex.of(data), 32 + 20 * len(make.PACKS)
-    ends = np.frombuffer(data, "<u4", 4, begin).copy()
-    ends[at % 4] = min(value, 0xFFFFFFFF) if at > 3 else max(0, int(ends[at]) + shift)
-    check = zlib.crc32(ends.tobytes(), int.from_bytes(data[28:32], "little"))
-    crafted = data[:begin] + ends.tobytes() + check.to_bytes(4, "little") + data[begin + 20 :]
+    data = GOLDEN.read_bytes()
+    whole, begin = FileIndex.of(data), index_file.HEADER.size + 20 * len(make.PACKS)
+    ends = np.frombuffer(data, "<u4", 6, begin).copy()
+    ends[at % 6] = min(value, 0xFFFFFFFF) if at > 5 else max(0, int(ends[at]) + shift)
+    check = zlib.crc32(ends.tobytes(), int.from_bytes(data[24:28], "little"))
+    crafted = data[:begin] + ends.tobytes() + check.to_bytes(4, "little") + data[begin + 28 :]
     keys = make.entries().columns(index_file.SEGMENTS)[0][::900]
     try:
         index = FileIndex.of(crafted)

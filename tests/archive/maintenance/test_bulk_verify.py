@@ -79,7 +79,7 @@ def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
 
 def naming(indexes: Iterable[str], manifest: Manifest) -> Manifest:
     """Return a manifest that names these indexes and no others."""
-    return replace(manifest, indexes=frozenset(indexes), heads={})
+    return replace(manifest, indexes=frozenset(indexes))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_an_index_that_is_wrong_is_named(
                 rows[spot] = section, bytes(SIZE), offset
         wrong.add_pack(pack, known.packs[pack], by_section(rows))
     data = index_file.build([wrong], dict(known.packs))
-    filled.store.put(f"index/{data[-SIZE:].hex()}", data)
-    filled.catalog.listing.publish(partial(naming, [data[-SIZE:].hex()]))
+    filled.store.put(f"index/{index_file.name_of(data)}", data)
+    filled.catalog.listing.publish(partial(naming, [index_file.name_of(data)]))
     found = TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
     assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record", "session"}
 

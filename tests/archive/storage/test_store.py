@@ -454,6 +454,7 @@ def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp
     assert s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/") == requests
     whole = copies[0].read_bytes()
     for damaged in (whole[:-1], whole[:100] + b"\xff" + whole[101:], b""):
+        copies[0].unlink()  # the first process goes on to read the copy that it opened
         copies[0].write_bytes(damaged)
         again = TowerArchive.open(ObjectStore(place, cache), [codec])
         assert again.get("s9").tokens[-1] == 9 and not again.problems

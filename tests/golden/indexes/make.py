@@ -1,7 +1,6 @@
-"""Make the golden indexes beside this file: `python -m tests.golden.indexes.make`.
+"""Make the golden index beside this file: `python -m tests.golden.indexes.make`.
 
-They are of the versions that are written now, over `PACKS`, and have `entries()`. Those of older versions were made by
-the code of their time, and are never rewritten.
+It is of the version that is written now, over `PACKS`, and has `entries()`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.format import index_file
-from pltz.archive.format.index_file import BY_ADDRESS, BY_BLOCK, RANGED, Entries, MemoryIndex, build
+from pltz.archive.format.index_file import VERSION, Entries, MemoryIndex, build
 
 HERE = Path(__file__).parent
 PACKS = {bytes([n]) * 16: 1 << 24 for n in range(3)}
 COUNTS = 9000, 500, 7  # entries of each section
-BOUNDS = {BY_BLOCK: RANGED, BY_ADDRESS: 0}  # bytes from which an index is large
 
 
 def entries() -> MemoryIndex:
@@ -33,8 +30,6 @@ def entries() -> MemoryIndex:
 
 
 if __name__ == "__main__":
-    for version, bound in BOUNDS.items():
-        index_file.RANGED = bound
-        path = HERE / f"version-{version}.index"
-        if not path.exists():
-            path.write_bytes(build([entries()], PACKS))
+    path = HERE / f"version-{VERSION}.index"
+    if not path.exists():
+        path.write_bytes(build([entries()], PACKS))
