@@ -55,22 +55,6 @@ def test_a_file_written_is_reported_as_json(run: Run, frozen: Path, tmp_path: Pa
     assert done.stdout == path.read_text("utf8") and json.loads(done.stderr) == facts | {"output": "-"}
 
 
-def test_sessions_in_the_order_asked(run: Run, frozen: Path, chats: Path) -> None:
-    done = run("decompress", frozen, "--session", 3, "--session", 0)
-    lines = chats.read_text("utf8").splitlines()
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        json.loads(lines[3]),
-        json.loads(lines[0]),
-    ]
-
-
-def test_text_comes_back_byte_for_byte(run: Run, tiny: Path, tmp_path: Path) -> None:
-    data = b"line one\r\n\xff\x00 not UTF-8, no last line end"
-    (tmp_path / "a.txt").write_bytes(data)
-    run("compress", tmp_path / "a.txt", "-o", tmp_path / "a.pltz")
-    assert run("decompress", tmp_path / "a.pltz").stdout_bytes == data
-
-
 def test_several_texts_need_a_choice(run: Run, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one")
     (tmp_path / "b.txt").write_bytes(b"two")
@@ -80,12 +64,6 @@ def test_several_texts_need_a_choice(run: Run, tiny: Path, tmp_path: Path) -> No
     assert run("decompress", tmp_path / "a.pltz", "--session", 1).stdout_bytes == b"two"
     assert run("decompress", tmp_path / "a.pltz", "--format", "text").stdout_bytes == b"onetwo"
     assert run("decompress", tmp_path / "a.pltz", "--format", "ids").exit_code == 5
-
-
-def test_ids_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "ids.json").write_text("[[5, 900, 32], [1023]]")
-    run("compress", tmp_path / "ids.json", "--format", "ids", "-o", tmp_path / "a.pltz")
-    assert run("decompress", tmp_path / "a.pltz").stdout == "[5,900,32]\n[1023]\n"
 
 
 def test_ids_of_another_tokenizer(

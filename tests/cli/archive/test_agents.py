@@ -11,7 +11,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
-from tests.cli.commands import Run, into, lines
+from tests.cli.commands import Run, into
 from tests.datasets.test_conversation import CLAUDE as CLAUDE_CODE, CODEX, COPILOT, PI
 from tests.datasets.test_formats import AIDER, DOCUMENTS, GEMINI_LINES, MARKDOWN, OH_MY_PI, lines as jsonl
 
@@ -115,13 +115,6 @@ def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, col
     by_night(run, home, cold)  # the same names and content: nothing is stored again
     with Archive.open(cold) as archive:
         assert {v.version for v in archive.list()} == {1}
-
-
-def test_a_log_given_alone_is_the_one_that_its_folder_has(run: Run, cold: Path, home: Path) -> None:
-    assert run("archive", "put", "-r", cold, home / "tasks", home / "swe-agent").exit_code == 0
-    for file in ("tasks/8.jsonl", "swe-agent/8.traj", "swe-agent/issue-7.traj"):
-        [again] = lines(run("archive", "put", "-r", cold, home / file, "--json"))
-        assert (again["name"], again["unchanged"]) == (file.rpartition(".")[0], True)
 
 
 def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,31 +29,3 @@ def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
     assert [r["name"] for r in lines(run("archive", "copy", "-r", cold, other, "new", "--json"))] == ["new"]
     assert run("archive", "copy", "-r", cold, cold).exit_code == 2
     assert run("archive", "verify", "-r", other, "--decode").exit_code == 0
-
-
-def test_a_copy_that_was_stopped_goes_on(
-    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pltz.archive import copy as transfer
-
-    for n in range(1, 5):
-        put(chat(n), "--name", f"s{n}")
-    other = tmp_path / "other"
-    run("archive", "init", "-r", other)
-    monkeypatch.setattr(transfer, "COMMIT_SESSIONS", 1)
-    whole, calls = transfer._commit, 0
-
-    def stop(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise KeyboardInterrupt
-        return whole(*args)
-
-    monkeypatch.setattr(transfer, "_commit", stop)
-    assert run("archive", "copy", "-r", cold, other).exit_code == 1
-    assert len(lines(run("archive", "ls", "-r", other, "--json"))) == 2
-    monkeypatch.setattr(transfer, "_commit", whole)
-    rows = lines(run("archive", "copy", "-r", cold, other, "--json"))
-    assert [row["there"] for row in rows].count(True) == 2
-    assert len(lines(run("archive", "ls", "-r", other, "--history", "--json"))) == 4

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from tests.cli.archive.test_put import event
-from tests.cli.commands import Run, into, lines
+from tests.cli.commands import Run, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -44,16 +44,6 @@ def test_what_was_put_is_found_by_the_name_that_ls_prints(run: Run, agents: Path
     assert thawed.exit_code == 0 and json.loads(thawed.stdout)["tokens"]
     assert run("archive", "forget", "-r", agents, NAMES[0]).exit_code == 0
     assert run("archive", "undelete", "-r", agents, NAMES[0]).exit_code == 0
-
-
-def test_files_come_back_into_the_folders_that_they_had(run: Run, agents: Path, tmp_path: Path, projects: Path) -> None:
-    done = run("archive", "get", "-r", agents, "-o", into(tmp_path / "back"))
-    assert done.exit_code == 0 and not done.stderr
-    for name in FILES:
-        back = tmp_path / f"back/{name}.jsonl"
-        assert back.read_bytes() == (projects / f"{name}.jsonl").read_bytes()
-    one = run("archive", "get", "-r", agents, f"{NAMES[0]}*", "-o", into(tmp_path / "one"), "--json")
-    assert json.loads(one.stdout)["files"] == 2  # with its sub-agent
 
 
 def test_options_stay_options(run: Run, cold: Path) -> None:

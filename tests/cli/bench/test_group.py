@@ -99,12 +99,6 @@ def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert any("total" in line and "kB" not in line for line in table)
 
 
-def test_json_only_and_no_peers(run: Run, tiny: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "r.jsonl", [("b-1", "one")])
-    found = json.loads(run("bench", "codec", "--data", data, "--peers", "", "--json").stdout)
-    assert found["total"]["best_peer"] is None and found["peers"] == {}
-
-
 def test_nothing_to_measure(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl", [("b-1", "one two")])
     done = run("bench", "codec", "--data", data, "--limit-bytes", 3)

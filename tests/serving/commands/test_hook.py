@@ -23,7 +23,7 @@ def journal(tiny: Path, tmp_path: Path) -> Path:
     with EvictionHook.open(folder, settings=HookSettings(flush_seconds=0.005)) as hook:
         for name, ids in (("a", [1, 2, 3]), ("a", [1, 2, 3, 4]), ("bad", [99999])):
             assert hook.on_evict(EvictionRequest(name, ids, tenant="acme"))
-        assert hook.flush(10)
+        assert hook.flush(60)
     return folder
 
 

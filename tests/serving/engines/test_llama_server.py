@@ -363,7 +363,7 @@ class TestLive:
             assert (plain.adapter, styled.adapter) == (None, "style.gguf:1")
             assert plain.ids.tolist() != styled.ids.tolist()
             assert hook.on_evict(EvictionRequest("styled", styled.ids, target=server.target, adapter=styled.adapter))
-            assert hook.flush(10)
+            assert hook.flush(60)
             cold = SessionArchive.open(tmp_path / "cold", create=True)
             assert drain(tmp_path / "journal", cold.cold).stored == 1
             found = cold.get_ids("styled")

@@ -100,7 +100,7 @@ def test_what_the_connector_cannot_archive_is_counted_and_named(
         for one in (*bad, named("good")):
             assert connector.request_finished_all_groups(one, ()) == (False, None)
         assert eventually(lambda: len(caplog.records) == 3)
-        assert connector._hook.flush(10)
+        assert connector._hook.flush(60)
     refused = {"name too long": 1, "not valid": 1, "error": 1}
     assert connector._hook.status()["refused"] == refused
     for words in ("nnn... of 3000 characters", "'forged' of tenant 'acme#salt=", "'odd'"):
@@ -149,7 +149,7 @@ def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="none is named"):
         EvictionHook.open(tmp_path / "journal", key=key)
     with EvictionHook.open(tmp_path / "journal") as hook:
-        assert hook.on_evict(EvictionRequest("chat", IDS)) and hook.flush(10)
+        assert hook.on_evict(EvictionRequest("chat", IDS)) and hook.flush(60)
     with pytest.raises(KeyMismatch, match="--key-file"):
         drain(tmp_path / "journal", tmp_path / "cold")
     assert drain(tmp_path / "journal", tmp_path / "cold", key=key).stored == 1

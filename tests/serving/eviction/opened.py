@@ -47,7 +47,7 @@ def entries(hook: EvictionHook) -> list[JournalEntry]:
     return [entry for segment in backlog.segments() for _, entry in backlog.read(segment)]
 
 
-def eventually(what: Callable[[], object], seconds: float = 10.0) -> bool:
+def eventually(what: Callable[[], object], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not what() and time.monotonic() < end:
         time.sleep(0.01)

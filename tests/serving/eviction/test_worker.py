@@ -106,7 +106,7 @@ def test_closing_ends_who_waits_for_the_archive(tmp_path: Path, cold: Path, bund
     waiting.start()
     assert eventually(lambda: "is missing" in hook.status()["worker"]["failure"])
     assert hook.close()
-    waiting.join(60)
+    waiting.join(300)
     assert found == [False]
 
 
@@ -134,14 +134,14 @@ def test_a_journal_is_settled_when_all_of_it_is_archived(tmp_path: Path) -> None
     hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for number in (1, 2):
         hook.on_evict(EvictionRequest("a", ids(number)))
-        assert hook.flush(10)
+        assert hook.flush(60)
     [segment] = hook.backlog.segments()
     first, second = [frame.end for frame, _ in hook.backlog.read(segment)]
     assert not hook.settle(0)
     hook.backlog.mark(segment, first)
     assert not hook.settle(0.05)
     hook.backlog.mark(segment, second)
-    assert hook.settle(10)
+    assert hook.settle(60)
     hook.close()
 
 
@@ -190,7 +190,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
     with EvictionHook.open(tmp_path / "j", tokenizer=spec, settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", tokens, target=bytes(range(16))))
         hook.on_evict(EvictionRequest("bad", [10**6]))
-        assert hook.flush(10)
+        assert hook.flush(60)
     done = drain(tmp_path / "j", cold, bundle=bundle)
     assert ((done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2])
     found = SessionArchive.open(cold, [bundle], tokenizers=[spec]).get_ids("a")
@@ -202,7 +202,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
     with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", ids(1)))
-        hook.flush(10)
+        hook.flush(60)
     lock = FileLocks(tmp_path / "j").take(WORKER_LOCK)
     assert lock and drain(tmp_path / "j", cold, bundle=bundle, wait=0.1).busy
     lock.free()
@@ -215,7 +215,7 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
     with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         for n in range(3):
             hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
-            hook.flush(10)
+            hook.flush(60)
             assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
         assert len(hook.backlog.segments()) == 1 and hook.status()["journal"]["waiting"] == 0
     assert drain(tmp_path / "j", cold, bundle=bundle).entries == 0
@@ -227,7 +227,7 @@ def test_damage_in_the_journal_is_laid_aside_and_told(tmp_path: Path, cold: Path
     hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for n in range(3):
         hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
-    hook.flush(10)
+    hook.flush(60)
     if not living:
         hook.close()
     [file] = (tmp_path / "j").glob("*.journal")
@@ -324,7 +324,7 @@ def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path
     """Leave all entries while the archive fails, and archive them when it works again."""
     with EvictionHook.open(tmp_path / "j", settings=QUICK) as hook:
         hook.on_evict(EvictionRequest("a", ids(1)))
-        hook.flush(10)
+        hook.flush(60)
     with pytest.raises(UsageError, match="no archive"):
         drain(tmp_path / "j", tmp_path / "nowhere", bundle=bundle)
     cold.joinpath("packs").rename(cold / "elsewhere")

@@ -438,7 +438,7 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
     with hooks.EvictionHook.open(journal, bundle=nightly.bundles[0].path) as hook:
         tickets = [hook.on_evict(EvictionRequest(name, ids % 1024, tenant="acme")) for name, ids in rows.items()]
-        assert all(tickets) and hook.flush(10)
+        assert all(tickets) and hook.flush(60)
     nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
     assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
     assert nightly.counts() == (5, 0, 0, 0)

@@ -36,7 +36,7 @@ def test_systemd_has_nothing_to_say_of_the_units(tmp_path: Path) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         return f"{done.returncode} {done.stdout}{done.stderr}"
 

@@ -32,7 +32,7 @@ class Client:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Return status and body, parsed where it is JSON."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         link.request(method, path, data, {"Content-Type": "application/json"} | headers)
         answer = link.getresponse()
@@ -49,7 +49,7 @@ class Client:
 
     def stream(self, path: str, **body: Any) -> Iterator[Any]:
         """Yield the events of a stream. To close the iterator closes the connection."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             data = json.dumps({**body, "stream": True}).encode()
             link.request("POST", path, data, {"Content-Type": "application/json"})
@@ -85,12 +85,12 @@ def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Clien
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not server.started and time.monotonic() < end:
         time.sleep(0.01)
     try:
         yield Client(listening.getsockname()[1]), service
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()

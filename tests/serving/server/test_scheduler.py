@@ -349,7 +349,7 @@ def test_the_thread_runs_what_is_submitted(texts: Texts, scheduler: Scheduler) -
     scheduler.start()
     turn = Turn(texts[4], GREEDY, "one")
     scheduler.submit(turn)
-    while not scheduler.call(lambda: bool(turn.end)).result(30):
+    while not scheduler.call(lambda: bool(turn.end)).result(300):
         pass
     assert turn.new and scheduler.parked.tiers() == {"one": "hot"}
     scheduler.close()

@@ -118,9 +118,9 @@ def test_looking_for_frames_is_bounded() -> None:
     while len(data) < size:
         rest = min(MAX_BODY, (size - len(data)) // ALIGN * ALIGN)
         data += FRAME.pack(MARK, rest, bytes(8))
-    start = time.monotonic()
+    start = time.process_time()
     assert frames(bytes(data)) == []
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @quick
