@@ -1,4 +1,4 @@
-"""The formats that kv, serving, models and training keep on a disk: a sound file of each, and how it is read.
+"""The formats that are kept on a disk, but those of an archive: a sound file of each, and how it is read.
 
 `test_damage.py` damages each of them. A new format is a function here, and has its tests of damage by that.
 """
@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from pltz.benchmarks.kv.random_calibration import random_calibration
+from pltz.coding.codec import Codec
 from pltz.experiments.slots.slot_delta import splice
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
@@ -28,6 +29,7 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
 from pltz.models.bundle.bundle import write_bundle
 from pltz.models.bundle.folder import BundleFolder
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.weights import random_weights
 from pltz.serving.engines.llama_slots import read_slot_ids
@@ -41,6 +43,7 @@ from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
 
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
 CHECKSUM = 16  # bytes of a checksum of safetensors files
+LOG = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": f"{n} words"}} for n in range(4)]
 VOCAB = 16384  # ids of the target whose slot file was recorded
 
 
@@ -185,6 +188,16 @@ def bundle(name: str, folder: Path, tokenizer: bytes) -> SoundFile:
     return SoundFile(folder / "b" / name, read)
 
 
+def pltz_file(folder: Path, tokenizer: bytes) -> SoundFile:
+    """Write a file of four sessions, coded by a model, by zstd and as a log."""
+    write_bundle(folder / "b", "tiny", random_weights(1, vocab=1024, block=128, memory=32), tokenizer, b"", {})
+    codec, path = Codec.load(folder / "b"), folder / "a.pltz"
+    values = [{"messages": [{"role": "user", "content": "Hello, how are you?"}]}, LOG]
+    sessions = [*(Session("chat", value) for value in values), Session("text", b"\xff " * 9), Session("ids", [5, 99])]
+    path.write_bytes(codec.compress(sessions))
+    return SoundFile(path, lambda: codec.decompress(path.read_bytes()))
+
+
 def run_state(name: str, folder: Path, tokenizer: bytes) -> SoundFile:
     """Write the snapshot of a training run."""
     snapshot.save(folder, 3, {"net": torch.arange(100)})
@@ -200,6 +213,7 @@ FORMATS: dict[str, Callable[[Path, bytes], SoundFile]] = {
     **{f"memory, {name}": partial(golden, name) for name in NAMES},
     "calibration": calibration, "receipt": receipt, "journal entry": journal_entry, "slot": slot,
     "slot delta": slot_delta,
+    "pltz file": pltz_file,
     **{f"bundle, {name}": partial(bundle, name)
        for name in ("weights-0.safetensors", "tokenizer.json.zst", "dictionary.zst", "bundle.json")},
     **{f"snapshot, {name}": partial(run_state, name) for name in ("000", "parts.json")},

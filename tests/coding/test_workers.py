@@ -123,7 +123,7 @@ def test_an_end_of_the_parent_ends_a_process_without_a_word() -> None:
     """Its standard error is the user's terminal."""
     start = [sys.executable, "-c", "from pltz.coding.workers import main; main()"]
     for given in (b"", pickle.dumps(SELF)[:-3], pickle.dumps(SELF) + pickle.dumps(("resolve", ()))[:-3]):
-        ended = subprocess.run(start, input=given, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(start, input=given, capture_output=True, timeout=180, check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 

@@ -15,15 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins
-from pltz.experiments.three_tiers.shadow import Shadow
 from pltz.kv.calibrate.fitting import laplace
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.memory.memory_file import MemoryFolder, Remembered
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
-from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.port.private_file import opened
 from pltz.kv.predictive.calibration import Calibration, KVShape, expected
@@ -115,39 +112,6 @@ def test_memories_of_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 served += 1
         locks = sum(path.suffix == ".lock" for path in pair)
         assert served == 4 if locks == 2 else served < 4
-
-
-def test_shadows(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "shadow"
-
-    def shadow(target: bytes) -> tuple[PrefixTree, Shadow]:
-        tree = PrefixTree(BlockPool(form("q4"), 256, host_tokens=256))
-        return tree, Shadow(folder, target, MetadataTable(tree), PrefixPins(tree))
-
-    ids = [list(range(n, n + 64)) for n in range(2)]
-    expected = dict[tuple[bytes, int], torch.Tensor]()
-    for n, target in enumerate((A, B)):
-        tree, behind = shadow(target)
-        for m, one in enumerate(ids):
-            session = PackedSession.of(random_kv(64, seed=2 * n + m), tree.pool, keep=0)
-            tree.insert("acme", one, session)
-            expected[target, m] = session.kv()
-            session.release()
-            tree.move(tree.names("acme", one), to_host=True)
-            behind.write()
-        behind.close()
-    assert private(tmp_path / "new")
-    count = 0
-    for pair in swaps(folder):
-        for target in (A, B):
-            tree, behind = shadow(target)
-            behind.recover()
-            for m, one in enumerate(ids):
-                found = tree.match("acme", [*one, 0])
-                assert found is None or torch.equal(found.kv(), expected[target, m]), pair
-                count += found is not None
-            behind.close()
-    assert count
 
 
 def calibration(target: bytes, constant: float) -> Calibration:

@@ -50,11 +50,6 @@ def test_the_mark_that_ends_a_turn_is_no_text() -> None:
     assert (found["continuation"], found["ended"]) == ("42", True)
 
 
-def test_text(run: Run, frozen: Path) -> None:
-    done = run("thaw", frozen, "--session", 1)
-    assert "prefill" in done.stdout and "KV" in done.stdout
-
-
 def test_from_stdin(run: Run, frozen: Path) -> None:
     assert run("thaw", "-", "--session", 1, input=frozen.read_bytes()).exit_code == 0
 

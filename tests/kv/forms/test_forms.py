@@ -17,10 +17,10 @@ import torch
 import transformers
 
 import pltz
-from pltz.kv.calibrate import fitting, measure
+from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import Outcome, compare, prefilled, scored
-from pltz.kv.forms.q4 import Q4Codec, hadamard
+from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec, at_zero
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec, Span, loss, recall_loss
@@ -196,12 +196,6 @@ def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(toy: Toy) -> N
     assert error(kv[:, :, :, 4:100], again[:, :, :, 4:100]) < 0.01 < error(kv[:, :, :, 100:], again[:, :, :, 100:])
 
 
-def test_the_hadamard_transform_is_its_own_inverse() -> None:
-    x = torch.randn(3, 64)
-    assert torch.allclose(hadamard(hadamard(x)), x, atol=1e-5)
-    assert torch.allclose(hadamard(x).norm(dim=1), x.norm(dim=1), atol=1e-4)
-
-
 def test_a_key_bias_costs_q4_nothing(toy: Toy) -> None:
     torch.manual_seed(0)
     keys = torch.randn(2, 1, 2, 200, 8)
@@ -340,23 +334,6 @@ def test_a_killed_calibration_resumes_and_ends_alike(toy: Toy, tmp_path: Path) -
     for train, held in ((toy.ids[1:9], toy.ids[9:]), (toy.ids[:8], toy.ids[8:16])):
         with pytest.raises(UsageError, match="another calibration"):
             calibrate(toy.target, train, held, plan)
-
-
-def test_rows_are_measured_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def killed(target: Target, rows: Any, *rest: Any, **options: Any) -> Any:
-        asked.append(len(rows))
-        if len(asked) == 4:
-            raise KeyboardInterrupt
-        return compare(target, rows, *rest, **options)
-
-    plan = Plan(CONTEXT, NEW, 4, tmp_path)
-    monkeypatch.setattr(measure, "compare", killed)
-    with pytest.raises(KeyboardInterrupt):
-        calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan)
-    assert calibrate(toy.target, toy.ids[:9], toy.ids[9:], plan).digest == toy.calibration.digest
-    assert asked == [1] * 9, "three rows, the one that was killed, and it and the four after it"
 
 
 def test_the_point_of_a_bound_is_measured(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

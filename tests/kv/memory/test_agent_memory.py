@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
 from pltz.kv.memory.agent_memory import AgentMemory
@@ -30,7 +30,6 @@ from pltz.plt_codec.errors import (
     ModelError,
     TargetMismatch,
     UsageError,
-    VersionError,
 )
 from tests.failing import NO_SPACE, raising
 from tests.loaded import module_at
@@ -216,21 +215,6 @@ def test_a_damaged_memory_is_refused_until_it_is_forgotten(target: Target, tmp_p
     path.write_bytes(good[:100])
     memory.forget("ann")
     assert memory.text("ann") == "" and not path.exists()
-
-
-def test_a_file_of_another_program_or_version_is_refused(target: Target, tmp_path: Path) -> None:
-    memory = opened(tmp_path, target)
-    path = file_of(memory, "ann")
-    save_file({"ids": torch.zeros(3)}, path)
-    with pytest.raises(CorruptError, match="metadata"):
-        memory.text("ann")
-    save_file({"ids": torch.zeros(3)}, path, {"format": "pltz hot 6"})
-    with pytest.raises(CorruptError, match="not a file of the format 'pltz agent memory'"):
-        memory.text("ann")
-    save_file({"ids": torch.zeros(3)}, path, {"format": "pltz agent memory 2"})
-    with pytest.raises(VersionError, match="use a newer pltz"):
-        memory.text("ann")
-    assert memory.agents() == []
 
 
 def test_the_memory_of_another_agent_is_refused(target: Target, tmp_path: Path) -> None:

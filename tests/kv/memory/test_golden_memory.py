@@ -184,35 +184,6 @@ def test_a_memory_that_the_pool_has_no_room_for_is_not_read(saved: Saved, monkey
         saved.load(48)
 
 
-@pytest.mark.parametrize(
-    "file, shapes",
-    [
-        ("manifest", {"state": [1 << 40]}),
-        ("00000000", {"names": [1 << 36, 32]}),
-        ("00000000", {"kv": [1, 1 << 32, 16, 1, 8], "scale": [1, 1 << 32, 16, 1, 2]}),
-    ],
-)
-def test_a_sparse_file_of_a_shadow_is_a_miss_unread(
-    file: str, shapes: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = maker()
-    shutil.copytree(FILES / "shadow", tmp_path / "shadow")
-    tree = PrefixTree(BlockPool(make.form("q4"), 64, host_tokens=64))
-    shadow = Shadow(tmp_path / "shadow", make.TARGET.fingerprint, MetadataTable(tree), PrefixPins(tree))
-    path = shadow.folder / f"{file}.safetensors"
-    sparse(path, shapes)
-    whole = os.preadv
-
-    def bounded(handle: int, views: list[memoryview], at: int) -> int:
-        assert sum(view.nbytes for view in views) < 1 << 20
-        return whole(handle, views, at)
-
-    monkeypatch.setattr(os, "preadv", bounded)
-    shadow.recover()
-    assert shadow.stats.missed == 1 and not path.exists()
-    shadow.close()
-
-
 @pytest.mark.parametrize("shape", ["", {}, None, 0, [0] * 9, [-1], [1.0], [True]])
 def test_a_shape_that_is_none_is_refused(shape: object) -> None:
     header = {

@@ -15,7 +15,7 @@ from pltz.kv.port.arriving import ArrivingParts, pieces, replaced, shells, wait
 from pltz.plt_codec.errors import CorruptError
 from tests.kv.engines.test_streams import drawn
 
-PATIENCE = 30  # seconds
+PATIENCE = 180  # seconds
 
 
 def parts() -> dict[str, torch.Tensor]:

@@ -35,8 +35,8 @@ def test_a_worker_that_is_closed_cancels_what_waits_and_can_be_used_again() -> N
         pass
     assert second.cancelled() and not first.done()
     go.set()
-    closing.join(60)
-    assert first.result(60) is True
+    closing.join(300)
+    assert first.result(300) is True
     again = worker.submit(4, lambda: None)
-    assert again is not None and again.result(60) is None
+    assert again is not None and again.result(300) is None
     worker.close()

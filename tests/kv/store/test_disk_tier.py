@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -320,7 +319,7 @@ def test_what_is_no_file_is_a_miss_and_nobody_waits_for_it(folder: DiskTier, mak
     for step in (lambda: folder.read(SPACE, SEGMENT), folder.stats, folder.usage):
         thread = Thread(target=step, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
     folder.clear()
@@ -409,24 +408,6 @@ for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
 assert not folder.damaged
 """
 
-WRITES_UNTIL_KILLED = """
-import itertools
-import sys
-import numpy as np
-import torch
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.store import HotStore
-from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.tier import StoredBlock
-
-folder = DiskTier(sys.argv[1], 3 << 20)
-for n in itertools.count():
-    ids = np.full(4000, n % 250, np.int32)
-    block = KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
-    folder.write(b"space...........", bytes([n % 250]) * 16, StoredBlock(block, b"parent..........", 0))
-"""
-
-
 def started(script: str, *args: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", script, *map(str, args)])
 
@@ -435,31 +416,3 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     workers = [started(WRITES, tmp_path, seed, 12_000) for seed in range(2)]  # each imports torch
     assert [worker.wait(120) for worker in workers] == [0, 0]
     assert 0 < DiskTier(tmp_path, 12_000).usage()[0] <= 12_000
-
-
-def _filled(number: int) -> KVBlock:
-    ids = np.full(4000, number, np.int32)
-    return KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
-
-
-def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
-    left = 0
-    for pause in (0.05, 0.12):
-        before = set(tmp_path.glob("*/*.safetensors"))
-        worker = started(WRITES_UNTIL_KILLED, tmp_path)
-        end = time.monotonic() + 60
-        while set(tmp_path.glob("*/*.safetensors")) == before and time.monotonic() < end:
-            assert worker.poll() is None
-            time.sleep(0.005)  # until it writes: a busy machine takes its time over the start
-        time.sleep(pause)
-        worker.kill()
-        worker.wait(30)
-        folder = DiskTier(tmp_path, 3 << 20)
-        assert folder.usage()[0] <= 3 << 20
-        for path in tmp_path.glob("*/*.safetensors"):
-            name = bytes.fromhex(path.name.partition(".")[0])
-            found = folder.read(SPACE, name)
-            assert found is not None and same(found.block, _filled(name[0]))
-            left += 1
-        assert folder.damaged == 0
-    assert left

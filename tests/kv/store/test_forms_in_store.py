@@ -217,35 +217,6 @@ def test_forms_say_what_is_wrong_with_them(codecs: dict[str, KVCodec]) -> None:
         HotStore.open(ROOM, forms={"device": "q8"})  # type: ignore[dict-item]
 
 
-def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
-    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path
-) -> None:
-    forms = {"host": codecs["q8"], "disk": codecs["predictive"]}
-    small, room = codecs["q8"], 60_000  # bytes: a/1 fits the device, and so does little else
-    store = HotStore.open(room, room // 10, ROOM, folder=tmp_path / "warm", forms=forms)
-    ids = sum(len(thawer_of(cold, kin, store).thaw(f"a/{n}").token_ids) for n in (1, 2, 3, 4))
-    store.drain()
-    assert ids > 0 and store.stats().demoted > 0
-    stats = store.stats()
-    for name, tier in stats.tiers.items():
-        assert tier.blocks == sum(form.blocks for form in tier.forms.values()), name
-        assert tier.used == sum(form.used for form in tier.forms.values()), name
-        assert tier.tokens == sum(form.tokens for form in tier.forms.values()), name
-    assert stats.tiers["device"].tokens > 0 and stats.tiers["disk"].tokens > 0
-    assert stats.tiers["queue"].blocks == 0
-    assert set(stats.tiers["device"].forms) == {"raw"} and set(stats.tiers["host"].forms) <= {small.name}
-    below = stats.tiers["disk"].forms
-    assert set(below) <= {small.name, codecs["predictive"].name}, "a lossy block keeps its form"
-    before = sum(form.hit_tokens for tier in stats.tiers.values() for form in tier.forms.values())
-    thawer_of(cold, kin, store, max_kl=float("inf")).thaw("a/1")
-    store.drain()
-    after = store.stats()
-    assert sum(f.hit_tokens for tier in after.tiers.values() for f in tier.forms.values()) > before == stats.hit_tokens
-    assert DiskTier(tmp_path / "warm", ROOM).stats().forms == {
-        name: replace(form, hit_tokens=0) for name, form in after.tiers["disk"].forms.items() if form.blocks
-    }
-
-
 def test_a_file_that_does_not_say_its_ids_counts_none(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, ROOM)
     path = disk.path(SPACE, SEGMENT)

@@ -70,12 +70,6 @@ def test_another_target_or_dtype_is_another_space(blocks: Any) -> None:
             assert len(lease) == 0
 
 
-def test_what_is_put_twice_is_there_once(blocks: Any) -> None:
-    store = Store.of(blocks, 10 * SIZE)
-    assert store.put(1) and store.put(1)
-    assert store.stats().tiers["device"].used == SIZE and store.stats().inserted == 1
-
-
 def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(blocks: Any) -> None:
     store = Store.of(blocks, 10 * SIZE)
     store.put(1)
@@ -103,14 +97,6 @@ def test_the_least_recently_used_goes_down_a_tier_at_a_time(blocks: Any, clock: 
     assert store.where(1) == ["device"], "promoted from its file, for it is used now"
 
 
-def test_without_a_lower_tier_what_is_evicted_is_gone(blocks: Any, clock: Any) -> None:
-    store = Store.of(blocks, 2 * SIZE, clock=clock)
-    for n in (1, 2, 3):
-        store.put(n)
-        clock.now += 1000
-    assert store.here() == {2, 3} and store.stats().dropped == 1
-
-
 def test_a_child_goes_before_its_parent(blocks: Any, clock: Any) -> None:
     store = Store.of(blocks, 3 * SIZE, clock=clock)
     store.put(1)
@@ -120,32 +106,6 @@ def test_a_child_goes_before_its_parent(blocks: Any, clock: Any) -> None:
     clock.now += 1000
     store.put(4)
     assert store.here() == {1, 3, 4}
-
-
-def test_what_is_leased_or_pinned_is_not_evicted(blocks: Any, clock: Any) -> None:
-    store = Store.of(blocks, 4 * SIZE, clock=clock)
-    for n in (1, 2, 3, 4):
-        store.put(n)
-    assert store.pin(SPACE, [blocks.name(2)])
-    lease = store.hold(SPACE, [blocks.name(1)])
-    clock.now += 10_000
-    assert store.put(5) and store.put(6)
-    assert store.here() == {1, 2, 5, 6}
-    clock.now += 10_000
-    lease.release()
-    lease.release()
-    store.unpin(SPACE, [blocks.name(2)])
-    assert store.put(7) and store.put(8)
-    assert store.here() & {1, 2} == set()
-
-
-def test_when_all_is_in_use_what_comes_is_refused(blocks: Any) -> None:
-    store = Store.of(blocks, 2 * SIZE)
-    store.put(1)
-    store.put(2, 1)
-    with store.hold(SPACE, [blocks.name(1), blocks.name(2)]):
-        assert not store.put(3)
-    assert store.stats().refused == 1 and store.stats().tiers["device"].used == 2 * SIZE
 
 
 def test_no_more_than_half_the_device_is_pinned(blocks: Any) -> None:

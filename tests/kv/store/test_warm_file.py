@@ -24,7 +24,7 @@ from pltz.plt_codec.identity import NONE
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
 BUDGET = 1 << 24
 CHUNK = 256
-PATIENCE = 30  # seconds
+PATIENCE = 180  # seconds
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def test_the_kv_is_within_float_noise_of_the_one_the_session_had_when_it_was_hot
 
 def test_in_bfloat16_the_noise_is_that_of_bfloat16(target: Target) -> None:
     half = Target.load(target.folder, dtype="bfloat16")
-    ids = some_ids(half, 150)
+    ids = some_ids(half, 60)
     thawed = thaw(ids, half)
     assert 0.0 < kv_difference(half.prefill(ids, chunk=1)[0], thawed.cache) <= KV_NOISE["bfloat16"]
     assert continued(half, thawed, 30) == full_generate(half, ids, 30)

@@ -446,7 +446,7 @@ def test_a_turn_ends_only_when_it_is_durable(target: Target, tmp_path: Path, mon
         monkeypatch.setattr(service.hook, "flush", lambda timeout: False)
         events = client.stream(COMPLETE, prompt="Once upon a time", max_tokens=3, temperature=0, session="one")
         assert next(events)["choices"][0]["finish_reason"] is None, "text comes before"
-        assert asked.wait(60) and client.ask("GET", "/sessions/one")[0] == 404
+        assert asked.wait(30) and client.ask("GET", "/sessions/one")[0] == 404
         assert service.sessions.acknowledged == 0
         written.set()
         assert list(events)[-1] == "[DONE]" and service.sessions.acknowledged == 1

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from pltz.benchmarks.kv import measure_bounds, measure_receipts
 from pltz.benchmarks.kv.kv_targets import toys
 from pltz.kv.calibrate import measure
 from pltz.kv.port.rotary import Rotary
@@ -94,41 +93,6 @@ def test_a_target_is_calibrated_and_measured(
     assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
-    low, high = 0.001 * point["kl"], 1.01 * point["most"]
-    bounds = CliRunner().invoke(
-        measure_bounds.main,
-        [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--bound", str(low),
-         "--bound", str(high)],
-    )  # fmt: skip
-    assert bounds.exit_code == 0, bounds.output
-    found = json.loads(bounds.stdout)
-    assert (found["context"], found["new"], found["held_out"], found["rows"]) == (64, 8, 8, 3)
-    tight, loose = found["bounds"]
-    assert tight == {"bound": low}, "no point keeps to it"
-    assert loose["limit"]["said_most"] <= high < loose["mean"]["said_most"] and loose["mean"]["said_kl"] <= high
-    assert loose["mean"]["bits"] < loose["limit"]["bits"]
-    assert all(loose[by]["holds"] == (loose[by]["kl"] <= high) for by in ("limit", "mean"))
-
-
-def test_receipts_are_measured_on_kv_of_other_origins(
-    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, files = tmp_path / "own.kv", list(map(str, sessions.iterdir()))
-    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *FEW, *SMALL)
-    assert made.exit_code == 0, made.output
-    monkeypatch.setattr(measure_receipts, "PROMPT", 8)
-    monkeypatch.setattr(measure_receipts, "LAST", 16)
-    other = tmp_path / "other.jsonl"
-    other.write_text("\n".join(json.dumps([{"role": "user", "content": f"{n}zyx" * 40}]) for n in range(2)))
-    options = ["--rows", "2", "--longer", "2", "--max-kl", "1", "--other", str(other)]
-    done = CliRunner().invoke(measure_receipts.main, [str(llama), str(path), *files, *options])
-    assert done.exit_code == 0, done.output
-    found = {one["setting"]: one for one in json.loads(done.stdout)["settings"]}
-    own, *others = found
-    assert own == "as the receipts" and len(others) == 5 and found["contexts of 128"]["context"] == 128
-    assert all(one["rows"] == 2 and one["kl"] > 0 and one["holds"] for one in found.values())
-    assert found["behind others"]["bits"] > found[own]["bits"], "states and groups of six blocks"
-    assert len({one["kl"] for one in found.values()}) == 6, "each is another KV"
 
 
 def test_what_cannot_be_measured_is_refused(
