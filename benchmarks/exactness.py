@@ -31,7 +31,7 @@ from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
 Ints = npt.NDArray[np.int64]
-LAYOUTS = {"default": Layout(), "1 lane": Layout(1, 64), "4 lanes": Layout(4, 40), "16 lanes": Layout(16, 9)}
+LAYOUTS = {"1 lane": Layout(1, 64), "4 lanes": Layout(4, 40), "16 lanes": Layout(16, 9)}
 LENGTHS = (1, 2, 17, 100, 230, 301)  # tokens; with the layouts above: one block and several, whole and cut
 
 
@@ -39,7 +39,7 @@ def hashes(engine: TorchEngine, tokens: Ints, layout: Layout) -> tuple[str, str]
     """Return the hash of all frequencies of a sequence (T,), in coding order: in one pass, and step by step."""
     found = [hashlib.blake2b(digest_size=12) for _ in range(2)]
     memories = [Memory.empty(engine) for _ in range(2)]
-    for block in layout.blocks(len(tokens), engine.shape.block):
+    for block in layout.blocks(len(tokens)):
         own = tokens[block.start : block.start + block.tokens]
         inputs = block.inputs(own, int(tokens[block.start - 1]) if block.start else LANE_MARK)
         at, ids = block.targets(), own[block.targets().reshape(-1)[: block.tokens]]

@@ -182,7 +182,7 @@ def methods(data: bytes) -> dict[str, int]:
 
     reader = Reader(data)
     infos = [reader.info(number) for number in range(len(reader))]
-    by_model, logs = sum(info.kind.by_model for info in infos), sum(info.log for info in infos)
+    by_model, logs = sum(info.by_model for info in infos), sum(info.log for info in infos)
     return {"model": by_model, "zstd": len(reader) - by_model - logs, "log": logs}
 
 

@@ -79,7 +79,7 @@ def decompress(
         numbers = indices or range(len(reader))
         wants_log = form == "auto" and not reader.header.exact
         if form == "auto":
-            kinds = [reader.info(number).kind.session for number in numbers[:2]]
+            kinds = [reader.info(number).content.kind for number in numbers[:2]]
             form = "exact" if reader.header.exact else form_of(kinds)
         total = sum(tokens_of(reader.info(n)) for n in numbers)
         first = first_refused([reader.info(number) for number in numbers], form)
@@ -102,7 +102,7 @@ def decompress(
 def first_refused(sessions: "Sequence[Info]", form: str) -> int | None:
     """Return the number of a session that, by its kind, a format may not take; of texts the shortest."""
     takes = {"text": ("text",), "ids": ("ids",), "jsonl": ("chat", "ids"), "agent-log": ("chat", "text")}
-    wrong = [n for n, info in enumerate(sessions) if info.kind.session not in takes.get(form, (info.kind.session,))]
+    wrong = [n for n, info in enumerate(sessions) if info.content.kind not in takes.get(form, (info.content.kind,))]
     return min(wrong, key=lambda number: sessions[number].count, default=None)
 
 
@@ -110,4 +110,4 @@ def tokens_of(info: "Info") -> int:
     """Return about the tokens of a session that the model decodes."""
     from pltz.coding.log.log_coder import BYTES_PER_TOKEN
 
-    return info.count // BYTES_PER_TOKEN if info.log else info.count if info.kind.by_model else 0
+    return info.count // BYTES_PER_TOKEN if info.log else info.count if info.by_model else 0

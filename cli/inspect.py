@@ -14,7 +14,6 @@ from pltz.cli.ui.table import pairs, render
 from pltz.models.bundle.releases import described, how_to_get
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.folder import BundleFolder
     from pltz.plt_codec.container.file import Reader
     from pltz.plt_codec.container.frame import Frame
 
@@ -39,54 +38,56 @@ def inspect(file: str, each: bool, as_json: bool) -> None:
     """
     with options.open_reader(file) as reader:
         reader.verify()
-        bundle = bundle_at_hand(reader.header.bundle_id)
-        block = bundle.shape.block if bundle else None
-        sessions = [entry(i, frame, reader.info(i).size, block) for i, frame in enumerate(reader)]
-        result = overview(reader, sessions, bundle.name if bundle else None)
+        bundle = bundle_name(reader.header.bundle_id)
+        sessions = [entry(i, frame, reader.info(i).size) for i, frame in enumerate(reader)]
+        result = overview(reader, sessions, bundle)
     if each:
         result["each"] = sessions
     write_text(json.dumps(result) if as_json else as_text(result))
 
 
-def bundle_at_hand(bundle_id: bytes) -> "BundleFolder | None":
-    """Return bundle.json of the bundle that the file names; None where it is not here, or damaged."""
+def bundle_name(bundle_id: bytes) -> str | None:
+    """Return the name of the bundle that the file names; None where it is not here, or damaged."""
     from pltz.models.bundle.locations import by_id
 
     location = by_id(bundle_id)
-    return location.open() if location else None
+    found = location.open() if location else None
+    return found.name if found else None
 
 
-def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
-    """Return what the file says about one session. ``blocks`` needs the bundle's block size, else it is None."""
+def entry(number: int, frame: "Frame", length: int) -> dict[str, Any]:
+    """Return what the file says about one session; layout, blocks, lanes and steps of what the model codes."""
     from pltz.coding.log.log_coder import parse
-    from pltz.plt_codec.lanes import Layout
+    from pltz.plt_codec.lanes import LAYOUTS, layout_of
 
     log = parse(frame.data) if frame.log else None
+    coded, fast = (log.coded_tokens, log.fast) if log else (frame.coded if frame.by_model else 0, frame.fast)
     found: dict[str, Any] = {
         "session": number,
         "kind": label(frame),
         "is_log": frame.log,
-        "method": log.name if log else "model" if frame.kind.by_model else "zstd",
+        "method": log.name if log else "model" if frame.by_model else "zstd",
         "opaque_bytes": len(log.opaque) if log else None,
-        "tokens": frame.count if frame.kind.by_model else None,
-        "plain_bytes": None if frame.kind.by_model else frame.count,
+        "tokens": frame.count if frame.by_model else None,
+        "plain_bytes": None if frame.by_model else frame.count,
         "bytes": length,
         "context": frame.context,
         "patch_bytes": len(frame.patch),
-        "copied_tokens": frame.count - frame.coded if frame.kind.by_model else None,
+        "copied_tokens": frame.count - coded if frame.by_model else None,
+        "layout": None,
         "blocks": None,
         "lanes": None,
         "steps": None,
     }
-    if frame.kind.by_model and (block or frame.lanes):
-        found |= Layout(frame.lanes, frame.steps).extent(frame.coded, block or 0)._asdict()
+    if coded or frame.by_model:
+        found |= {"layout": LAYOUTS[fast], **layout_of(coded, fast=fast).extent(coded)._asdict()}
     return found
 
 
 def label(frame: "Frame") -> str:
     """Return ``chat``, ``chat (log)``, or ``chat (plain)`` for a session kept as compressed bytes."""
-    kind = frame.kind.session
-    return f"{kind} (log)" if frame.log else kind if frame.kind.by_model else f"{kind} (plain)"
+    kind = frame.content.kind
+    return f"{kind} (log)" if frame.log else kind if frame.by_model else f"{kind} (plain)"
 
 
 def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | None) -> dict[str, Any]:
@@ -112,6 +113,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "log_bytes": sum(found["plain_bytes"] or 0 for found in sessions if found["is_log"]),
         "copied_tokens": sum(found["copied_tokens"] or 0 for found in sessions),
         "with_context": sum(found["context"] is not None for found in sessions),
+        "layout": ", ".join(sorted({found["layout"] for found in sessions if found["layout"]})),
         "blocks": sum(found["blocks"] or 0 for found in sessions),
         "most_lanes": max((found["lanes"] or 0 for found in sessions), default=0),
         "most_steps": max((found["steps"] or 0 for found in sessions), default=0),
@@ -147,8 +149,10 @@ def as_text(result: dict[str, Any]) -> str:
         ),
         (
             "layout",
-            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} per session"
-            + (" that is no log" if result["log_bytes"] else ""),
+            (
+                f"{result['layout'] or 'none'}: at most {counted(result['most_lanes'], 'lane')} and "
+                f"{counted(result['most_steps'], 'step')} per session"
+            ),
         ),
         (
             "bytes",

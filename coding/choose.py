@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from pltz.coding.codecs.codec import Blocks, BytesCodec, Plain, SegmentCodec, copies_fit
+from pltz.coding.codecs.codec import BytesCodec, Plain, SegmentCodec, copies_fit
 from pltz.coding.codecs.modes import COPIES
 from pltz.coding.workers import Workers
 from pltz.plt_codec import repeats
@@ -83,7 +83,6 @@ class Trial(NamedTuple):
 def shorter_after(
     codec: SegmentCodec,
     trials: Sequence[Trial],
-    layout: Callable[[int], Blocks | None] = lambda _: None,
     workers: Workers | None = None,
 ) -> dict[int, tuple[bytes, Plain]]:
     """Code segments after contexts, and return the bitstring and way of each that saves more than naming its context.
@@ -93,7 +92,6 @@ def shorter_after(
     Args:
         codec: of the segments.
         trials: segments, each with its context.
-        layout: gives `Plain.layout` for a number of literals.
         workers: processes with `HostWork`, which look for copies; None: none.
     """
     taken: list[Sequence[Sequence[Copy]] | None] = [None] * len(trials)
@@ -104,8 +102,7 @@ def shorter_after(
         taken = list(chain.from_iterable(one.result() for one in results))
     ways: list[tuple[int, Plain]] = []
     for n, (one, found) in enumerate(zip(trials, taken, strict=True)):
-        some = ways_after(codec, one.plain, one.size, found)
-        ways += [(n, replace(way, layout=layout(way.literals))) for way in some]
+        ways += [(n, way) for way in ways_after(codec, one.plain, one.size, found)]
     best = shortest(codec, ways)
     return {n: won for n, won in best.items() if len(won[0]) < trials[n].size - trials[n].field}
 

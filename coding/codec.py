@@ -40,7 +40,7 @@ import numpy as np
 
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
-from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain, coded_of
+from pltz.coding.codecs.codec import NO_MARK, Plain, coded_of
 from pltz.coding.coder_thread import Call, CoderThread
 from pltz.coding.decoder import SessionDecoder, named
 from pltz.coding.host_work import HostWork, Prepared
@@ -48,26 +48,24 @@ from pltz.coding.log import log_coder
 from pltz.coding.neighbours import NAME_BYTES, SETTLED, Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
-from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
+from pltz.coding.prove import LONG, BatchProof, ProofThreads, prove
 from pltz.coding.workers import START_BYTES, Later, Workers, ahead, helpers
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer
-from pltz.plt_codec.container.frame import Frame, Kind, content_check, file_layout
+from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     CorruptError,
     ModelError,
     PltzError,
 )
-from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, default_lanes
 from pltz.plt_codec.zstd import may_reach
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.plt_codec.lanes import LayoutName
 
 
 T = TypeVar("T")
@@ -532,9 +530,9 @@ class Codec(SessionDecoder):
             frame = None
             if draft.ready.log:
                 context = draft.context.number if draft.context else None
-                frame = _byte_frame(draft, next(logs), log=True, context=context)
+                frame = _byte_frame(draft, next(logs), Method.LOG, context)
             elif draft.ready.tokens is not None:
-                frame = _model_frame(draft, draft.ready.tokens, next(results), run.options)
+                frame = _model_frame(draft, draft.ready.tokens, next(results))
             frame = frame if frame and frame.fits else None
             size = NO_SIZE if frame is None else len(frame.encode())
             known = (frame and frame.log) or draft.number in batch.packed
@@ -551,7 +549,7 @@ class Codec(SessionDecoder):
         trying, proving = run.trying, run.proving
 
         def begun(tried: list[_Tried]) -> Later:
-            return trying.submit(lambda twin, _: _after_earlier(twin, tried, run.options, self.workers), run.stop)
+            return trying.submit(lambda twin, _: _after_earlier(twin, tried, self.workers), run.stop)
 
         def propose(batch: _Batch, *_: object) -> Later:
             trials = self._proposed(batch, run, begun)
@@ -585,7 +583,7 @@ class Codec(SessionDecoder):
         rows = [
             (draft, frame, earlier.run_of(len(_tokens(draft))))
             for draft, frame in zip(batch.drafts, batch.frames, strict=True)
-            if draft.ready.grams is not None and frame.kind.by_model
+            if draft.ready.grams is not None and frame.by_model
         ]
         for number, same in itertools.groupby(rows, lambda row: row[2]):
             while run.trials and run.trials[0][0] + SETTLED <= number:
@@ -625,7 +623,7 @@ class Codec(SessionDecoder):
         pairs = [p for p in zip(batch.drafts, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
         by_model, logs = [p for p in pairs if not p[1].log], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
-        long = [bool(run.proving) and is_long(one, fast=run.options.layout == "fast") for one in coded]
+        long = [bool(run.proving) and one.count > LONG for one in coded]
         for apart in sorted({False, *long}):
             chosen, beside = [n for n, one in enumerate(long) if one is apart], [] if apart else logs
             some = [by_model[n] for n in chosen]
@@ -690,7 +688,7 @@ class Codec(SessionDecoder):
         self, draft: _Draft, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
         """Return how a session differs from its frame, which decodes to tokens (T,); None where it does not."""
-        if tokens is not None and frame.kind is Kind.CHAT:
+        if tokens is not None and frame.content is Kind.CHAT:
             return None  # `transcript.to_tokens` has proved that these tokens give this chat
         try:
             return draft.session.difference(self._restore(frame, tokens, draft.number, bridge)[0]) or None
@@ -707,7 +705,7 @@ class _Tried(NamedTuple):
 
 
 def _after_earlier(
-    decoder: SessionDecoder, tried: Sequence[_Tried], options: CodingOptions, workers: Workers
+    decoder: SessionDecoder, tried: Sequence[_Tried], workers: Workers
 ) -> dict[int, tuple[Frame, Tokens]]:
     """Code sessions after the earlier ones that are proposed; all trials begun before are done.
 
@@ -721,11 +719,12 @@ def _after_earlier(
     while left:  # at most `MOST_CONTEXTS` times
         ready = [one for one in left.values() if one.proposed.settled(left)]
         contexts = [one.proposed.behind() for one in ready]
-        plain = [Plain(_tokens(o.draft), above, o.frame.unpacked()) for o, above in zip(ready, contexts, strict=True)]
+        rows = zip(ready, contexts, strict=True)
+        plain = [Plain(_tokens(o.draft), above, o.frame.unpacked(), o.frame.fast) for o, above in rows]
         trials = [Trial(p, len(o.frame.data), NAME_BYTES) for p, o in zip(plain, ready, strict=True)]
-        shorter = shorter_after(decoder.model, trials, partial(_blocks, options=options), workers)
+        shorter = shorter_after(decoder.model, trials, workers)
         for n, one in enumerate(ready):
-            frame = _frame_after(one, *shorter[n], options) if n in shorter else None
+            frame = _frame_after(one, *shorter[n]) if n in shorter else None
             if frame and frame.fits:
                 found[one.draft.number] = frame, contexts[n]
             else:
@@ -734,11 +733,10 @@ def _after_earlier(
     return found
 
 
-def _frame_after(one: _Tried, data: bytes, way: Plain, options: CodingOptions) -> Frame:
+def _frame_after(one: _Tried, data: bytes, way: Plain) -> Frame:
     """Return the frame of a session after the earlier one that is proposed."""
     context = cast("Earlier", one.proposed.context).number
-    lanes, steps = _kept_layout(way.literals, options)
-    return replace(one.frame, data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=context)
+    return replace(one.frame, data=data, copied=bool(way.copies), context=context)
 
 
 def _coded_by(
@@ -748,18 +746,19 @@ def _coded_by(
     progress: Progress | None,
 ) -> _ModelOutput:
     """Code drafts by the model of a decoder: each with tokens whole, and without its copies where that is shorter."""
-    ways = _ways(drafts, options)
+    fast = options.layout == "fast"
+    ways = _ways(drafts, fast)
     taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
     logs = [draft for draft in drafts if draft.ready.log]
     pairs = [(draft.ready.content, draft.above) for draft in logs]
     small = [not options.by_zstd(draft.ready.content) for draft in logs]
-    begun, fast = [draft.split for draft in logs], options.layout == "fast"
+    begun = [draft.split for draft in logs]
     frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast) if logs else []
     if progress and logs:
         progress(sum(map(_work, logs)))
     coded = _results(decoder, ways, progress)
     tried = {
-        i: _without(way, repeated, options)
+        i: replace(way, copies=repeated)
         for i, (way, repeated, one) in enumerate(zip(ways, taken, coded, strict=True))
         if not way.copies and copies.may_save(repeated, len(one.data), len(way.tokens))
     }
@@ -768,23 +767,16 @@ def _coded_by(
     return _ModelOutput(coded, frames)
 
 
-def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions) -> Plain:
-    """Return a sequence with copies taken out, as it is coded."""
-    way = replace(plain, copies=taken)
-    return replace(way, layout=_blocks(way.literals, options))
-
-
 def _results(decoder: SessionDecoder, ways: Sequence[Plain], progress: Progress | None) -> list[_ModelResult]:
     """Return what the model makes of sequences, each in its way."""
     coded = decoder.model.encode(ways, progress=progress) if ways else []
     return [_ModelResult(*pair) for pair in zip(coded, ways, strict=True)]
 
 
-def _ways(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
+def _ways(drafts: Sequence[_Draft], fast: bool) -> list[Plain]:
     """Return the drafts that have tokens, as they are coded first: whole, or without long copies."""
     rows = [(draft.ready.tokens, draft.ready.copies) for draft in drafts if draft.ready.tokens is not None]
-    ways = [Plain(tokens, NO_MARK, taken if copies.surely_save(taken) else ()) for tokens, taken in rows]
-    return [replace(way, layout=_blocks(way.literals, options)) for way in ways]
+    return [Plain(tokens, NO_MARK, taken if copies.surely_save(taken) else (), fast) for tokens, taken in rows]
 
 
 def _is_bridged(session: Session, bridge: TokenBridge | None) -> bool:
@@ -802,33 +794,11 @@ def _work(draft: _Draft) -> int:
     return len(draft.ready.tokens) - sum(copy.length for copy in taken)
 
 
-def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:
+def _byte_frame(draft: _Draft, data: bytes, method: Method = Method.BYTES, context: int | None = None) -> Frame:
     """Return the frame of a session that is coded as bytes."""
-    kind = Kind[f"{draft.session.kind.upper()}_FALLBACK"]
-    content = draft.ready.content
-    check = content_check(kind, len(content), content)
-    return Frame(kind, len(content), check, data, context=context, log=log, writing=draft.session.writing)
-
-
-def _layout(tokens: int, name: LayoutName) -> Layout:
-    """Return the layout of a sequence of a file. The fast one has at most 512 steps per block, the other 2048."""
-    if name == "default" or tokens <= MAX_STEPS:
-        return file_layout(tokens)
-    return FAST if tokens > FAST_ABOVE else Layout(default_lanes(tokens, MAX_BLOCK), MAX_STEPS)
-
-
-def _blocks(literals: int, options: CodingOptions) -> Blocks:
-    """Return the lanes and steps in which so many tokens are coded."""
-    layout = _layout(literals, options.layout)
-    return layout.lanes, layout.steps
-
-
-def _kept_layout(literals: int, options: CodingOptions) -> Blocks:
-    """Return the lanes and steps that a frame has to name: none where the layout is that of every file."""
-    if options.layout == "default":
-        return None, None
-    layout = _layout(literals, options.layout)
-    return (None, None) if layout == file_layout(literals) else (layout.lanes, layout.steps)
+    kind, content = Kind[draft.session.kind.upper()], draft.ready.content
+    check = content_check(kind, method, len(content), content)
+    return Frame(kind, method, len(content), check, data, context=context, writing=draft.session.writing)
 
 
 def _batches(groups: Iterable[_Group], most: int) -> Iterator[_Batch]:
@@ -874,10 +844,10 @@ def _tokens(draft: _Draft) -> Ids:
     return draft.ready.tokens
 
 
-def _model_frame(draft: _Draft, tokens: Tokens, coded: _ModelResult, options: CodingOptions) -> Frame:
-    kind = Kind[draft.session.kind.upper()]
-    content = draft.session.value if kind is Kind.IDS else tokens
-    check = content_check(kind, len(tokens), content)
-    lanes, steps = _kept_layout(coded.way.literals, options)
-    frame = Frame(kind, len(tokens), check, coded.data, lanes, steps, draft.ready.patch)
-    return replace(frame, copied=bool(coded.way.copies), writing=draft.session.writing)
+def _model_frame(draft: _Draft, tokens: Tokens, coded: _ModelResult) -> Frame:
+    kind, way = Kind[draft.session.kind.upper()], coded.way
+    check = content_check(kind, Method.MODEL, len(tokens), draft.session.value if kind is Kind.IDS else tokens)
+    return Frame(
+        kind, Method.MODEL, len(tokens), check, coded.data, way.fast, draft.ready.patch, bool(way.copies),
+        writing=draft.session.writing,
+    )  # fmt: skip

@@ -69,7 +69,7 @@ class DecodeLimits:
         tokens = stored = plain = 0
         for frame in frames:
             stored += len(frame.data)
-            if frame.kind.by_model:
+            if frame.by_model:
                 tokens += frame.coded
             else:
                 plain += frame.count

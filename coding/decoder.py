@@ -119,7 +119,7 @@ class SessionDecoder:
         numbers = range(len(reader)) if indices is None else list(indices)
         frames = reader.frames(numbers)
         for frame in frames:
-            _check_tokenizer(reader.header, frame.kind, bridge)
+            _check_tokenizer(reader.header, frame, bridge)
         limits.check([*frames, *_contexts(reader, dict(zip(numbers, frames, strict=True))).values()])
         progress, size = limits.timed(progress), 0
         bridge = None if bridge is None or bridge.identity else bridge
@@ -144,7 +144,7 @@ class SessionDecoder:
             OpaqueContentError: the session was kept as opaque.
             PltzError: as `decompress`.
         """
-        if reader.info(index).kind is not Kind.CHAT:
+        if not (info := reader.info(index)).by_model or info.content is not Kind.CHAT:
             session = self.decompress(reader, [index], bridge=bridge, limits=limits)[0]
             return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
         self.check(reader.header)
@@ -225,12 +225,12 @@ class SessionDecoder:
 
         ``tokens``: the decoded tokens, (T,), of a frame that has some.
         """
-        kind = cast(SessionKind, frame.kind.session)
+        kind = cast(SessionKind, frame.content.kind)
         if tokens is None or frame.log:
             content = self.plain.content(coded_of(frame, NO_MARK)) if tokens is None else tokens.tobytes()
             check = _check_content(frame, content, number)
             return _written(frame, Session.from_bytes(kind, content)), check
-        if frame.kind is Kind.IDS:
+        if frame.content is Kind.IDS:
             if bridge is not None:
                 tokens = bridge.from_bundle(tokens, frame.patch)
             elif frame.patch:
@@ -297,7 +297,7 @@ def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
 
 def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> int:
     """Return the content check, after its low byte was compared with the frame's."""
-    check = content_check(frame.kind, frame.count, content)
+    check = content_check(frame.content, frame.method, frame.count, content)
     if (check ^ frame.check) & CHECK_KEPT:
         raise CorruptError(f"session {number} does not match its checksum: the file is damaged")
     return check
@@ -309,12 +309,12 @@ def _check_contents(reader: Reader, checks: dict[int, int]) -> None:
         reader.check_contents(checks[number] for number in range(len(reader)))
 
 
-def _check_tokenizer(header: Header, kind: Kind, bridge: TokenBridge | None) -> None:
+def _check_tokenizer(header: Header, frame: Frame, bridge: TokenBridge | None) -> None:
     """Refuse ids that belong to another tokenizer.
 
     Compressed ids come back without a tokenizer, coded ones do not.
     """
-    if kind.session != "ids" or (bridge is None and not kind.by_model):
+    if frame.content is not Kind.IDS or (bridge is None and not frame.by_model):
         return
     expected = header.tokenizer_fingerprint
     found = None if bridge is None or (bridge.identity and expected is None) else bridge.fingerprint

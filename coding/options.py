@@ -33,9 +33,8 @@ class CodingOptions:
     """The options of `Codec.compress`.
 
     Attributes:
-        layout: "default" is that of the file: one or two lanes of 2048 steps, above 65,536 tokens 16 of 256. "fast"
-            codes sessions over 512 tokens in at most 512 steps per block, and over 2048 in 32 lanes x 128 steps. They
-            decode sooner alone, and are a few per cent larger. Long logs have half the steps.
+        layout: "default", or "fast", whose sessions decode sooner alone and are a few per cent larger
+            (plt_codec/NUMERICS.md, "Layouts").
         verify: decode every frame and compare before it is written.
         keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
         zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
+    from pltz.plt_codec.lanes import Layouts
     from pltz.plt_codec.types import Encoded, FrameItem
 
 Progress = Callable[[int], None]
@@ -61,12 +62,11 @@ class Coder(Protocol):
         self,
         sequences: Sequence[Tokens],
         *,
+        layouts: Layouts = None,
         contexts: Sequence[Tokens | None] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
         progress: Progress | None = None,
     ) -> Sequence[Encoded]:
-        """Encode sequences, each (T,) and after its context, and return one `Encoded` per sequence."""
+        """Encode sequences, each (T,), in its layout and after its context, and return one `Encoded` per sequence."""
 
     def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> Sequence[Tokens]:
         """Decode items, and return one sequence (T,) per item."""
@@ -84,21 +84,6 @@ class Doubling(Protocol):
 
     def rest(self) -> None:
         """Give back the memory that is kept from call to call."""
-
-
-@runtime_checkable
-class Mixing(Protocol):
-    """A coder that encodes sequences of different layouts side by side."""
-
-    def encode_mixed(
-        self,
-        sequences: Sequence[Tokens],
-        layouts: Sequence[tuple[int | None, int | None]],
-        *,
-        contexts: Sequence[Tokens | None] | None = None,
-        progress: Progress | None = None,
-    ) -> Sequence[Encoded]:
-        """Encode sequences as `Coder.encode` does, each in its own lanes and steps."""
 
 
 class TokenBridge(Protocol):

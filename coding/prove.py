@@ -21,7 +21,6 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Later
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
-from pltz.plt_codec.lanes import MAX_BLOCK, MAX_STEPS, Layout
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 1 << 24  # bytes of content from which a thread proves what waits, side by side
 FAST_TOGETHER = 1 << 23  # the same in the fast layout, where a batch waits less for its longest segment
-LONG_STEPS = 2048  # steps of a segment from which on it is proved apart from shorter ones
-FAST_STEPS = MAX_STEPS  # the same in the fast layout, where few have more
+LONG = 1 << 14  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
 ABREAST = 32  # segments per comparison
 
 
@@ -133,15 +131,6 @@ def prove(proofs: Sequence[BatchProof], decoder: SessionDecoder, progress: Progr
 
 def _within(logs: LogProof, begin: int, end: int) -> list[int]:
     return [n - begin for n in logs.wrong() if begin <= n < end]
-
-
-def is_long(coded: Coded, *, fast: bool = False) -> bool:
-    """Return whether a segment takes so many steps that those proved beside it would wait for it.
-
-    ``fast``: these are in the fast layout.
-    """
-    layout = coded.layout(coded.count) if coded.layout else Layout()
-    return layout.extent(coded.count, MAX_BLOCK).steps > (FAST_STEPS if fast else LONG_STEPS)
 
 
 class ProofThreads:

@@ -24,7 +24,6 @@ from pltz.plt_codec.lanes import (
     LANE_MARK as LANE_MARK,
     LayoutName as LayoutName,
     TokenBlock as TokenBlock,
-    default_lanes as default_lanes,
 )
 from pltz.plt_codec.limits import MAX_BYTES as MAX_BYTES, MAX_IDS as MAX_IDS, ZSTD_ABOVE as ZSTD_ABOVE
 from pltz.plt_codec.named_files import (

@@ -10,7 +10,7 @@ in 2 lanes,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,10 +26,6 @@ LAYOUTS: tuple[LayoutName, ...] = ("default", "fast")
 LANE_MARK = 0  # id of <|lane|>, the input of a lane's first step
 MAX_LANES = 64
 MAX_BLOCK = 16384  # tokens
-MAX_STEPS = 512  # default layout: steps of a block that is not full
-FULL_LANES = 16  # default layout: lanes of a full block
-FAST_ABOVE = 2048  # fast layout: tokens up to which the default rule holds
-TURN_ABOVE = 48  # layout of turns: tokens up to which the default rule holds
 
 
 class Extent(NamedTuple):
@@ -40,92 +36,71 @@ class Extent(NamedTuple):
     steps: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """A rule for cutting a sequence into blocks.
-
-    ``Layout(None, None)`` is the default rule, which costs no bytes in a frame.
+    """The lanes and steps of a full block of a sequence; the last block has as many lanes, or one per token.
 
     Raises:
-        UsageError: only one of lanes and steps is given, or one is out of range.
+        UsageError: lanes or steps are out of range.
     """
 
-    lanes: int | None = None
-    steps: int | None = None
+    lanes: int
+    steps: int
 
     def __post_init__(self) -> None:
-        if (self.lanes is None) != (self.steps is None):
-            raise UsageError("a layout needs both lanes and steps, or neither")
-        if self.lanes is None or self.steps is None:
-            return
         if not 1 <= self.lanes <= MAX_LANES or self.steps < 1 or self.lanes * self.steps > MAX_BLOCK:
             raise UsageError(
                 f"expected 1 to {MAX_LANES} lanes and at most {MAX_BLOCK} tokens per block, "
                 f"got {self.lanes} lanes x {self.steps} steps"
             )
 
-    def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[TokenBlock]:
-        """Yield the blocks of a sequence of `tokens` tokens from position `first` on.
-
-        `block` is the bundle's block size, which the default rule uses. `first`: tokens of the context.
-        """
-        size = self._size(block)
-        for start in range(0, tokens, size):
-            yield self._block(first + start, min(size, tokens - start), block)
-
-    def extent(self, tokens: int, block: int) -> Extent:
-        """Return the extent of `blocks` without making them: a file may claim millions of them in a few bytes."""
-        size = self._size(block)
-        full, rest = divmod(tokens, size)
-        whole, last = self._block(0, size, block), self._block(0, max(rest, 1), block)
-        lanes = max(whole.lanes if full else 0, last.lanes if rest else 0)
-        return Extent(full + bool(rest), lanes, full * whole.steps + (last.steps if rest else 0))
-
-    def _size(self, block: int) -> int:
+    @property
+    def full(self) -> int:
         """Return the tokens of a full block."""
-        return block if self.lanes is None or self.steps is None else self.lanes * self.steps
+        return self.lanes * self.steps
 
-    def _block(self, start: int, tokens: int, block: int) -> TokenBlock:
-        return TokenBlock(start, tokens, min(tokens, self.lanes or default_lanes(tokens, block)))
+    def blocks(self, tokens: int, first: int = 0) -> Iterator[TokenBlock]:
+        """Yield the blocks of a sequence of `tokens` tokens from position `first` on, the tokens of its context."""
+        for start in range(0, tokens, self.full):
+            size = min(self.full, tokens - start)
+            yield TokenBlock(first + start, size, min(self.lanes, size))
+
+    def extent(self, tokens: int) -> Extent:
+        """Return the extent of `blocks` without making them: a file may claim millions of them in a few bytes."""
+        full, rest = divmod(tokens, self.full)
+        lanes = self.lanes if full else min(self.lanes, rest)
+        return Extent(full + bool(rest), lanes, full * self.steps + (-(-rest // min(self.lanes, rest)) if rest else 0))
 
 
-FAST = Layout(32, 128)
+Layouts = Layout | Sequence[Layout] | None  # of sequences: one for all, each its own, or the default one of each
 
 
-def layout_of(tokens: int, fast: bool) -> Layout:
-    """Return the layout of a sequence for the choice of default or fast.
+def layout_of(tokens: int, *, fast: bool = False) -> Layout:
+    """Return the layout of a sequence: NUMERICS.md, "Layouts", 0 or 1 (``fast``).
 
-    The fast layout has at most 128 steps per block of 4096 tokens, for a few per cent more bytes. Up to
-    FAST_ABOVE tokens it is the default.
+    The fast one has few steps, for whoever waits for one session on a GPU, and takes a few per cent more bytes.
 
-    >>> layout_of(4000, True), layout_of(2048, True) == layout_of(4000, False) == Layout()
-    (Layout(lanes=32, steps=128), True)
+    >>> [layout_of(tokens).lanes for tokens in (0, 512, 513, 2000, 4096, 4097)], layout_of(4097).steps
+    ([1, 1, 2, 4, 8, 8], 256)
+    >>> [layout_of(tokens, fast=True).lanes for tokens in (48, 49, 100, 500, 1000, 2048, 2049)]
+    [1, 2, 3, 6, 11, 16, 32]
     """
-    return FAST if fast and tokens > FAST_ABOVE else Layout()
+    if not fast:
+        return Layout(max(1, -(-tokens // 512)), 512) if tokens <= 4096 else Layout(8, 256)
+    if tokens > 2048:
+        return Layout(32, 128)
+    return Layout(max(1, min(4, -(-tokens // 48)), min(16, -(-tokens // 96))), 128)
 
 
-def turn_layout(tokens: int) -> Layout:
-    """Return the layout of one turn of a session that a GPU is to thaw soon, turn after turn.
-
-    It has at most 48 steps in up to 4 lanes, 96 steps in up to 16, and 128 steps per block from there on. A
-    step takes a GPU as long for one lane as for 16, and every lane costs 2 to 5 bytes more. A turn of 48
-    tokens or fewer stands in one lane, by the default rule.
-
-    >>> [turn_layout(tokens).lanes for tokens in (48, 49, 100, 500, 1000, 4000)]
-    [None, 2, 3, 6, 11, 16]
-    """
-    lanes = max(min(4, -(-tokens // 48)), min(FULL_LANES, -(-tokens // 96)))
-    return Layout(lanes, 128) if tokens > TURN_ABOVE else Layout()
-
-
-def default_lanes(tokens: int, block: int) -> int:
-    """Return the lanes of a block of `tokens` tokens under the default rule, for the bundle's block size `block`."""
-    if tokens >= block:
-        return FULL_LANES
-    lanes = 1
-    while tokens > lanes * MAX_STEPS:
-        lanes *= 2
-    return lanes
+def each_layout(layouts: Layouts, counts: Sequence[int]) -> Sequence[Layout]:
+    """Return the layout of each sequence of so many tokens. Raises UsageError where they are not as many."""
+    if layouts is None:
+        return [layout_of(tokens) for tokens in counts]
+    if isinstance(layouts, Layout):
+        return [layouts] * len(counts)
+    if len(layouts) != len(counts):
+        raise UsageError(f"expected a layout for each of {len(counts)} sequences, got {len(layouts)}")
+    return layouts
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pltz.plt_codec.lanes import Layout
+
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) bundle token ids
 Progress = Callable[[int], None]  # called with the number of tokens just done
 MAX_TOKENS = 1 << 31  # per frame
@@ -16,28 +18,23 @@ MAX_TOKENS = 1 << 31  # per frame
 
 @dataclass(frozen=True)
 class Encoded:
-    """One frame.
-
-    Its bytes, the model's ideal code length in bits, its blocks, and its layout if that is not the default.
-    """
+    """One frame: its bytes, the model's ideal code length in bits, its blocks, and its layout."""
 
     data: bytes
     ideal_bits: float
     blocks: int
-    lanes: int | None = None
-    steps: int | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
 class FrameItem:
     """The inputs for decoding one frame of ``tokens`` tokens.
 
-    ``context``: the tokens before the sequence that it was encoded after, (m,). ``lanes``, ``steps``: the
-    layout if it is not the default.
+    ``layout``: None: the default one of so many tokens. ``context``: the tokens before the sequence that it was
+    encoded after, (m,).
     """
 
     data: bytes
     tokens: int
-    lanes: int | None = None
-    steps: int | None = None
+    layout: Layout | None = None
     context: Tokens | None = None

@@ -124,7 +124,7 @@ def open(
 
     >>> import pltz
     >>> with pltz.open(pltz.compress(["one", "two"])) as file:
-    ...     len(file), file[1].value, file.info(1).kind.session
+    ...     len(file), file[1].value, file.info(1).content.kind
     (2, b'two', 'text')
     """
     from pltz.coding.decode_limits import DecodeLimits

@@ -38,8 +38,8 @@ MAY_IMPORT = {
 # above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
-        "errors extras identity limits named_files offer types",
-        "varint versions weights lanes prefix zstd repeats range_coder",
+        "errors extras identity limits named_files offer",
+        "varint versions weights lanes types prefix zstd repeats range_coder",
         "child_python",
         "engines",
         "container",

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from pltz.archive.format.record import MAX_NAME
-from pltz.coding.codecs.modes import ALONE, CODING, TOWER, TURN
+from pltz.coding.codecs.modes import ALONE, CODING
 from pltz.models.session.session import NUMBERS
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.identity import NONE
@@ -67,9 +67,9 @@ def is_mode(mode: int) -> bool:
     """Return whether a mode has a meaning in this version.
 
     >>> [mode for mode in range(64) if is_mode(mode)]
-    [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]
+    [0, 1, 2, 3, 8, 9, 10, 11]
     """
-    return mode & ~RUN <= TOWER | TURN
+    return mode & ~RUN <= CODING
 
 
 def read_context(table: bytes, at: int) -> tuple[Context, int]:

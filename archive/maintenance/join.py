@@ -43,7 +43,8 @@ from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, layout_mode, ways_of
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, ways_of
+from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
@@ -416,11 +417,10 @@ def encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, by
 
     Raises ArchiveError where it does not decode to ``tokens``, (T,).
     """
-    layout = layout_mode(codec, len(tokens))
     ways = ways_of(codec, above)
     coded = codec.encode([Plain(tokens, context) for _, context in ways])
     data, (mode, context) = min(zip(coded, ways, strict=True), key=lambda way: len(way[0]))
-    mode |= layout
+    mode |= codec.fast * FAST
     if not np.array_equal(codec.decode([Coded(data, len(tokens), context, mode)])[0], tokens):
         raise ArchiveError("a run just encoded does not decode to its tokens: nothing was written")
     return mode, data

@@ -45,7 +45,8 @@ from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, layout_mode, ways_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
+from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
@@ -315,7 +316,7 @@ class ArchiveWriter:
             for (n, plain), mode in zip(ways, modes_of, strict=True):
                 data, best = won[n]
                 if best is plain:
-                    batch[n].take(data, mode | layout_mode(codec, len(plain.tokens)))
+                    batch[n].take(data, mode | codec.fast * FAST)
 
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its moment and number, or find that its last version is the same.

@@ -42,7 +42,7 @@ from pltz.coding.codec import Codec
 from pltz.coding.log import log_coder, table
 from pltz.coding.log.log_look import is_log
 from pltz.coding.options import CodingOptions
-from pltz.coding.parts import Doubling, Mixing
+from pltz.coding.parts import Doubling
 from pltz.coding.workers import START_BYTES
 from pltz.datasets.given import as_sessions
 from pltz.datasets.loaders import load
@@ -117,9 +117,8 @@ def watched(coder: Coder) -> Iterator[Phases]:
     """Time the phases of coding while the context lasts, with any coder of this type."""
     phases = Phases()
     by = type(coder)
-    encode = "encode_mixed" if isinstance(coder, Mixing) else "encode"  # by which the former's encode works
     seams = (*SEAMS, (by, "decode", "decode"))
-    patches = [mock.patch.object(by, encode, _by_context(phases, getattr(by, encode)))]
+    patches = [mock.patch.object(by, "encode", _by_context(phases, by.encode))]
     patches += [mock.patch.object(o, name, phases.timed(to, getattr(o, name))) for o, name, to in seams]
     with ExitStack() as stack:
         for patch in patches:

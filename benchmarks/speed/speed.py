@@ -174,7 +174,9 @@ def row(
     threads: int | None,
 ) -> dict[str, Any]:
     """Measure the rates of coding some sessions (T,) side by side, and of the products in between."""
-    rows = lanes * len(sessions)
+    from pltz.plt_codec.lanes import Layout
+
+    rows, layouts = lanes * len(sessions), Layout(lanes, steps)
     tokens = sum(map(len, sessions))
     products = {"decode": Products(weights, rows, device), "encode": Products(weights, ENCODE_ROWS, device)}
     attention = sum(attention_macs(weights.shape, len(s), lanes, steps) for s in sessions)
@@ -194,7 +196,7 @@ def row(
         return result
 
     for _ in range(rounds):
-        encoded = code("encode", lambda: coder.encode(sessions, lanes=lanes, steps=steps))
+        encoded = code("encode", lambda: coder.encode(sessions, layouts=layouts))
         check(sessions, code("decode", partial(coder.decode, frame_items(encoded, sessions))))
         with TorchThreads(threads):
             for way, product in products.items():
@@ -232,7 +234,7 @@ def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
     from pltz.plt_codec.lanes import Layout
 
     keys = old = 0
-    for block in Layout(lanes, steps).blocks(tokens, shape.block):
+    for block in Layout(lanes, steps).blocks(tokens):
         seen = block.lanes * block.steps * (block.steps + 1) // 2
         keys += block.lanes * (old * block.steps + seen)
         old = min(shape.memory, block.tokens)
@@ -442,11 +444,13 @@ def measure_engines(
     Raises:
         ModelError: two coders give different frames, or a session is decoded wrongly.
     """
+    from pltz.plt_codec.lanes import Layout
+
     found: dict[tuple[str, str], list[Time]] = {}
     frames = set()
     for _ in range(rounds):
         for name, coder in coders.items():
-            spent, encoded = timed(partial(coder.encode, [session], lanes=lanes, steps=steps))
+            spent, encoded = timed(partial(coder.encode, [session], layouts=Layout(lanes, steps)))
             found.setdefault((name, "encode"), []).append(spent)
             spent, decoded = timed(partial(coder.decode, frame_items(encoded, [session])))
             found.setdefault((name, "decode"), []).append(spent)

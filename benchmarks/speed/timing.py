@@ -28,7 +28,7 @@ def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]
     """Return the items that the decoder takes, for sessions (T,): each frame with its tokens, lanes and steps."""
     from pltz.plt_codec.types import FrameItem
 
-    return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
+    return [FrameItem(e.data, len(s), e.layout) for e, s in zip(encoded, sessions, strict=True)]
 
 
 def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) -> None:

@@ -22,10 +22,8 @@ from pltz.coding.codecs.codec import (
     Plain,
     SegmentCodec,
     embedded,
-    frame_layout,
-    layout_mode,
 )
-from pltz.coding.codecs.modes import FAST, TOWER, TURN
+from pltz.coding.codecs.modes import FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.types import Tokens
@@ -75,7 +73,7 @@ class BridgedCodec(SegmentCodec):
     where it is the bundle's own tokenizer.
     """
 
-    mode = TOWER | FAST | TURN
+    mode = TOWER | FAST
 
     def __init__(
         self,
@@ -104,16 +102,8 @@ class BridgedCodec(SegmentCodec):
         """Return a bitstring for each segment. Raises ContentError for ids that are not of the tokenizer."""
         bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
         contexts = self._contexts([p.above for p in batch])
-        layouts = [
-            frame_layout(len(tokens), layout_mode(self, len(p.tokens)))
-            for p, (tokens, _) in zip(batch, bridged, strict=True)
-        ]
-        frames = self._codec.encode(
-            [
-                Plain(tokens, above, layout=(layout.lanes, layout.steps))
-                for (tokens, _), above, layout in zip(bridged, contexts, layouts, strict=True)
-            ]
-        )
+        rows = zip(bridged, contexts, strict=True)
+        frames = self._codec.encode([Plain(tokens, above, fast=self.fast) for (tokens, _), above in rows])
         return [
             _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""
             for plain, (tokens, patch), frame in zip(batch, bridged, frames, strict=True)

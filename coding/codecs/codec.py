@@ -8,7 +8,7 @@ tokenizer fingerprint of its own, so the format needs no special case.
 A codec's `mode` says which context it uses beside the segment. ALONE is none. TOWER is the tokens of the
 segments above, of which the last `reach` count. `BundleCodec` codes with the tower, so a shared prompt
 informs its children for free; `BytesCodec` codes alone. A codec of layout "fast" codes segments in more lanes
-(modes FAST and TURN): a GPU decodes them sooner, and they are a few per cent longer.
+(mode FAST): a GPU decodes them sooner, and they are a few per cent longer.
 """
 
 from __future__ import annotations
@@ -20,20 +20,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, TURN
-from pltz.coding.parts import Mixing
+from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
 from pltz.plt_codec import repeats
-from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame, file_layout
+from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import digest
-from pltz.plt_codec.lanes import (
-    FAST_ABOVE,
-    TURN_ABOVE,
-    Layout,
-    LayoutName,
-    layout_of,
-    turn_layout,
-)
+from pltz.plt_codec.lanes import LayoutName, layout_of
 from pltz.plt_codec.repeats import Copy
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.zstd import Fallback
@@ -43,12 +35,11 @@ if TYPE_CHECKING:
     from pltz.coding.workers import Workers
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
-    from pltz.plt_codec.types import Encoded, FrameItem
+    from pltz.plt_codec.types import FrameItem
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
 WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
-Blocks = tuple[int | None, int | None]  # lanes and steps; none: the default rule of a block
 
 
 @dataclass(slots=True)
@@ -59,13 +50,13 @@ class Plain:
         tokens: its tokens, (T,).
         above: the last tokens of all segments above it, (m,), as many as the codec reaches.
         copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
-        layout: that of its blocks; None: as the codec's `fast` says.
+        fast: whether it is in the fast layout, as all of a codec that is `fast` are.
     """
 
     tokens: Tokens
     above: Tokens
     copies: Sequence[Copy] = ()
-    layout: Blocks | None = None
+    fast: bool = False
 
     @property
     def literals(self) -> int:
@@ -81,15 +72,13 @@ class Coded:
         data: its bitstring.
         count: its number of tokens.
         above: the tokens above it when it was encoded, (m,).
-        mode: the mode in which it was encoded, which determines the layout where ``layout`` is None.
-        layout: gives the layout for the number of its literals.
+        mode: the mode in which it was encoded.
     """
 
     data: bytes
     count: int
     above: Tokens
     mode: int = ALONE
-    layout: Callable[[int], Layout] | None = None
 
 
 class SegmentCodec:
@@ -101,7 +90,7 @@ class SegmentCodec:
         tokenizer: fingerprint, 16 bytes, of the tokenizer whose ids it takes.
         mode: the modes it reads, as bits. One of mode TOWER also reads segments coded alone, with nothing above. One
             of mode COPIES takes copies out.
-        fast: whether it codes segments in more lanes (`layout_mode`).
+        fast: whether it codes segments in the fast layout.
         reach: most tokens above that it uses; 0 with mode ALONE.
         follows: whether it codes a segment after its tower wherever it has one: alone it is hardly ever shorter.
         vouching: whether its bitstrings hold a digest of their tokens.
@@ -168,26 +157,9 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
     return bundle if bundle.tokenizer.fingerprint == vocabulary else None
 
 
-def layout_mode(codec: SegmentCodec, tokens: int) -> int:
-    """Return the mode bit of the layout for a frame of so many tokens: `FAST`, `TURN` or 0."""
-    if not codec.fast or tokens <= TURN_ABOVE:
-        return 0
-    return FAST if tokens > FAST_ABOVE else TURN
-
-
-def frame_layout(tokens: int, mode: int) -> Layout:
-    """Return the layout of a frame of this many tokens that was coded in a mode."""
-    return turn_layout(tokens) if mode & TURN else layout_of(tokens, bool(mode & FAST))
-
-
 def coded_of(frame: Frame, above: Tokens) -> Coded:
     """Return what a codec decodes of a frame that was coded after ``above``, (m,)."""
-    layout = file_layout if frame.lanes is None else partial(_named, Layout(frame.lanes, frame.steps))
-    return Coded(frame.data, frame.count, above, COPIES if frame.copied else ALONE, layout)
-
-
-def _named(layout: Layout, _literals: int) -> Layout:
-    return layout
+    return Coded(frame.data, frame.count, above, frame.copied * COPIES | frame.fast * FAST)
 
 
 def copies_fit(tokens: int, data: bytes) -> bool:
@@ -215,7 +187,7 @@ class BundleCodec(SegmentCodec):
         reach: most tokens above that count; None: those that the model remembers.
     """
 
-    mode = TOWER | FAST | TURN | COPIES
+    mode = TOWER | FAST | COPIES
 
     def __init__(
         self,
@@ -244,28 +216,10 @@ class BundleCodec(SegmentCodec):
         ``progress``: called with the number of tokens done since the last call.
         """
         rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
-        blocks = [p.layout or self._blocks(len(r)) for p, r in zip(batch, rows, strict=True)]
-        frames = self._encoded(rows, blocks, [p.above for p in batch], progress)
+        layouts = [layout_of(len(r), fast=self.fast or p.fast) for p, r in zip(batch, rows, strict=True)]
+        frames = self.coder.encode(rows, layouts=layouts, contexts=[p.above for p in batch], progress=progress)
         heads = [repeats.pack(p.copies) if p.copies else b"" for p in batch]
         return [head + frame.data for head, frame in zip(heads, frames, strict=True)]
-
-    def _encoded(
-        self, rows: Sequence[Tokens], blocks: Sequence[Blocks], contexts: Sequence[Tokens], progress: Progress | None
-    ) -> Sequence[Encoded]:
-        """Return the frame of each row (T,) in its lanes and steps, after its context (m,)."""
-        if isinstance(self.coder, Mixing):
-            return self.coder.encode_mixed(rows, blocks, contexts=contexts, progress=progress)
-        out: dict[int, Encoded] = {}
-        for lanes, steps in dict.fromkeys(blocks):
-            numbers = [n for n, one in enumerate(blocks) if one == (lanes, steps)]
-            some, above = [rows[n] for n in numbers], [contexts[n] for n in numbers]
-            frames = self.coder.encode(some, contexts=above, lanes=lanes, steps=steps, progress=progress)
-            out |= dict(zip(numbers, frames, strict=True))
-        return [out[n] for n in range(len(rows))]
-
-    def _blocks(self, literals: int) -> Blocks:
-        layout = frame_layout(literals, layout_mode(self, literals))
-        return layout.lanes, layout.steps
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""
@@ -378,8 +332,7 @@ def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:
     """Return the item from which a coder decodes the frame of so many tokens in a bitstring."""
     from pltz.plt_codec.types import FrameItem
 
-    layout = coded.layout(literals) if coded.layout else frame_layout(literals, coded.mode)
-    return FrameItem(data, literals, layout.lanes, layout.steps, context=coded.above)
+    return FrameItem(data, literals, layout_of(literals, fast=bool(coded.mode & FAST)), context=coded.above)
 
 
 def as_bytes(tokens: Tokens) -> bytes:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class LogCodec(SegmentCodec):
     """Codes the bytes of agent logs, as tokens.
 
-    ``layout``: "fast" leaves long texts in fewer steps, for GPUs. ``zstd_above``: the text of larger segments is coded
+    ``layout``: of the texts that the model codes. ``zstd_above``: the text of larger segments is coded
     by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`. ``coder``: of the bundle's tokens; None:
     one is made when it is needed.
     """

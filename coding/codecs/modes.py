@@ -5,8 +5,8 @@ Spec: archive/format/FORMAT.md, "Pack".
 
 from typing import Protocol
 
-ALONE, TOWER, FAST, TURN = 0, 1, 2, 4
-CODING = TOWER | FAST | TURN  # the bits that an archive's context tells
+ALONE, TOWER, FAST = 0, 1, 2
+CODING = TOWER | FAST  # the bits that an archive's context tells
 COPIES = 32  # the bitstring begins with copies; a record tells, and no context
 
 

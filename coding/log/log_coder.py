@@ -5,10 +5,9 @@
                   --zstd after the bytes above---------------------------------------------------------> frame
 
 A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it. Long texts stand in 8 lanes and short blocks, where a token sees two thirds as many others
-and takes no more bits. The fast layout has half the steps, which a GPU waits for. The state of the table, the past of
-the copies and the context of the model are made again from the bytes above, so a log that grows stores its new lines
-alone. Encoder and decoder run the same functions over the same bytes.
+the model on a sample of it. The state of the table, the past of the copies and the context of the model are made again
+from the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over
+the same bytes.
 
     coder = LogCoder(bundle, bundle.coder())
     frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
@@ -34,7 +33,7 @@ from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import CorruptError, VersionError
-from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.lanes import layout_of
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 Method = Literal["zstd", "log + zstd", "log + model"]
 METHODS: tuple[Method, ...] = ("zstd", "log + zstd", "log + model")  # by their number in the head
 WHOLE, PACKED, MODEL = range(3)
-METHOD_BITS, COPIES, NARROW = 3, 4, 8  # of the head
+METHOD_BITS, COPIES, FAST = 3, 4, 8  # of the head
 CHECK = 8  # bytes of the content's digest
 BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 
@@ -55,10 +54,6 @@ REACH = 1 << 22  # bytes above that count at most,
 LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
 
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
-
-EIGHT = Layout(8, 256)  # of a narrow text
-NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 18  # tokens left for the model, above and up to: at most 32,768 steps
-NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
 KEPT = 1 << 26  # bytes of texts above that are kept
@@ -106,7 +101,7 @@ class Parsed:
         opaque: bytes that no coder shrinks.
         copies: bytes of the copies; none without.
         coded: bytes of the coded content or text.
-        narrow: whether the model codes the text in blocks of `EIGHT`.
+        fast: whether the text of the model is in the fast layout.
     """
 
     method: int
@@ -116,7 +111,7 @@ class Parsed:
     opaque: bytes = b""
     copies: bytes = b""
     coded: bytes = b""
-    narrow: bool = False
+    fast: bool = False
 
     @property
     def name(self) -> Method:
@@ -143,10 +138,10 @@ def parse(frame: bytes) -> Parsed:
         raise CorruptError(f"a log frame has at least {1 + CHECK} bytes, found {len(frame)}: the file is damaged")
     head, check, at = frame[0], frame[1 : 1 + CHECK], 1 + CHECK
     method = head & METHOD_BITS
-    if head & ~(METHOD_BITS | COPIES | NARROW) or method >= len(METHODS):
+    if head & ~(METHOD_BITS | COPIES | FAST) or method >= len(METHODS):
         raise VersionError(f"a log frame begins with {head:#04x}, which this pltz does not know: use a newer pltz")
-    if head & (COPIES | NARROW) and method != MODEL:
-        raise CorruptError("a log frame has copies or lanes of a text without tokens: the file is damaged")
+    if head & (COPIES | FAST) and method != MODEL:
+        raise CorruptError("a log frame has copies or a layout of a text without tokens: the file is damaged")
     if method == WHOLE:
         return Parsed(method, check, coded=frame[at:])
     sizes = []
@@ -164,8 +159,8 @@ def parse(frame: bytes) -> Parsed:
     room = MAX_TOKENS_PER_BYTE * (len(frame) - end + 1)
     if method == MODEL and count > room:
         raise CorruptError(f"{count} tokens cannot be in {len(frame) - end} bytes of a log frame: the file is damaged")
-    narrow = bool(head & NARROW)
-    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:], narrow)
+    fast = bool(head & FAST)
+    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:], fast)
 
 
 def check_of(content: bytes) -> bytes:
@@ -283,7 +278,6 @@ class LogCoder:
 
     def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.coder = coder
-        self._narrows = bundle.contract == NARROW_CONTRACT
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
 
@@ -307,7 +301,7 @@ class LogCoder:
         Args:
             batch: content and the bytes above it, which its decoder knows too.
             by_model: whether the model may code texts; else zstd does.
-            fast: whether long texts stand in the default layout, of half the steps, for GPUs.
+            fast: whether texts are in the fast layout.
         """
         begun = [self.begin(content, above) for content, above in batch]
         return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast)
@@ -328,13 +322,10 @@ class LogCoder:
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
         chosen = self._worth_the_model(able)
-        coded = dict[int, Encoded]()
-        for layout in (EIGHT, Layout()):
-            some = [draft for draft in chosen if self._layout(len(draft.literals), fast) == layout]
-            rows, contexts = [draft.literals for draft in some], [draft.past.tokens for draft in some]
-            if some:
-                encoded = self.coder.encode(rows, contexts=contexts, lanes=layout.lanes, steps=layout.steps)
-                coded |= {id(draft): one for draft, one in zip(some, encoded, strict=True)}
+        rows, contexts = [draft.literals for draft in chosen], [draft.past.tokens for draft in chosen]
+        layouts = [layout_of(len(row), fast=fast) for row in rows]
+        encoded = self.coder.encode(rows, layouts=layouts, contexts=contexts) if rows else ()
+        coded = dict(zip(map(id, chosen), encoded, strict=True))
         frames: list[Later | None] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
             above = usable(above, len(content))
@@ -349,11 +340,6 @@ class LogCoder:
         if coded is None or not draft.columns:
             return self._workers.submit("frame", *row)
         return WhenAsked(_frame, row)
-
-    def _layout(self, literals: int, fast: bool) -> Layout:
-        """Return the layout in which so many tokens are coded."""
-        narrow = self._narrows and not fast
-        return EIGHT if narrow and NARROW_ABOVE < literals <= NARROW_MOST else Layout()
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
@@ -405,8 +391,7 @@ class LogCoder:
             one = parsed[n]
             assert one is not None
             literals = one.count - sum(copy.length for copy in taken[n])
-            layout = EIGHT if one.narrow else Layout()
-            items.append(FrameItem(one.coded, literals, layout.lanes, layout.steps, context=pasts[n]))
+            items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n]))
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
         texts = {n: repeats.expand(tokens, taken[n], pasts[n]) for n, tokens in found.items()}
         rows = zip(parsed, batch, strict=True)
@@ -425,7 +410,8 @@ def _frame(content: bytes, above: bytes, draft: Draft, coded: Encoded | None) ->
     if draft.columns:
         packed = repeats.pack(draft.copies) if draft.copies else b""
         if coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed + coded.data) + 1):
-            head = MODEL | (COPIES if packed else 0) | (NARROW if coded.lanes else 0)
+            fast = coded.layout != layout_of(len(draft.literals))
+            head = MODEL | (COPIES if packed else 0) | (FAST if fast else 0)
             best = _joined(head, check, draft, len(draft.text.tokens), packed + coded.data)
         if coded is None or not best or draft.packed < len(packed + coded.data):
             text = Fallback.after(draft.past.data).compress(draft.text.data)

@@ -77,7 +77,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     Ids are themselves, and bundle tokens are the target's own where both have one tokenizer. Else a chat goes through
     the target's template and a text through its tokenizer. Of an agent's log the conversation that it had does.
     """
-    kind = file.info(index).kind.session
+    kind = file.info(index).content.kind
     if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
         bridge = file.bridge if kind == "ids" else None
         ids = file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)

@@ -11,7 +11,7 @@ The index comes last because the writer streams. A file that was not finished ha
 
     >>> from pltz.plt_codec.container.frame import content_check
     >>> header = Header(contract=1, bundle_id=bytes(16))
-    >>> frame = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
+    >>> frame = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES, 2, b"hi"), b"hi")
     >>> data = pack(header, [frame, frame])
     >>> reader = Reader(data)
     >>> len(reader), reader.frame(1).data
@@ -37,7 +37,15 @@ import numpy as np
 from pltz.plt_codec.container import session_block
 from pltz.plt_codec.container.block import CONTEXT, COPIED, MAX_BITSTRING, STEP
 from pltz.plt_codec.container.block_columns import COUNT
-from pltz.plt_codec.container.frame import CHECK_KEPT, MAX_COUNT, MOST_CONTEXTS, Frame, FrameCoding, Kind
+from pltz.plt_codec.container.frame import (
+    CHECK_KEPT,
+    MAX_COUNT,
+    MOST_CONTEXTS,
+    Frame,
+    FrameCoding,
+    Kind,
+    Method,
+)
 from pltz.plt_codec.container.header import MAX_HEADER, Header
 from pltz.plt_codec.container.index import MAX_CODINGS, BlockPlace, Index, contents_check
 from pltz.plt_codec.container.session_block import SessionBlock, StoredFrame
@@ -59,13 +67,23 @@ NO_SESSIONS = Index([], [], contents_check(np.zeros(0, np.uint32)))
 class Info:
     """The facts that a file has of one session beside its frame."""
 
-    kind: Kind
+    content: Kind
+    method: Method
     count: int
     check: int  # low byte of the content check
     offset: int  # bytes from the start of the file
     size: int  # bytes of the frame
     context: int | None = None  # number of the session that it was coded after
-    log: bool = False  # coded as a log
+
+    @property
+    def by_model(self) -> bool:
+        """Return whether the count is in tokens (else in bytes)."""
+        return self.method is Method.MODEL
+
+    @property
+    def log(self) -> bool:
+        """Return whether the session is coded as a log."""
+        return self.method is Method.LOG
 
 
 def pack(header: Header, frames: Iterable[Frame]) -> bytes:
@@ -277,7 +295,8 @@ class Reader:
         offset = block.offset + block.size + block.ends[row] - block.sizes[row]
         count, step = block.columns[COUNT][row], block.columns[STEP][row]
         context = index - step if step else None
-        return Info(coding.kind, count, block.check_of(row), offset, block.sizes[row], context, coding.log)
+        size = block.sizes[row]
+        return Info(coding.content, coding.method, count, block.check_of(row), offset, size, context)
 
     def frame(self, index: int) -> Frame:
         """Return session ``index`` as it was given to `Writer.add`, with the part of its check that the file keeps.

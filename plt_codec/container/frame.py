@@ -1,12 +1,11 @@
-"""The frame of one session in the container: kind, count, check and bytes. Spec: FORMAT.md, "Frames".
+"""The frame of one session in the container: content, method, count, check and bytes. Spec: FORMAT.md, "Frames".
 
-What many frames share is said once per file, by their *coding*: kind, layout, writing, whether it is a log or has a
-patch.
-The rest of a frame is its bitstring: a bridge's patch, and the bitstring of a segment codec.
+What many frames share is said once per file, by their *coding*: content, method, layout, patch and writing. The rest of
+a frame is its bitstring: a bridge's patch, and the bitstring of a segment codec.
 
-    >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
-    >>> frame.coding
-    FrameCoding(kind=<Kind.IDS: 2>, lanes=2, steps=4, patched=False, log=False, writing=0)
+    >>> frame = Frame(Kind.IDS, Method.MODEL, 3, 0, b"coded", fast=True)
+    >>> frame.coding.encode().hex()
+    '0112'
     >>> Frame.of(frame.coding, 3, 0, frame.encode()) == frame
     True
 """
@@ -22,26 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Layout, layout_of
 from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, end_of, split
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
-KIND_MASK = 7  # of the first byte of a coding; the bits above name its other fields
-HAS_LAYOUT = 1 << 3
-HAS_PATCH = 1 << 4
-IS_LOG = 1 << 5
-HAS_WRITING = 1 << 7
+FAST, PATCHED, WRITTEN = 1 << 4, 1 << 5, 1 << 7  # bits of the first byte of a coding, beside content and method
 KNOWN = 0xBF  # bits of that byte that this version knows
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
 CONTEXT_TOKENS = 1 << 10  # of a context: those of other sessions, and `LANE_MARK`
-LONG_STEPS = 1 << 11  # of a block that the layout of a file has, in one lane, or two where there are more tokens
-FEW_LANES_MOST = 1 << 16  # tokens coded so; a longer frame would take too many steps alone
-ONE, TWO, MANY = Layout(1, LONG_STEPS), Layout(2, LONG_STEPS), Layout(16, 256)
-
 MOST_CONTEXTS = 3  # sessions that stand behind one, each the context of the one before
 
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
@@ -49,46 +40,40 @@ MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
 
 class Kind(enum.IntEnum):
-    """The content of a frame: a chat, a text or token ids, coded by the model or as fallback bytes."""
+    """The content of a session: a chat, a text or token ids. Archives have the same numbers."""
 
     CHAT = 0
     TEXT = 1
     IDS = 2
-    CHAT_FALLBACK = 3
-    TEXT_FALLBACK = 4
-    IDS_FALLBACK = 5
 
     @property
-    def by_model(self) -> bool:
-        """Return whether the count is in tokens (else in bytes)."""
-        return self < Kind.CHAT_FALLBACK
-
-    @property
-    def session(self) -> str:
+    def kind(self) -> str:
         """Return the session's kind: "chat", "text" or "ids"."""
-        return ("chat", "text", "ids")[self % 3]
+        return self.name.lower()
 
 
-KINDS = tuple(Kind)  # by number, faster than Kind()
-CHATS = Kind.CHAT, Kind.CHAT_FALLBACK  # kinds that a writing may have
-LOGS = Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK  # kinds that a log may have
+class Method(enum.IntEnum):
+    """The way in which a content is coded: its tokens by the model, its bytes by a table of logs, or by zstd."""
+
+    MODEL = 0
+    LOG = 1
+    BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCoding:
     """The way in which some frames of a file are coded, said once for all of them. Attributes as those of `Frame`."""
 
-    kind: Kind
-    lanes: int | None = None
-    steps: int | None = None
+    content: Kind
+    method: Method = Method.MODEL
+    fast: bool = False
     patched: bool = False
-    log: bool = False
     writing: int = 0
 
     @property
     def has_tokens(self) -> bool:
         """Return whether such frames are coded by the model or as a log, so that they may have a context."""
-        return self.log or self.kind.by_model
+        return self.method is not Method.BYTES
 
     def fits(self, count: int, size: int) -> bool:
         """Return whether a frame of ``size`` bytes may have this count."""
@@ -96,33 +81,13 @@ class FrameCoding:
         return 0 <= count <= min(most, MAX_COUNT)
 
     def encode(self) -> bytes:
-        """Return the coding's bytes, with their number in front.
-
-        Raises:
-            UsageError: a field does not fit the kind.
-        """
-        head, body = int(self.kind), b""
-        if self.lanes is not None or self.steps is not None:
-            if self.lanes is None or self.steps is None or not self.kind.by_model:
-                raise UsageError("lanes and steps come together, and only for frames coded by the model")
-            if not _layout_fits(self.lanes, self.steps):
-                raise UsageError(f"{self.lanes} lanes by {self.steps} steps are over the limit of the format")
-            head |= HAS_LAYOUT
-            body += write_varint(self.lanes) + write_varint(self.steps)
-        if self.patched:
-            if self.kind != Kind.IDS:
-                raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
-            head |= HAS_PATCH
-        if self.log:
-            if self.kind not in LOGS:
-                raise UsageError("a log is a chat or a text in bytes")
-            head |= IS_LOG
-        if self.writing:
-            if self.kind not in CHATS:
-                raise UsageError("only a chat has a writing")
-            head |= HAS_WRITING
-            body += write_varint(self.writing)
-        return bytes([1 + len(body), head]) + body
+        """Return the coding's bytes, with their number in front. Raises UsageError where fields do not go together."""
+        if wrong := self._wrong():
+            raise UsageError(wrong)
+        head = self.content | self.method << 2 | self.fast * FAST | self.patched * PATCHED
+        head |= WRITTEN if self.writing else 0
+        body = bytes([head]) + (write_varint(self.writing) if self.writing else b"")
+        return bytes([len(body)]) + body
 
     @classmethod
     def decode(cls, data: bytes) -> FrameCoding | None:
@@ -133,26 +98,30 @@ class FrameCoding:
         """
         if not data:
             raise CorruptError("a coding of no bytes: the file is damaged")
-        head, offset, lanes, steps = data[0], 1, None, None
-        if head & ~KNOWN or head & KIND_MASK >= len(Kind):
+        head, offset, writing = data[0], 1, 0
+        if head & ~KNOWN or head & 3 >= len(Kind) or head >> 2 & 3 >= len(Method):
             return None
-        kind, log = KINDS[head & KIND_MASK], bool(head & IS_LOG)
-        if head & HAS_LAYOUT:
-            lanes, offset = read_varint(data, offset)
-            steps, offset = read_varint(data, offset)
-            if not _layout_fits(lanes, steps):
-                raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
-        writing = 0
-        if head & HAS_WRITING:
+        if head & WRITTEN:
             writing, offset = read_varint(data, offset)
-            if not writing or kind not in CHATS:
-                raise CorruptError(f"no frame has writing {writing}: the file is damaged")
-        patched = bool(head & HAS_PATCH)
-        if (lanes and not kind.by_model) or (patched and kind != Kind.IDS) or (log and kind not in LOGS):
-            raise CorruptError(f"no frame is coded as {head:#04x}: the file is damaged")
+        content, method = Kind(head & 3), Method(head >> 2 & 3)
+        found = cls(content, method, bool(head & FAST), bool(head & PATCHED), writing)
+        if (wrong := found._wrong()) or bool(head & WRITTEN) is not bool(writing):
+            raise CorruptError(f"{wrong or 'a writing of no number'}: the file is damaged")
         if offset != len(data):
             raise CorruptError(f"a coding of {len(data)} bytes, of which {offset} have a meaning: the file is damaged")
-        return cls(kind, lanes, steps, patched, log, writing)
+        return found
+
+    def _wrong(self) -> str:
+        """Return how fields do not go together; "" where they do."""
+        if self.fast and self.method is not Method.MODEL:
+            return "only frames coded by the model have a layout"
+        if self.patched and (self.content, self.method) != (Kind.IDS, Method.MODEL):
+            return "only ids that the model codes can have a patch"
+        if self.content is Kind.IDS and self.method is Method.LOG:
+            return "a log is a chat or a text"
+        if self.writing and self.content is not Kind.CHAT:
+            return "only a chat has a writing"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,49 +129,54 @@ class Frame:
     """One coded session.
 
     Args:
-        kind: the content of ``data``.
-        count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
+        content: that of ``data``,
+        method: and how it is coded there.
+        count: bundle tokens (method MODEL) or bytes before compression.
         check: `content_check` of the session, its low byte (`CHECK_KEPT`) where a file gave the frame.
         data: the coded bytes, the bitstring of a segment codec (coding/codecs).
-        lanes, steps: layout of every block, where it is not `file_layout`; model kinds only.
-        patch: the bridge's patch; kind IDS only.
-        copied: `data` begins with copies that were taken out of the tokens (`repeats.pack`); model kinds only.
+        fast: the layout is the fast one; method MODEL only.
+        patch: the bridge's patch; ids of method MODEL only.
+        copied: `data` begins with copies that were taken out of the tokens (`repeats.pack`); method MODEL only.
         context: number of the session of the file after whose tokens (`context_of`) `data` was coded, and into which
-            copies may reach; model kinds and logs only. Of a log it is a log, whose content counts.
-        log: `data` is a log frame (coding/FORMAT.md) of the content; fallback kinds but ids only.
+            copies may reach; not of method BYTES. Of a log it is a log, whose content counts.
         writing: number of the writing of the input's bytes (models/session/spelling.py); chats only.
     """
 
-    kind: Kind
+    content: Kind
+    method: Method
     count: int
     check: int
     data: bytes
-    lanes: int | None = None
-    steps: int | None = None
+    fast: bool = False
     patch: bytes = b""
     copied: bool = False
     context: int | None = None
-    log: bool = False
     writing: int = 0
 
     @property
     def coding(self) -> FrameCoding:
         """Return what the file says once for all frames that are coded like this one."""
-        return FrameCoding(self.kind, self.lanes, self.steps, bool(self.patch), self.log, self.writing)
+        return FrameCoding(self.content, self.method, self.fast, bool(self.patch), self.writing)
 
     @property
     def has_tokens(self) -> bool:
         """Return whether the frame is coded by the model or as a log, so that it may have a context."""
-        return self.log or self.kind.by_model
+        return self.method is not Method.BYTES
+
+    @property
+    def by_model(self) -> bool:
+        """Return whether the count is in tokens (else in bytes)."""
+        return self.method is Method.MODEL
+
+    @property
+    def log(self) -> bool:
+        """Return whether the data is a log frame (coding/FORMAT.md)."""
+        return self.method is Method.LOG
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of the blocks.
-
-        Raises:
-            CorruptError: as `coded`.
-        """
-        return Layout(self.lanes, self.steps) if self.lanes else file_layout(self.coded)
+        """Return the layout of the blocks. Raises CorruptError as `coded`."""
+        return layout_of(self.coded, fast=self.fast)
 
     @property
     def coded(self) -> int:
@@ -235,9 +209,9 @@ class Frame:
         """Return the frame's bytes in the file, its bitstring: patch, then data.
 
         Raises:
-            UsageError: the kind has no copies.
+            UsageError: copies go with method MODEL alone.
         """
-        if self.copied and not self.kind.by_model:
+        if self.copied and not self.by_model:
             raise UsageError("only frames coded by the model can have copies")
         patch = write_varint(len(self.patch)) + self.patch if self.patch else b""
         return patch + self.data
@@ -260,10 +234,9 @@ class Frame:
             patch, offset = data[offset:end], end
         if copied:
             end_of(data, offset)  # raises where none begin there
-        return cls(
-            coding.kind, count, check, data[offset:], coding.lanes, coding.steps, patch, copied, context, coding.log,
-            coding.writing,
-        )  # fmt: skip
+        rest = data[offset:]
+        fields = coding.content, coding.method, count, check, rest, coding.fast, patch, copied, context, coding.writing
+        return cls(*fields)
 
 
 def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:
@@ -284,27 +257,12 @@ def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:
     return np.concatenate([*parts[::-1], [LANE_MARK]])
 
 
-def file_layout(tokens: int) -> Layout:
-    """Return the layout of a frame of a file that names none: few lanes, since each costs bytes.
+def content_check(content: Kind, method: Method, count: int, data: bytes | npt.NDArray[np.integer]) -> int:
+    """Return the crc32 of content, method, count and data, which is bytes or ids (T,). Ids count as little-endian u32.
 
-    >>> file_layout(2048), file_layout(2049)
-    (Layout(lanes=1, steps=2048), Layout(lanes=2, steps=2048))
-    >>> file_layout(65537)
-    Layout(lanes=16, steps=256)
+    >>> hex(content_check(Kind.TEXT, Method.BYTES, 2, b"hi"))
+    '0xdc7603f5'
     """
-    return ONE if tokens <= LONG_STEPS else TWO if tokens <= FEW_LANES_MOST else MANY
-
-
-def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:
-    """Return the crc32 of kind, count and content, which is bytes or ids (T,). Ids count as little-endian u32.
-
-    >>> hex(content_check(Kind.TEXT_FALLBACK, 2, b"hi"))
-    '0xbda16235'
-    """
-    if not isinstance(content, bytes):
-        content = np.ascontiguousarray(content, dtype="<u4").tobytes()
-    return zlib.crc32(content, zlib.crc32(struct.pack("<BI", kind, count)))
-
-
-def _layout_fits(lanes: int, steps: int) -> bool:
-    return 1 <= lanes <= MAX_LANES and 1 <= steps and lanes * steps <= MAX_BLOCK
+    if not isinstance(data, bytes):
+        data = np.ascontiguousarray(data, dtype="<u4").tobytes()
+    return zlib.crc32(data, zlib.crc32(struct.pack("<BI", content | method << 2, count)))

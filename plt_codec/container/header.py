@@ -14,7 +14,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
 FLAG_DROPPED = 64

@@ -24,7 +24,7 @@ from pltz.plt_codec.container.block import (
     wrong,
 )
 from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE
-from pltz.plt_codec.container.frame import MAX_COUNT, FrameCoding
+from pltz.plt_codec.container.frame import MAX_COUNT, FrameCoding, Method
 from pltz.plt_codec.errors import VersionError
 
 FILE_COLUMNS = sum(1 << column for column in (CONTEXT, COUNT, SIZE, COPIED, STEP))
@@ -98,7 +98,7 @@ class SessionBlock(BlockHead):
                 continue
             if not known.fits(count, size) or (not known.has_tokens and size > count):
                 raise wrong(offset, f"claims {count} tokens or bytes in {size}")
-            if (copied and not known.kind.by_model) or (step and not known.has_tokens):
+            if (copied and known.method is not Method.MODEL) or (step and not known.has_tokens):
                 raise wrong(offset, "has copies or a context where its coding has none")
             if step > first + row:
                 raise wrong(offset, "has a context before the first session")

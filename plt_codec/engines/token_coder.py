@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
+from pltz.plt_codec.lanes import LANE_MARK, Layout, Layouts, TokenBlock, each_layout, layout_of
 from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
 from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
@@ -30,30 +30,29 @@ class TokenCoder:
         self,
         sequences: Sequence[Tokens],
         *,
+        layouts: Layouts = None,
         contexts: Sequence[Tokens | None] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
         """Encode sequences of ids, each (T,), into a frame each.
 
         Args:
             sequences: ids of the bundle's vocabulary.
+            layouts: one for all sequences, or one of each; None: the default layout of each.
             contexts: the tokens before each sequence, (m,) or None, which its decoder will know too. The last M
                 count.
-            lanes, steps: layout of the blocks; None is the default rule.
             progress: called with the number of tokens done since the last call.
 
         Raises:
             ContentError: ids are not one row of ids of the vocabulary.
-            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
+            UsageError: layouts or contexts are not as many as the sequences.
         """
         shape = self.engine.shape
-        layout = Layout(lanes, steps)
         known = each(contexts, len(sequences), shape)
         rows = [checked(tokens, shape.vocab) for tokens in sequences]
         memories = _ContextMemories(self.engine)
-        return [self._encode(memories, c, ids, layout, progress) for ids, c in zip(rows, known, strict=True)]
+        cut = each_layout(layouts, [len(ids) for ids in rows])
+        return [self._encode(memories, *row, progress) for row in zip(known, rows, cut, strict=True)]
 
     def _encode(
         self, memories: _ContextMemories, context: Ids, ids: Ids, layout: Layout, progress: Progress | None
@@ -74,7 +73,7 @@ class TokenCoder:
             count += 1
             if progress:
                 progress(block.tokens)
-        return Encoded(encoder.finish() if count else b"", bits, count, layout.lanes, layout.steps)
+        return Encoded(encoder.finish() if count else b"", bits, count, layout)
 
     def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> list[npt.NDArray[np.int64]]:
         """Decode frames into their ids, each (tokens,).
@@ -97,7 +96,7 @@ class TokenCoder:
         self, memories: _ContextMemories, context: Ids, item: FrameItem, progress: Progress | None
     ) -> npt.NDArray[np.int64]:
         tokens, decoder = room(context, item.tokens), RangeDecoder(item.data)
-        for block, memory in memories.blocks(context, item.tokens, Layout(item.lanes, item.steps)):
+        for block, memory in memories.blocks(context, item.tokens, item.layout or layout_of(item.tokens)):
             starts = block.start + block.lane_starts()
             feed = np.full(block.lanes, LANE_MARK, np.int64)
             feed[0] = _before(tokens, block)
@@ -126,11 +125,11 @@ class _ContextMemories:
 
     def blocks(self, context: Ids, tokens: int, layout: Layout) -> Iterator[tuple[TokenBlock, Memory]]:
         """Yield the blocks of a sequence behind a context (m,), each with the memory to run it with."""
-        shape, memory = self.engine.shape, None
-        for block in layout.blocks(tokens, shape.block, len(context)):
+        memory = None
+        for block in layout.blocks(tokens, len(context)):
             memory = self._after(context) if memory is None else memory
             yield block, memory
-            memory = memory.after(block, shape.memory)
+            memory = memory.after(block, self.engine.shape.memory)
 
     def _after(self, context: Ids) -> Memory:
         key = context.tobytes()

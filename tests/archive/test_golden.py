@@ -18,7 +18,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.coding.codecs.logs import method_of
-from pltz.coding.codecs.modes import TOWER, TURN
+from pltz.coding.codecs.modes import FAST, TOWER
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
@@ -44,7 +44,7 @@ LEFT = {  # sound, and what is left in them
     "good-deleted-by-collector": ALL - {FORGOTTEN},
     "good-loss-acknowledged": ALL - {("b", 1)},
 }
-GROWN = {"good-grown": [TURN | TOWER, 0], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
+GROWN = {"good-grown": [FAST | TOWER, FAST], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
 OF_LOGS = ["good-logs", "good-logs-sealed"]
 GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *OF_LOGS]]
 

@@ -43,7 +43,7 @@ def test_golden_frequencies_of_wide_shapes(name: str, title: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bundle", "title"), [("mini", "default"), ("mini", "16 lanes"), ("nano", "1 lane"), ("nano", "4 lanes")]
+    ("bundle", "title"), [("mini", "16 lanes"), ("nano", "1 lane"), ("nano", "4 lanes")]
 )
 def test_golden_frequencies_of_the_bundle(bundle: str, title: str) -> None:
     cases = {k: v for k, v in models(bundle).items() if k.startswith("bundle")}

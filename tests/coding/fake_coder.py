@@ -9,6 +9,7 @@ import numpy as np
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.lanes import Layouts, each_layout
 from pltz.plt_codec.types import Encoded, FrameItem
 
 
@@ -36,14 +37,14 @@ class FakeCoder:
         sequences: Sequence[Any],
         *,
         contexts: Sequence[Any] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
+        layouts: Layouts = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Encoded]:
         self.encoded.append(len(sequences))
         if progress:
             progress(sum(map(len, sequences)))
-        return [Encoded(ten_bits(ids), 0.0, 1, lanes, steps) for ids in sequences]
+        cut = each_layout(layouts, [*map(len, sequences)])
+        return [Encoded(ten_bits(ids), 0.0, 1, one) for ids, one in zip(sequences, cut, strict=True)]
 
     def decode(
         self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None
@@ -68,13 +69,13 @@ class NeighbourCoder(FakeCoder):
         sequences: Sequence[Any],
         *,
         contexts: Sequence[Any] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
+        layouts: Layouts = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Encoded]:
         self.encoded.append(len(sequences))
         given = [None] * len(sequences) if contexts is None else contexts
-        return [Encoded(self._encode(*pair), 0.0, 1, lanes, steps) for pair in zip(sequences, given, strict=True)]
+        rows = zip(sequences, given, each_layout(layouts, [*map(len, sequences)]), strict=True)
+        return [Encoded(self._encode(ids, context), 0.0, 1, one) for ids, context, one in rows]
 
     def _encode(self, ids: Any, context: Any) -> bytes:
         shared = 0

@@ -18,7 +18,7 @@ from pltz.models.session import transcript
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
-from pltz.plt_codec.container.frame import Frame, FrameCoding, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, FrameCoding, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -29,6 +29,7 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
+from pltz.plt_codec.lanes import LAYOUTS, Layout, LayoutName, layout_of
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
 json_values = st.recursive(
@@ -84,7 +85,7 @@ def test_the_shorter_method_is_taken(codec: Codec) -> None:
     repeated = Session("text", b"".join(bytes([i % 251, i % 13]) for i in range(200)) * 40)
     noise = Session("text", np.random.default_rng(1).bytes(300))
     reader = Reader(codec.compress([chat("A few words of plain English, and no more."), repeated, noise]))
-    assert [reader.info(i).kind for i in range(3)] == [Kind.CHAT, Kind.TEXT_FALLBACK, Kind.TEXT_FALLBACK]
+    assert [reader.info(i).method for i in range(3)] == [Method.MODEL, Method.BYTES, Method.BYTES]
     assert reader.info(2).size == 300
 
 
@@ -93,10 +94,10 @@ class Laid(FakeCoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layouts: list[tuple[int | None, int | None]] = []
+        self.layouts: list[Layout] = []
 
     def _decode(self, item):  # type: ignore[no-untyped-def]
-        self.layouts.append((item.lanes, item.steps))
+        self.layouts.append(item.layout)
         return super()._decode(item)
 
 
@@ -105,23 +106,15 @@ def noise(sizes: tuple[int, ...]) -> list[Session]:
     return [Session("ids", dice.integers(300, 1000, size)) for size in sizes]
 
 
-def test_the_layout_of_a_file_has_few_lanes_and_takes_no_bytes(bundle: FakeBundle) -> None:
-    coder, rows = Laid(), noise((1, 512, 2048, 2049, 9000, 65_536, 65_537))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_frames_tell_their_layout(bundle: FakeBundle, layout: LayoutName) -> None:
+    sizes, fast = (1, 49, 513, 2048, 2049, 9000, 65_537), layout == "fast"
+    coder, rows = Laid(), noise(sizes)
     codec = Codec(bundle, coder)
-    data = codec.compress(rows, verify=False)
-    assert all(frame.coding == FrameCoding(frame.kind) for frame in Reader(data))
+    data = codec.compress(rows, verify=False, layout=layout)
+    assert all(frame.coding == FrameCoding(Kind.IDS, fast=fast) for frame in Reader(data))
     assert codec.decompress(data) == rows
-    assert coder.layouts == [(1, 2048)] * 3 + [(2, 2048)] * 3 + [(16, 256)]
-
-
-def test_the_fast_layout_of_a_file_has_few_steps(bundle: FakeBundle) -> None:
-    coder, rows = Laid(), noise((512, 513, 1025, 2048, 2049))
-    codec = Codec(bundle, coder)
-    data = codec.compress(rows, layout="fast")
-    expected = [(1, 2048), (2, 512), (4, 512), (4, 512), (32, 128)]
-    assert coder.layouts == expected
-    assert [(frame.lanes, frame.steps) for frame in Reader(data)] == [(None, None), *expected[1:]]
-    assert codec.decompress(data) == rows
+    assert coder.layouts == [layout_of(size, fast=fast) for size in sizes]
 
 
 def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
@@ -187,7 +180,7 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
     reader = Reader(frozen)
     for i in range(3):
         frame = reader.frame(i)
-        assert frame.copied and frame.coded < 0.6 * frame.count and frame.kind.by_model
+        assert frame.copied and frame.coded < 0.6 * frame.count and frame.by_model
     assert codec.decompress(frozen) == sessions
     assert codec.decompress(reader, [1]) == [sessions[1]]
 
@@ -197,7 +190,7 @@ def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> 
     session = Session("ids", np.tile(np.arange(40, 140), 4))
     header = Header(bundle.contract, bundle.id)
     frame = Reader(codec.compress([session])).frame(0)
-    frame = replace(frame, check=content_check(Kind.IDS, frame.count, session.value))
+    frame = replace(frame, check=content_check(Kind.IDS, Method.MODEL, frame.count, session.value))
     assert codec.decompress(pack(header, [frame])) == [session]
     size = repeats.end_of(frame.data, 0)
     for i in range(size):
@@ -217,7 +210,7 @@ def test_opaque_content_is_refused_by_number_or_kept(codec: Codec) -> None:
     with pytest.raises(OpaqueContentError, match=r"session 1: .*image_url"):
         codec.compress([TALK, IMAGE])
     frozen = codec.compress([TALK, IMAGE], keep_opaque=True)
-    assert [Reader(frozen).info(i).kind for i in range(2)] == [Kind.CHAT, Kind.CHAT_FALLBACK]
+    assert [Reader(frozen).info(i).method for i in range(2)] == [Method.MODEL, Method.BYTES]
     assert codec.decompress(frozen) == [TALK, IMAGE]
 
 
@@ -245,7 +238,7 @@ def test_a_chat_is_rebuilt_once(codec: Codec, monkeypatch: pytest.MonkeyPatch) -
         return whole(*args)
 
     monkeypatch.setattr(transcript, "from_tokens", counted)
-    assert Reader(codec.compress([TALK])).frame(0).kind is Kind.CHAT
+    assert Reader(codec.compress([TALK])).frame(0).by_model
     assert len(rebuilt) == 1
 
 
@@ -285,12 +278,12 @@ def test_frames_of_nonsense_under_sound_sums(codec: Codec, bundle: FakeBundle) -
     header = Header(1, bundle.id)
     tokens = np.array([40, 2, 41])  # a chat that starts with text
     cases = [
-        Frame(Kind.CHAT, 3, content_check(Kind.CHAT, 3, tokens), ten_bits(tokens)),
-        Frame(Kind.CHAT_FALLBACK, 2, content_check(Kind.CHAT_FALLBACK, 2, b"{]"), b"{]"),
-        Frame(Kind.CHAT_FALLBACK, 1, content_check(Kind.CHAT_FALLBACK, 1, b"\xff"), b"\xff"),
-        Frame(Kind.IDS_FALLBACK, 3, content_check(Kind.IDS_FALLBACK, 3, b"abc"), b"abc"),
-        Frame(Kind.IDS_FALLBACK, 4, content_check(Kind.IDS_FALLBACK, 4, b"\xff" * 4), b"\xff" * 4),
-        Frame(Kind.IDS, 1, 0, ten_bits([40]), patch=b"\x01"),
+        Frame(Kind.CHAT, Method.MODEL, 3, content_check(Kind.CHAT, Method.MODEL, 3, tokens), ten_bits(tokens)),
+        Frame(Kind.CHAT, Method.BYTES, 2, content_check(Kind.CHAT, Method.BYTES, 2, b"{]"), b"{]"),
+        Frame(Kind.CHAT, Method.BYTES, 1, content_check(Kind.CHAT, Method.BYTES, 1, b"\xff"), b"\xff"),
+        Frame(Kind.IDS, Method.BYTES, 3, content_check(Kind.IDS, Method.BYTES, 3, b"abc"), b"abc"),
+        Frame(Kind.IDS, Method.BYTES, 4, content_check(Kind.IDS, Method.BYTES, 4, b"\xff" * 4), b"\xff" * 4),
+        Frame(Kind.IDS, Method.MODEL, 1, 0, ten_bits([40]), patch=b"\x01"),
     ]
     for frame in cases:
         with pytest.raises(CorruptError):
@@ -314,7 +307,7 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
     reader = Reader(
         codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])])
     )
-    assert reader.info(0).kind is Kind.CHAT_FALLBACK and reader.frame(2).copied
+    assert reader.info(0).method is Method.BYTES and reader.frame(2).copied
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
         assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))
@@ -360,7 +353,7 @@ def test_a_file_that_unpacks_to_very_much_is_decoded_piece_by_piece(codec: Codec
     size, many = 1 << 24, 12
     session = Session("text", bytes(size))
     frame = Reader(codec.compress([session])).frame(0)
-    frame = replace(frame, check=content_check(frame.kind, size, bytes(size)))
+    frame = replace(frame, check=content_check(frame.content, frame.method, size, bytes(size)))
     data = pack(Header(codec.bundle.contract, codec.bundle.id), [frame] * many)
     assert len(data) < many * size / 1000
     tracemalloc.start()

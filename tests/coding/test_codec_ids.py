@@ -12,7 +12,7 @@ from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import Kind
+from pltz.plt_codec.container.frame import Kind, Method
 from pltz.plt_codec.errors import CorruptError, TokenizerMismatch
 from tests.coding.fake_coder import TALK, FakeBundle
 
@@ -53,7 +53,7 @@ def test_ids_of_another_tokenizer_cross_the_bridge(
     frozen = codec.compress([canonical, TALK, sampled], bridge=foreign)
     reader = Reader(frozen)
     assert reader.header.tokenizer_fingerprint == foreign.fingerprint
-    assert reader.frame(0).kind is Kind.IDS and not reader.frame(0).patch
+    assert reader.frame(0).content is Kind.IDS and not reader.frame(0).patch
     assert codec.decompress(reader, bridge=foreign) == [canonical, TALK, sampled]
     assert codec.decompress(reader, [1]) == [TALK]
 
@@ -92,7 +92,7 @@ def test_ids_out_of_the_vocabulary_are_refused_by_number(codec: Codec) -> None:
 def test_compressed_ids_need_no_bridge(codec: Codec, foreign: Bridge) -> None:
     session = Session("ids", [40] * 3000)
     frozen = codec.compress([session], bridge=foreign)
-    assert Reader(frozen).info(0).kind is Kind.IDS_FALLBACK
+    assert Reader(frozen).info(0).method is Method.BYTES
     assert codec.decompress(frozen) == [session]
 
 

@@ -107,7 +107,7 @@ def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Sess
 def test_long_sessions_are_proved_by_threads_of_their_own(
     bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.coding.prove.LONG_STEPS", 100)
+    monkeypatch.setattr("pltz.coding.codec.LONG", 100)
     lengths: dict[int, list[int]] = {}
 
     class Watched(DeviceCoder):

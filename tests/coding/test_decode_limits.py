@@ -12,7 +12,7 @@ from pltz.coding.decode_limits import DecodeLimits
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import pack
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import LimitError, UsageError
 
@@ -25,7 +25,8 @@ def codec() -> Codec:
 def bomb(codec: Codec, tokens: int) -> bytes:
     """Return a file of a frame that claims so many tokens and has few bytes. Its bits are not worth decoding."""
     size = -(-tokens // 256)
-    frame = Frame(Kind.TEXT, tokens, content_check(Kind.TEXT, tokens, np.zeros(tokens, np.int64)), bytes(size))
+    coding = Kind.TEXT, Method.MODEL
+    frame = Frame(*coding, tokens, content_check(*coding, tokens, np.zeros(tokens, np.int64)), bytes(size))
     return pack(Header(codec.bundle.contract, codec.bundle.id), [frame])
 
 
@@ -67,7 +68,8 @@ def test_time_that_is_over_ends_the_decoding(codec: Codec, monkeypatch: pytest.M
 
 
 def test_copies_cost_no_steps_and_do_not_count() -> None:
-    copied = Frame(Kind.TEXT, 1010, 0, repeats.pack([repeats.Copy(10, 1000, 10)]) + b"abc", copied=True)
+    data = repeats.pack([repeats.Copy(10, 1000, 10)]) + b"abc"
+    copied = Frame(Kind.TEXT, Method.MODEL, 1010, 0, data, copied=True)
     DecodeLimits(max_tokens=10).check([copied])
     with pytest.raises(LimitError, match="claim 10:"):
         DecodeLimits(max_tokens=9).check([copied])

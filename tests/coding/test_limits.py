@@ -17,7 +17,7 @@ from pltz.models.session import json_value
 from pltz.models.session.json_value import MAX_DEPTH
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader, Writer
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
@@ -131,11 +131,11 @@ def test_a_line_over_the_limit_is_refused_with_its_size() -> None:
 
 def test_a_file_that_claims_more_is_damaged(codec: Codec) -> None:
     """The count alone decides: nothing is allocated for it."""
-    kind, sink = Kind.TEXT_FALLBACK, io.BytesIO()
+    kind, sink = (Kind.TEXT, Method.BYTES), io.BytesIO()
     writer = Writer(sink, codec._header(None, None))
     with pytest.raises(LimitError, match=f"at most {MAX_TOKENS}"):
-        writer.add(Frame(kind, MAX_TOKENS + 1, 0, b"x"))
-    writer.add(Frame(kind, 5, content_check(kind, 5, b"hello"), b"hello"))
+        writer.add(Frame(*kind, MAX_TOKENS + 1, 0, b"x"))
+    writer.add(Frame(*kind, 5, content_check(*kind, 5, b"hello"), b"hello"))
     writer._frames[0] = writer._frames[0]._replace(units=MAX_TOKENS + 1)
     writer.finish()
     with pytest.raises(CorruptError, match="session 0: the block at byte 24 has a count or a size over its limit"):
@@ -186,10 +186,9 @@ def test_zstd_above_sends_large_sessions_to_zstd(codec: Codec) -> None:
     for limit in (None, 599, 0):
         data = codec.compress([small, large, ids], zstd_above=limit)
         assert codec.decompress(data) == [small, large, ids]
-        kinds[limit] = [Reader(data).info(n).kind for n in range(3)]
-    assert kinds[599][0] == kinds[None][0] and kinds[599][1] == Kind.CHAT_FALLBACK
-    assert kinds[599][2] == Kind.IDS_FALLBACK
-    assert kinds[0] == [Kind.TEXT_FALLBACK, Kind.CHAT_FALLBACK, Kind.IDS_FALLBACK]
+        kinds[limit] = [Reader(data).info(n).method for n in range(3)]
+    assert kinds[599][0] == kinds[None][0] and kinds[599][1:] == [Method.BYTES] * 2
+    assert kinds[0] == [Method.BYTES] * 3
 
 
 def test_zstd_above_never_asks_the_model(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_logs_come_back_from_a_file_with_chats(codec: Codec) -> None:
     reader = Reader(data)
     frames = list(reader)
     assert [frame.log for frame in frames] == [False, True, True, False, True]
-    assert [reader.info(n).kind for n in (1, 4)] == [Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK]
+    assert [reader.info(n).content for n in (1, 4)] == [Kind.CHAT, Kind.TEXT]
     assert codec.decompress(data) == sessions
     assert [codec.decompress(data, [n])[0] for n in (4, 2, 0)] == [sessions[n] for n in (4, 2, 0)]
 

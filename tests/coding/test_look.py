@@ -71,7 +71,7 @@ def test_a_file_leaves_to_zstd_what_the_model_would_code_in_vain() -> None:
     texts = [Session("text", content) for content in (HEX, BASE64, DIGITS)]
     data = codec.compress(texts, independent=True)
     assert codec.decompress(data) == texts
-    assert [Reader(data).info(n).kind.by_model for n in range(3)] == [False] * 3
+    assert [Reader(data).info(n).by_model for n in range(3)] == [False] * 3
     assert 0 < coder.tokens <= 3 * RANDOM.most * RANDOM.tokens
 
 
@@ -81,7 +81,7 @@ def test_a_text_of_which_the_samples_are_short_is_coded_by_the_model(monkeypatch
     monkeypatch.setattr(look, "expected_sizes", lambda coder, texts: [100.0] * len(texts))
     data = codec.compress([Session("text", HEX)])
     assert coder.tokens > len(HEX) / 2
-    assert not Reader(data).info(0).kind.by_model  # all of it was coded, and zstd takes fewer bytes
+    assert not Reader(data).info(0).by_model  # all of it was coded, and zstd takes fewer bytes
 
 
 def test_a_text_that_says_the_same_again_is_coded_once() -> None:

@@ -12,7 +12,7 @@ from pltz.coding.neighbours import LONGEST, Earlier, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
-from pltz.plt_codec.container.frame import MOST_CONTEXTS, Kind, content_check
+from pltz.plt_codec.container.frame import MOST_CONTEXTS, Kind, Method, content_check
 from pltz.plt_codec.errors import CorruptError, ModelError
 from pltz.plt_codec.repeats import Copy
 from tests.coding.fake_coder import FakeBundle, NeighbourCoder
@@ -232,7 +232,7 @@ def test_no_context_is_decoded_twice(codec: Codec, sessions: list[Session]) -> N
         reading = Codec(codec.bundle, coder := NeighbourCoder())
         assert reading.decompress(data, numbers) == [sessions[number] for number in numbers]
         needed = {one for number in numbers for one in line(Reader(data), number)}
-        needed = {one for one in needed if Reader(data).info(one).kind.by_model}
+        needed = {one for one in needed if Reader(data).info(one).by_model}
         assert sum(coder.decoded) == len(needed)
 
 
@@ -282,8 +282,8 @@ def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:
     reader = Reader(codec.compress(rows))
     first, second = reader
     whole = (
-        content_check(Kind.IDS, first.count, rows[0].value),
-        content_check(Kind.IDS, second.count, rows[1].value),
+        content_check(Kind.IDS, Method.MODEL, first.count, rows[0].value),
+        content_check(Kind.IDS, Method.MODEL, second.count, rows[1].value),
     )
     first, second = replace(first, check=whole[0]), replace(second, check=whole[1])
     assert codec.decompress(pack(reader.header, [first, second])) == rows

@@ -27,7 +27,7 @@ def test_golden_frames_of_the_compiled_engine(name: str) -> None:
     sequences = fixed_sequences(bundle.weights.shape.vocab)
     frames = NativeCoder(bundle.weights).encode(sequences)
     assert [bundle.id.hex(), *(f.data.hex() for f in frames)] == GOLDEN[name]
-    items = [FrameItem(f.data, len(s), f.lanes, f.steps) for f, s in zip(frames, sequences, strict=True)]
+    items = [FrameItem(f.data, len(s), f.layout) for f, s in zip(frames, sequences, strict=True)]
     back = NativeCoder(bundle.weights).decode(items)
     assert all(np.array_equal(a, b) for a, b in zip(back, sequences, strict=True))
 
@@ -35,5 +35,5 @@ def test_golden_frames_of_the_compiled_engine(name: str) -> None:
 def test_torch_decodes_what_the_compiled_engine_wrote(name: str) -> None:
     bundle = Bundle.load(name)
     sequence = fixed_sequences(bundle.weights.shape.vocab)[2]
-    item = FrameItem(bytes.fromhex(GOLDEN[name][3]), len(sequence), None, None)
+    item = FrameItem(bytes.fromhex(GOLDEN[name][3]), len(sequence))
     assert TokenCoder(TorchEngine(bundle.weights)).decode([item])[0].tolist() == sequence.tolist()

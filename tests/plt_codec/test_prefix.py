@@ -19,6 +19,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
+from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import frame
 
 Ids = npt.NDArray[np.int64]
@@ -42,7 +43,7 @@ def ids(seed: int, length: int) -> Ids:
 
 def items(encoded: Sequence[Encoded], rows: Sequence[Ids], contexts: Sequence[Ids | None]) -> list[FrameItem]:
     return [
-        FrameItem(e.data, len(r), e.lanes, e.steps, c)
+        FrameItem(e.data, len(r), e.layout, c)
         for e, r, c in zip(encoded, rows, contexts, strict=True)
     ]
 
@@ -50,10 +51,10 @@ def items(encoded: Sequence[Encoded], rows: Sequence[Ids], contexts: Sequence[Id
 @pytest.mark.parametrize("lanes, steps, size", [(None, None, 90), (4, 8, 40), (1, 16, 20)])
 def test_every_engine_writes_the_oracles_bytes(lanes: int | None, steps: int | None, size: int) -> None:
     tokens, known = ids(1, size), [ids(2, m) for m in CONTEXTS]
-    want = [frame(WEIGHTS, tokens, Layout(lanes, steps), c) for c in known]
+    want = [frame(WEIGHTS, tokens, cut(lanes, steps) or Layout(1, 512), c) for c in known]
     assert len(set(want)) == len(CONTEXTS)
     for name in CODERS:
-        got = coder(name).encode([tokens] * len(known), contexts=known, lanes=lanes, steps=steps)
+        got = coder(name).encode([tokens] * len(known), contexts=known, layouts=cut(lanes, steps))
         assert [e.data for e in got] == want, name
         for back in coder(name).decode(items(got, [tokens] * len(known), known)):
             assert np.array_equal(back, tokens)
@@ -178,9 +179,9 @@ def test_progress_counts_what_is_coded() -> None:
 def test_any_lengths_engines_agree(plan: list[tuple[int, int, int]], layout: tuple[int, int]) -> None:
     rows = [ids(n, size) for n, (size, _, _) in enumerate(plan)]
     known = [ids(seed, m) for _, m, seed in plan]
-    first = coder(CODERS[0]).encode(rows, contexts=known, lanes=layout[0], steps=layout[1])
+    first = coder(CODERS[0]).encode(rows, contexts=known, layouts=cut(layout[0], layout[1]))
     last = coder(CODERS[-1] if len(CODERS) < 2 else CODERS[1])
-    assert [e.data for e in last.encode(rows, contexts=known, lanes=layout[0], steps=layout[1])] == [
+    assert [e.data for e in last.encode(rows, contexts=known, layouts=cut(layout[0], layout[1]))] == [
         e.data for e in first
     ]
     for back, row in zip(last.decode(items(first, rows, known)), rows, strict=True):

@@ -16,13 +16,13 @@ from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
 from tests.second_reader.container import CHAT, TEXT
 from tests.second_reader.fields import Block, Damaged, Fields, LowBits, Newer, block, fallback
-from tests.second_reader.model import Bundle, Model, digest, tokens_of, u32
+from tests.second_reader.model import Bundle, Model, digest, layout_of, tokens_of, u32
 from tests.second_reader.sealed import Keyring, keyed, unseal
 from tests.second_reader.state import Files, manifest_of, restored, settings_of
 
 PACK_VERSION, COLUMNS, NONE = 8, tuple(range(13)), bytes(16)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
-ABOVE, FAST, TURNS, RUN = 1, 2, 4, 8  # bits of a mode
+ABOVE, FAST, RUN = 1, 2, 8  # bits of a mode
 MOST_ABOVE = 1 << 22
 BYTES = digest("pltz tokenizer", b"bytes")
 ZSTD_IDS = digest("pltz bundle", b"zstd ids 1")
@@ -89,7 +89,7 @@ def context_of(fields: Fields) -> Context:
     found = *domain, fields.number(1), fields.number(1), fields.number(1), fields.take(8)
     fields.zeros(5)
     context = Context(*found, fields.take(fields.varint()))
-    if context.cipher > 1 or context.mode > 15 or context.mode & 6 == 6 or context.domain_kind > 1:
+    if context.cipher > 1 or context.mode & ~11 or context.domain_kind > 1:
         raise Newer("a context of a newer version")
     if not context.cipher and digest("pltz domain", bytes([context.domain_kind]), context.name) != context.domain:
         raise Damaged("a domain that differs from its name")
@@ -357,12 +357,7 @@ class Archive:
             count = fields.varint()
             patch = fields.take(fields.varint()) if count & 1 else b""
             count >>= 1
-        layout = None
-        if c.mode & FAST and count > 2048:
-            layout = 32, 128
-        if c.mode & TURNS and count > 48:
-            layout = max(min(4, -(-count // 48)), min(16, -(-count // 96))), 128
-        found = tokens_of(model, fields.rest(), count, layout, past)
+        found = tokens_of(model, fields.rest(), count, layout_of(bool(c.mode & FAST), count), past)
         return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
 
 

@@ -10,22 +10,23 @@ from zlib import crc32
 from tests.second_reader import chat, log
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, block, fallback
-from tests.second_reader.model import Bundle, Layout, Model, tokens_of, u32
+from tests.second_reader.model import Bundle, Model, layout_of, tokens_of, u32
 
-MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 8, 128, 0b11000011
+MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 9, 128, 0b11000011
 COLUMNS = CODING, COUNT, SIZE, COPIED, STEP = 1, 4, 5, 12, 13
-CHAT, TEXT, IDS = range(3)  # kinds of tokens; of bytes they are 3 more
+CHAT, TEXT, IDS = range(3)  # contents
+MODEL, LOG, BYTES = range(3)  # methods
 MAX_COUNT, MOST_CONTEXTS, CONTEXT_TOKENS = (1 << 26) + (1 << 12), 3, 1024
 Ids = Callable[[list[int], bytes], list[int]]  # the bridge: bundle tokens and a patch to the session's own ids
 
 
 class Coding(NamedTuple):
-    """Hold what many frames share. ``kind``: 0 to 5, or -1 where a newer version wrote it."""
+    """Hold what many frames share. ``content``: -1 where a newer version wrote it. ``layout``: its number."""
 
-    kind: int
-    log: bool = False
+    content: int
+    method: int = MODEL
+    layout: int = 0
     patch: bool = False
-    layout: Layout = None
     writing: int = 0
 
 
@@ -100,11 +101,11 @@ class File:
             raise Damaged("bytes between blocks and index")
 
     def _check_frame(self, frame: Frame) -> None:
-        coding, by_model = frame.coding, 0 <= frame.coding.kind <= IDS
-        least = frame.units if by_model or coding.log else 0
+        coding = frame.coding
+        least = 0 if coding.method == BYTES else frame.units
         if frame.units > MAX_COUNT or least > 256 * (len(frame.data) + 1):
             raise Damaged("a count over its limit")
-        if frame.copied and not by_model:
+        if frame.copied and coding.method != MODEL:
             raise Newer("copies in a frame of bytes")
         behind, number = frame, len(self.sessions)
         for depth in range(MOST_CONTEXTS + 1):
@@ -114,25 +115,24 @@ class File:
             if number < 0 or depth == MOST_CONTEXTS:
                 raise Damaged("a context before the first session, or four in a row")
             behind = self.sessions[number]
-            if behind.coding.log != coding.log or not (behind.coding.log or (by_model and behind.coding.kind <= IDS)):
+            if BYTES in (coding.method, behind.coding.method) or behind.coding.method != coding.method:
                 raise Damaged("a context of another kind")
 
     def content(self, number: int) -> tuple[int, Any]:
-        """Return the kind of a session, 0 to 5, and its tokens, its own ids or its bytes."""
+        """Return the content of a session, 0 to 2, and its tokens, its own ids or its bytes."""
         frame = self.sessions[number]
-        kind = frame.coding.kind
-        if kind < 0:
+        if frame.coding.content < 0:
             raise Newer("a session of a newer version")
         found = self._decoded(number)
         if self.content_check(number, found) & 255 != frame.check:
             raise Damaged(f"session {number} differs from its content check")
-        return kind, found
+        return frame.coding.content, found
 
     def content_check(self, number: int, found: Any) -> int:
         """Return the content check of a session's tokens, ids or bytes."""
         frame = self.sessions[number]
         raw = found if isinstance(found, bytes) else u32(found)
-        return crc32(struct.pack("<BI", frame.coding.kind, frame.units) + raw)
+        return crc32(struct.pack("<BI", frame.coding.content | frame.coding.method << 2, frame.units) + raw)
 
     def contents_hold(self, checks: Sequence[int]) -> bool:
         """Return whether the content checks of all sessions are those of the file."""
@@ -140,13 +140,13 @@ class File:
 
     def _decoded(self, number: int) -> Any:
         frame = self.sessions[number]
-        if frame.coding.log:
+        if frame.coding.method == LOG:
             above = self._decoded(number - frame.step) if frame.step else b""
             return log.content(frame.data, frame.units, above, self._bundle, self._model)
-        if frame.coding.kind > IDS:
+        if frame.coding.method == BYTES:
             return fallback(frame.data, frame.units, self._bundle.dictionary if self._bundle else b"")
         tokens, patch = self._model_tokens(number)
-        return self._ids(tokens, patch) if frame.coding.kind == IDS and self._ids else tokens
+        return self._ids(tokens, patch) if frame.coding.content == IDS and self._ids else tokens
 
     def _model_tokens(self, number: int) -> tuple[list[int], bytes]:
         frame = self.sessions[number]
@@ -160,7 +160,7 @@ class File:
             if self._model is None:
                 raise LookupError("a frame of a model without its bundle")
             context = self._context(number)
-            layout = frame.coding.layout or file_layout(literals)
+            layout = layout_of(frame.coding.layout, literals)
             tokens = tokens_of(self._model, fields.rest(), literals, layout, context)
             self._tokens[number] = joined(copies, tokens, context)
         return self._tokens[number], patch
@@ -182,12 +182,10 @@ class File:
     def value(self, number: int) -> Any:
         """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
         kind, found = self.content(number)
-        if kind in (IDS, IDS + 3):
-            return found if kind == IDS else list(struct.unpack(f"<{len(found) // 4}I", found))
-        if kind == CHAT + 3:
-            return chat.value_of_bytes(found)
-        if kind == TEXT + 3:
-            return found
+        if kind == IDS:
+            return list(struct.unpack(f"<{len(found) // 4}I", found)) if isinstance(found, bytes) else found
+        if isinstance(found, bytes):
+            return chat.value_of_bytes(found) if kind == CHAT else found
         assert self._bundle
         return self._bundle.spell(found) if kind == TEXT else chat.value_of_tokens(found, self._bundle)
 
@@ -200,21 +198,15 @@ class File:
 def _coding(data: bytes) -> Coding:
     fields = Fields(data)
     head = fields.number(1)
-    kind, layout, patch, logged = head & 7, head >> 3 & 1, head >> 4 & 1, head >> 5 & 1
-    if head & 64 or kind > 5:
+    content, method, layout, patch = head & 3, head >> 2 & 3, head >> 4 & 1, head >> 5 & 1
+    if head & 64 or content > IDS or method > BYTES:
         return Coding(-1)
-    lanes, steps = (fields.varint(), fields.varint()) if layout else (1, 1)
     writing = fields.varint() if head & 128 else 0
     if writing > chat.WRITINGS:
         return Coding(-1)
     fields.end()
-    wrong = [layout and kind > IDS, patch and kind != IDS, logged and (kind not in (3, 4) or layout)]
-    wrong += [head & 128 and (not writing or kind not in (0, 3)), not 1 <= lanes <= 64, not 1 <= lanes * steps <= 16384]
+    wrong = [layout and method != MODEL, patch and (content, method) != (IDS, MODEL), method == LOG and content == IDS]
+    wrong += [head & 128 and (not writing or content != CHAT)]
     if any(wrong):
         raise Damaged(f"a coding that cannot be: {data.hex()}")
-    return Coding(kind, bool(logged), bool(patch), (lanes, steps) if layout else None, writing)
-
-
-def file_layout(tokens: int) -> Layout:
-    """Return the layout of the file for so many coded tokens."""
-    return (1, 2048) if tokens <= 2048 else (2, 2048) if tokens <= 65536 else (16, 256)
+    return Coding(content, method, layout, bool(patch), writing)

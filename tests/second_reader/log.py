@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, fallback
-from tests.second_reader.model import Model, Vocabulary, digest, tokens_of
+from tests.second_reader.model import Model, Vocabulary, digest, layout_of, tokens_of
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
@@ -27,7 +27,7 @@ class LogParts(NamedTuple):
 
     method: int
     copied: bool
-    narrow: bool
+    layout: int
     check: bytes
     columns: bytes
     opaque: bytes
@@ -46,7 +46,7 @@ def parts_of(data: bytes) -> LogParts:
         raise Damaged("copies or lanes in a log without tokens")
     sizes = [fields.varint() for _ in range(3)] if method else [0, 0, 0]
     columns, opaque = fields.take(sizes[0]), fields.take(sizes[1])
-    return LogParts(method, bool(head & 4), bool(head & 8), check, columns, opaque, sizes[2], fields.rest())
+    return LogParts(method, bool(head & 4), head >> 3 & 1, check, columns, opaque, sizes[2], fields.rest())
 
 
 def content(
@@ -90,7 +90,7 @@ def pieces(
     fields = Fields(parts.text)
     copies = copies_of(fields, count, len(tokens)) if parts.copied else []
     literals = count - sum(length for _, length, _ in copies)
-    layout = (8, 256) if parts.narrow else None
+    layout = layout_of(parts.layout, literals)
     found = joined(copies, tokens_of(model, fields.rest(), literals, layout, tokens), tokens)
     starts = [place for place, token in enumerate(found) if token in bundle.special]
     if starts[:1] != [0][: len(found)] or not {bundle.special[found[place]] for place in starts} <= VOICES:

@@ -275,19 +275,21 @@ class RangeDecoder:
             raise Damaged("a frame that ends before its tokens")
 
 
-Layout = tuple[int, int] | None  # lanes, steps; None: the default rule
+Layout = tuple[int, int]  # lanes, steps
 
 
-def blocks_of(layout: Layout, tokens: int, size: int) -> list[tuple[int, int]]:
-    """Return lanes and tokens of each block of a sequence. ``size``: tokens of a full block of the default rule."""
-    lanes, steps = layout or (16, -(-size // 16))
-    full = lanes * steps if layout else size
-    blocks, rest = [(lanes, full)] * (tokens // full), tokens % full
-    if rest and layout:
-        blocks.append((min(lanes, rest), rest))
-    elif rest:
-        blocks.append((next(n for n in (1, 2, 4, 8, 16, 32, 64) if -(-rest // n) <= 512), rest))
-    return blocks
+def layout_of(number: int, tokens: int) -> Layout:
+    """Return the layout of a number for so many tokens."""
+    if not number:
+        return (max(1, -(-tokens // 512)), 512) if tokens <= 4096 else (8, 256)
+    return (max(1, min(4, -(-tokens // 48)), min(16, -(-tokens // 96))), 128) if tokens <= 2048 else (32, 128)
+
+
+def blocks_of(layout: Layout, tokens: int) -> list[tuple[int, int]]:
+    """Return lanes and tokens of each block of a sequence."""
+    lanes, full = layout[0], layout[0] * layout[1]
+    rest = tokens % full
+    return [(lanes, full)] * (tokens // full) + ([(min(lanes, rest), rest)] if rest else [])
 
 
 def tokens_of(model: Model, data: bytes, tokens: int, layout: Layout, context: Sequence[int] = ()) -> list[int]:
@@ -296,7 +298,7 @@ def tokens_of(model: Model, data: bytes, tokens: int, layout: Layout, context: S
         if data:
             raise Damaged("a frame of no tokens that has bytes")
         return []
-    cut = blocks_of(layout, tokens, model.block)
+    cut = blocks_of(layout, tokens)
     known = list(context)[-model.memory :]
     largest = max(lanes * -(-size // lanes) for lanes, size in cut)
     memory, start = Memory(model, max(len(known), model.memory + 64) + largest), len(known)

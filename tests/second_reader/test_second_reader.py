@@ -29,6 +29,7 @@ from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, LimitError, PltzError
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import random_weights
 from tests.coding.log.logs import LOGS
 from tests.examples import examples
@@ -91,11 +92,11 @@ def test_containers_are_read_as_the_product_reads_them(path: Path) -> None:
     file, product = File(data), Reader(data)
     assert len(file.sessions) == len(product)
     for number, frame in enumerate(file.sessions):
-        if frame.coding.kind >= 0:
+        if frame.coding.content >= 0:
             other = product.frame(number)
-            assert (frame.coding.kind, frame.units) == (other.kind, other.count)
+            assert (*frame.coding[:2], frame.units) == (other.content, other.method, other.count)
             decode(file, number)
-    checks = [file.content_check(n, file.content(n)[1]) for n, f in enumerate(file.sessions) if f.coding.kind > 2]
+    checks = [file.content_check(n, file.content(n)[1]) for n, f in enumerate(file.sessions) if f.coding.method]
     if len(checks) == len(file.sessions) and checks:
         assert file.contents_hold(checks)
 
@@ -105,7 +106,7 @@ def decode(file: File, number: int) -> None:
     try:
         file.content(number)
     except LookupError:
-        assert file.sessions[number].coding.kind <= 2
+        assert file.sessions[number].coding.method == 0
 
 
 # ---- files of a bundle
@@ -159,15 +160,14 @@ def test_neighbours_copies_and_writings_of_a_file() -> None:
 
 @pytest.mark.parametrize("gated", [False, True], ids=["contract 1", "contract 2"])
 @pytest.mark.parametrize("extreme", [False, True], ids=["usual", "extreme"])
-@pytest.mark.parametrize("layout", [None, (1, 64), (4, 40)], ids=["default", "1 lane", "4 lanes"])
-def test_frames_of_random_models(gated: bool, extreme: bool, layout: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize("layout", [(1, 512), (1, 64), (4, 40)], ids=["default", "1 lane", "4 lanes"])
+def test_frames_of_random_models(gated: bool, extreme: bool, layout: tuple[int, int]) -> None:
     weights = random_weights(7, block=128, memory=48, gated=gated, extreme=extreme)
     coder, model = TokenCoder(TorchEngine(weights)), Model(weights.shape.to_dict(), dict(weights.tensors))
     rng = np.random.default_rng(3)
     for length, before in ((1, 0), (100, 60), (301, 0)):
         tokens, context = rng.integers(0, 512, length), rng.integers(0, 512, before)
-        lanes, steps = layout or (None, None)
-        [frame] = coder.encode([tokens], contexts=[context], lanes=lanes, steps=steps)
+        [frame] = coder.encode([tokens], contexts=[context], layouts=Layout(*layout))
         assert tokens_of(model, frame.data, length, layout, context.tolist()) == tokens.tolist()
 
 
@@ -182,7 +182,7 @@ def test_log_frames(path: Path) -> None:
         assert log.content(data, 300, b"") == b"\xff" * 300
         return
     parts = log.parts_of(data)
-    assert parts.method == (1 if case == "zstd" else 2) and parts.narrow == (case == "narrow")
+    assert parts.method == (1 if case == "zstd" else 2) and parts.layout == (case == "fast")
     if case == "zstd":
         wanted = log_maker().log(0, 40)
         assert log.content(data, len(wanted), b"") == wanted

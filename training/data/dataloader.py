@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pltz.models import BundleTokenizer, Session, to_tokens
-from pltz.plt_codec import LANE_MARK, TokenBlock, default_lanes
+from pltz.plt_codec import LANE_MARK, TokenBlock
 from pltz.training.run.distributed import Ranks
 
 Batch = dict[str, Tensor]
@@ -48,6 +48,14 @@ TEMPLATES: list[tuple[list[Any], list[Any], list[Any], list[Any]]] = [
 ]
 KEYS = ("input", "target", "position", "doc", "time", "block_start")
 # time = block number * 65536 + step: a key is visible when it is of the same block and not later, or in memory
+
+
+def few_lanes(tokens: int, block: int) -> int:
+    """Return the lanes of a block: 16 where it is full, else the fewest, a power of two, of at most 512 steps."""
+    lanes = 1
+    while tokens > lanes * 512:
+        lanes *= 2
+    return 16 if tokens >= block else lanes
 
 
 class Sampler:
@@ -139,9 +147,9 @@ class Sampler:
         return tokens
 
     def lanes(self, tokens: int) -> int:
-        """Return a number of lanes: mostly the default layout, else any power of two that leaves at least 16 steps."""
+        """Return a number of lanes: mostly `few_lanes`, else any power of two that leaves at least 16 steps."""
         if self.rng.random() >= self.layouts:
-            return default_lanes(tokens, self.block)
+            return few_lanes(tokens, self.block)
         top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
         return int(2 ** self.rng.integers(0, top + 1))
 

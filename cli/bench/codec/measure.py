@@ -92,8 +92,8 @@ def costs(reader: "Reader") -> list[SessionCost]:
     found = []
     for number, frame in enumerate(reader):
         size = reader.info(number).size
-        tokens = frame.count if frame.kind.by_model else 0
+        tokens = frame.count if frame.by_model else 0
         if frame.log:
             tokens = log_coder.parse(frame.data).coded_tokens
-        found.append(SessionCost(tokens, size, size + share, frame.kind.by_model, frame.log))
+        found.append(SessionCost(tokens, size, size + share, frame.by_model, frame.log))
     return found

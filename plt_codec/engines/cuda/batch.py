@@ -53,7 +53,7 @@ def encode_slots(work: Sequence[SequenceWork]) -> int:
 
 def few_shared(shape: Shape, work: SequenceWork) -> int:
     """Return the bytes of shared memory that attend_few needs for all steps of a sequence; 0: it does not serve it."""
-    queries = most_lanes(shape, work) * shape.heads // shape.kv_heads
+    queries = most_lanes(work) * shape.heads // shape.kv_heads
     return FEW_FIXED + 4 * queries * (key_room(shape, work) + 4) if queries <= FEW else 0
 
 
@@ -132,7 +132,7 @@ class SequenceBatch(RowBuffers):
             order = by_context(sessions, needs, self.slots)
             sessions, self.work = sessions[order], [work[n] for n in order]
             rooms = [needs[n] for n in order[: self.slots]]
-        lanes = [most_lanes(s, w) for w in work]
+        lanes = [most_lanes(w) for w in work]
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w.tokens, self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
@@ -239,9 +239,9 @@ class SequenceBatch(RowBuffers):
         """Return the iterations that are needed, or fewer."""
         if self.decoding:
             total = sum(w.tokens for w in self.work)
-            return max(max(all_steps(self.shape, w) for w in self.work), total // self.rows) + 1
+            return max(max(all_steps(w) for w in self.work), total // self.rows) + 1
         rows = max(1, self.rows // self.slots)  # that each slot has of an iteration, while all are taken
-        each = [encode_iterations(self.shape, w, rows) for w in self.work]
+        each = [encode_iterations(w, rows) for w in self.work]
         return max(max(each), -(-sum(each) // self.slots)) + 1
 
     def run(self, progress: Progress | None, iterate: Callable[[], None] | None = None) -> None:

@@ -53,7 +53,7 @@ class ChainBatch(SequenceBatch):
 
         Their marks lie elsewhere on the wire. So another kernel finds it as at first, and counts steps from 0.
         """
-        lanes = most_lanes(self.shape, one)
+        lanes = most_lanes(one)
         if self.grid and (lanes <= CLUSTER_LANES) != (self.lanes <= CLUSTER_LANES):
             self.device.zero(self.address("wire"), self._sizes(0)["wire"])
             assert BATCH.fields is not None
@@ -105,7 +105,7 @@ class ChainDecoder:
                     if one.first:
                         self._replay()
                     batch.turn_to(one)
-                    for _ in range(one.blocks(batch.shape)):
+                    for _ in range(one.layout.extent(one.tokens).blocks):
                         batch.begin()
                         batch.decode_block()
                 batch.report(np.zeros(1, BATCH), 0, progress)

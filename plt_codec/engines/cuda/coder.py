@@ -37,7 +37,7 @@ from pltz.plt_codec.engines.cuda.work import (
     stream_words,
 )
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.lanes import Layout, Layouts, each_layout, layout_of
 from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered
 from pltz.plt_codec.range_coder import STATE, most_words, shortest
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
@@ -90,42 +90,28 @@ class CudaCoder:
         self,
         sequences: Sequence[Tokens],
         *,
+        layouts: Layouts = None,
         contexts: Sequence[Tokens | None] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
         """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
 
         Raises:
             ContentError: ids are not one row of ids of the vocabulary.
-            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
+            UsageError: layouts or contexts are not as many as the sequences.
             ModelError: memory does not suffice.
         """
-        layout = Layout(lanes, steps)
-        blocks = [(layout.lanes, layout.steps)] * len(sequences)
-        return self.encode_mixed(sequences, blocks, contexts=contexts, progress=progress)
-
-    def encode_mixed(
-        self,
-        sequences: Sequence[Tokens],
-        layouts: Sequence[tuple[int | None, int | None]],
-        *,
-        contexts: Sequence[Tokens | None] | None = None,
-        progress: Progress | None = None,
-    ) -> list[Encoded]:
-        """Encode sequences as `encode` does, side by side though each has lanes and steps of its own."""
         known = each(contexts, len(sequences), self.shape)
-        cut = [Layout(*one) for one in layouts]
         tokens = [checked(t, self.shape.vocab).astype(np.int32) for t in sequences]
+        cut = each_layout(layouts, [len(t) for t in tokens])
         inputs = [_CudaSequence(len(t), one, c) for t, one, c in zip(tokens, cut, known, strict=True)]
-        out = [Encoded(b"", 0.0, 0, one.lanes, one.steps) for one in cut]
+        out = [Encoded(b"", 0.0, 0, one) for one in cut]
         for part in self._parts(inputs):
             sessions, words = self._encode_part([tokens[n] for n in part], [inputs[n] for n in part], progress)
             for n, s in zip(part, sessions, strict=True):
-                blocks = inputs[n].work.blocks(self.shape)
+                blocks = inputs[n].work.layout.extent(len(tokens[n])).blocks
                 data = _finish(words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"]))
-                out[n] = Encoded(data, float(s["bits"]), blocks, cut[n].lanes, cut[n].steps)
+                out[n] = Encoded(data, float(s["bits"]), blocks, cut[n])
         return out
 
     def decode(
@@ -189,7 +175,7 @@ class CudaCoder:
             not fits
             or s.gated
             or len(work) > CLUSTER_LIMIT * most
-            or any(most_lanes(s, w) > CLUSTER_LANES for w in work)
+            or any(most_lanes(w) > CLUSTER_LANES for w in work)
         ):
             return 0
         return min(most, len(work))
@@ -199,7 +185,7 @@ class CudaCoder:
         s, grid = self.shape, self._device.grid
         if not grid:
             return False
-        lanes, plan = max(most_lanes(s, w) for w in work), grid_plan(s, grid)
+        lanes, plan = max(most_lanes(w) for w in work), grid_plan(s, grid)
         return (
             len(work) <= (GRID_LIMIT if lanes <= CLUSTER_LANES else GRID_WIDE_LIMIT)
             and lanes <= plan["P_GRID_LANES"]
@@ -208,7 +194,7 @@ class CudaCoder:
 
     def gated(self, work: Sequence[SequenceWork]) -> bool:
         """Return whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
-        lanes = max(most_lanes(self.shape, w) for w in work)
+        lanes = max(most_lanes(w) for w in work)
         return (
             self._device.gated > 0
             and len(work) <= GATED_LIMIT
@@ -223,7 +209,7 @@ class CudaCoder:
             return "decode_gated"
         if not self.alone([work]):
             return ""
-        return "decode_grid" if most_lanes(self.shape, work) <= CLUSTER_LANES else "decode_grid_wide"
+        return "decode_grid" if most_lanes(work) <= CLUSTER_LANES else "decode_grid_wide"
 
     def _by_kernel(self, part: Sequence[int], inputs: Sequence[_CudaSequence]) -> Iterator[list[int]]:
         """Yield the numbers of sequences in runs, the few longest ones before the others where that takes less time.
@@ -231,7 +217,7 @@ class CudaCoder:
         ``part``: the largest first, as in each run.
         """
         works = {n: inputs[n].work for n in part}
-        order = sorted(part, key=lambda n: -all_steps(self.shape, works[n]))
+        order = sorted(part, key=lambda n: -all_steps(works[n]))
         longest, most = [works[n] for n in order[: GRID_LIMIT + CLUSTER_LIMIT * max(1, self._device.clusters)]], 0
         while most < min(GRID_LIMIT, len(order)) and self.block_kernel(longest[most]):
             most += 1
@@ -241,7 +227,7 @@ class CudaCoder:
         clusters = [n for n in range(side, CLUSTER_LIMIT * side + 1, max(1, side)) if most + n <= fit]
         one, more = 0, 0
         if len(order) > 1 and (most or clusters):
-            steps = [all_steps(self.shape, works[n]) for n in order]
+            steps = [all_steps(works[n]) for n in order]
             one, more = longest_apart(steps, most, clusters, max(1, side), GATED if self.shape.gated else PLAIN)
         for numbers in (order[:one], order[one : one + more], order[one + more :]):
             if run := set(numbers):
@@ -276,7 +262,7 @@ class CudaCoder:
         s = np.zeros(len(work), SESSION)
         s["first"] = [w.first for w in work]
         s["total"] = s["first"] + own
-        s["lanes"], s["steps"] = [w.lanes for w in work], [w.steps for w in work]
+        s["lanes"], s["steps"] = [w.layout.lanes for w in work], [w.layout.steps for w in work]
         s["token_at"] = len(above) + np.cumsum(own) - own - s["first"]
         s["context"] = np.where(s["first"] > 0, 0, -1)
         words = _open_streams(s, data)
@@ -321,7 +307,8 @@ class CudaCoder:
         s["first"] = [one.work.first for one in inputs]
         own = np.array([one.work.tokens for one in inputs], np.int64)
         s["total"] = s["first"] + own
-        s["lanes"], s["steps"] = [one.work.lanes for one in inputs], [one.work.steps for one in inputs]
+        cut = [one.work.layout for one in inputs]
+        s["lanes"], s["steps"] = [one.lanes for one in cut], [one.steps for one in cut]
         ends = np.cumsum(own + (s["first"] > 0))
         s["token_at"] = ends - own - s["first"]
         numbers: dict[bytes, int] = {}
@@ -375,7 +362,7 @@ class _CudaSequence:
 
     def __init__(self, tokens: int, layout: Layout, context: Ids):
         self.context = context if tokens else NOTHING
-        self.work = SequenceWork(tokens, layout.lanes or 0, layout.steps or 0, len(self.context))
+        self.work = SequenceWork(tokens, layout, len(self.context))
         self.key = self.context.tobytes()
         self.before = self.context[-1:].astype(np.int32)
 
@@ -384,7 +371,7 @@ class _CudaSequence:
         """Return the sequence of a frame. Raises CorruptError for an impossible number of tokens."""
         if not 0 <= item.tokens < MAX_TOKENS:
             raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
-        return cls(item.tokens, Layout(item.lanes, item.steps), context)
+        return cls(item.tokens, item.layout or layout_of(item.tokens), context)
 
 
 def _place_words(sessions: npt.NDArray[Any], counts: Sequence[int]) -> None:

@@ -162,7 +162,6 @@ enum {
     HD = P_HEAD,
     FF = P_HIDDEN,
     VOCAB = P_VOCAB,
-    BLOCK = P_BLOCK,
     MEMORY = P_MEMORY,
     NORM_GAIN = P_NORM_GAIN,
     HEAD_GAIN = P_HEAD_GAIN,
@@ -199,7 +198,7 @@ struct Session { /* one sequence; 192 bytes */
     double bits; /* encoder: ideal length so far */
     int64_t most; /* decoder: words that may be read: a frame that takes more claims too many tokens */
     int64_t start; /* the block under way */
-    int32_t lanes, steps; /* explicit layout, or 0, 0 */
+    int32_t lanes, steps;
     int32_t size, L, C, full, step, old;
     int32_t error, done;
     int32_t first,
@@ -650,18 +649,11 @@ DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); 
 
 /* ---------------------------------------------------------------- blocks, lanes, steps (lanes.py) */
 
-DEV int default_lanes(int64_t tokens) {
-    if (tokens >= BLOCK) return DEFAULT_LANES;
-    int lanes = 1;
-    while (tokens > (int64_t)lanes * DEFAULT_STEPS) lanes *= 2;
-    return lanes;
-}
 DEV void set_block(Session &s, int64_t start) {
-    const int64_t whole = s.lanes ? (int64_t)s.lanes * s.steps : BLOCK, left = s.total - start;
+    const int64_t whole = (int64_t)s.lanes * s.steps, left = s.total - start;
     s.start = start;
     s.size = (int32_t)(left < whole ? left : whole);
-    s.L = s.lanes ? s.lanes : default_lanes(s.size);
-    if (s.L > s.size) s.L = s.size;
+    s.L = s.lanes < s.size ? s.lanes : s.size;
     s.C = (s.size + s.L - 1) / s.L;
     s.full = s.size - s.L * (s.C - 1);
     s.step = 0;

@@ -136,7 +136,7 @@ def macros(weights: Weights) -> dict[str, int]:
     heats = np.concatenate([weights[f"layer.{i}.heat"] for i in range(s.layers)])
     return {
         "P_D": s.d, "P_LAYERS": s.layers, "P_HEADS": s.heads, "P_KV": s.kv_heads, "P_HEAD": s.head_dim,
-        "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_BLOCK": s.block, "P_MEMORY": s.memory,
+        "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_MEMORY": s.memory,
         "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(heats.max() >= 1 << 22),
         "P_COLD": int(heats.min() == 0), "P_WIDE": int(wide),
         "P_GATED": int(s.gated),

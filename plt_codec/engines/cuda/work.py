@@ -17,29 +17,11 @@ GROUP = 32  # keys that batch.cu reads at once
 
 
 class SequenceWork(NamedTuple):
-    """The lengths that determine the work of one sequence.
-
-    ``tokens``: its own. ``lanes``, ``steps``: its layout (0, 0: the default). ``first``: tokens of its context, as
-    far as they count.
-    """
+    """The facts that the work of a sequence follows from: its tokens, its layout, tokens of its context that count."""
 
     tokens: int
-    lanes: int = 0
-    steps: int = 0
+    layout: Layout
     first: int = 0
-
-    @property
-    def layout(self) -> Layout:
-        """Return how it is cut into blocks."""
-        return Layout(self.lanes, self.steps) if self.lanes else Layout()
-
-    def whole(self, shape: Shape) -> int:
-        """Return the tokens of a full block."""
-        return self.lanes * self.steps if self.lanes else shape.block
-
-    def blocks(self, shape: Shape) -> int:
-        """Return the number of blocks."""
-        return -(-self.tokens // self.whole(shape))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -49,12 +31,12 @@ def key_room(shape: Shape, work: SequenceWork, *, in_place: bool = False) -> int
     It is the larger of two: its context and its first block; the keys that a full block leaves, and the larger of a
     full block and the last. ``in_place``: without whole groups of its context, which are read where that is remembered.
     """
-    whole = work.whole(shape)
-    first = next(work.layout.blocks(work.tokens, shape.block))
+    whole = work.layout.full
+    first = next(work.layout.blocks(work.tokens))
     room = work.first % GROUP if in_place else work.first
     room += first.steps * first.lanes
     if work.tokens > whole:
-        last = next(work.layout.blocks((work.tokens - 1) % whole + 1, shape.block))
+        last = next(work.layout.blocks((work.tokens - 1) % whole + 1))
         starts = first.lane_starts()
         kept = int((first.steps - np.clip(first.tokens - shape.memory - starts, 0, first.steps)).sum())
         room = max(room, kept + max(first.steps * first.lanes, last.steps * last.lanes))
@@ -66,35 +48,25 @@ def stream_words(tokens: int) -> int:
     return 2 * tokens + 4
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def most_lanes(shape: Shape, work: SequenceWork) -> int:
+def most_lanes(work: SequenceWork) -> int:
     """Return the lanes of the widest block of a sequence."""
-    whole = work.whole(shape)
-    ends = {min(work.tokens, whole), (work.tokens - 1) % whole + 1}
-    return max(next(work.layout.blocks(n, shape.block)).lanes for n in ends)
+    return work.layout.extent(work.tokens).lanes
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def all_steps(shape: Shape, work: SequenceWork) -> int:
+def all_steps(work: SequenceWork) -> int:
     """Return the steps of all blocks of a sequence."""
-    full, rest = divmod(work.tokens, work.whole(shape))
-
-    def of(n: int) -> int:
-        return next(work.layout.blocks(n, shape.block)).steps if n else 0
-
-    return full * of(work.whole(shape)) + of(rest)
+    return work.layout.extent(work.tokens).steps
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def encode_iterations(shape: Shape, work: SequenceWork, rows: int) -> int:
+def encode_iterations(work: SequenceWork, rows: int) -> int:
     """Return the iterations in which a sequence is encoded that has so many rows of each: whole steps of its blocks."""
-    full, rest = divmod(work.tokens, work.whole(shape))
+    full, rest = divmod(work.tokens, work.layout.full)
 
-    def of(n: int) -> int:
-        block = next(work.layout.blocks(n, shape.block)) if n else None
+    def of(tokens: int) -> int:
+        block = next(work.layout.blocks(tokens)) if tokens else None
         return -(-block.steps // max(1, rows // block.lanes)) if block else 0
 
-    return full * of(work.whole(shape)) + of(rest)
+    return full * of(work.layout.full) + of(rest)
 
 
 class StepTimes(NamedTuple):

@@ -110,7 +110,7 @@ typedef struct {
     int64_t total;
     const uint8_t *data; /* decoding: the frame */
     int64_t length;
-    int32_t lanes, steps; /* 0, 0: the default layout */
+    int32_t lanes, steps;
     int32_t first;        /* tokens of the context at the front of `tokens`, at most the memory: known, not coded */
     int32_t context;      /* the earlier request that holds them alone (first = total = steps, one lane), or -1 */
 } Request;
@@ -145,7 +145,7 @@ EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int 
         s->room = session_room(m, s);
         s->cache_bytes = cache_size(m, s->room);
         most = s->room > most ? s->room : most;
-        session_block(m, s, s->first);
+        session_block(s, s->first);
     }
     if (!b->sessions || !b->active || make_room(b, most)) {
         pltz_close(b);

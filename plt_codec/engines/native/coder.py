@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
-from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.lanes import Layout, Layouts, each_layout, layout_of
 from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered, room
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
@@ -165,27 +165,26 @@ class NativeCoder:
         self,
         sequences: Sequence[Tokens],
         *,
+        layouts: Layouts = None,
         contexts: Sequence[Tokens | None] | None = None,
-        lanes: int | None = None,
-        steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
         """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
 
         Raises:
             ContentError: ids are not one row of ids of the vocabulary.
-            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
+            UsageError: layouts or contexts are not as many as the sequences.
             ModelError: memory does not suffice.
         """
-        layout = Layout(lanes, steps)
         known = each(contexts, len(sequences), self.shape)
         tokens = list(map(checked, sequences, repeat(self.shape.vocab)))
-        sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
+        cut = each_layout(layouts, [len(t) for t in tokens])
+        rows = zip(known, tokens, cut, strict=True)
+        sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t, layout in rows]
         frames = self._run(sides, False, progress)
-        blocks = [layout.extent(len(t), self.shape.block).blocks for t in tokens]
         return [
-            Encoded(data, bits, n, layout.lanes, layout.steps)
-            for n, (data, bits) in zip(blocks, frames, strict=True)
+            Encoded(data, bits, layout.extent(len(t)).blocks, layout)
+            for t, layout, (data, bits) in zip(tokens, cut, frames, strict=True)
         ]
 
     def decode(
@@ -200,10 +199,10 @@ class NativeCoder:
         """
         sides: list[_NativeSequence] = []
         for i in items:
-            layout = Layout(i.lanes, i.steps)
             if not 0 <= i.tokens < MAX_TOKENS:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
             context = remembered(i.context, self.shape)
+            layout = i.layout or layout_of(i.tokens)
             sides.append(_NativeSequence(context, room(context, i.tokens), bytes(i.data), layout))
         self._run(sides, True, progress)
         return [s.tokens[s.first :] for s in sides]
@@ -247,7 +246,7 @@ class _NativeSequence:
         own = tokens[len(context) :]
         self.context, self.tokens = (context, tokens) if len(own) else (NOTHING, own)
         self.first = len(self.context)
-        self.data, self.lanes, self.steps = data, layout.lanes or 0, layout.steps or 0
+        self.data, self.lanes, self.steps = data, layout.lanes, layout.steps
 
     def request(self, context: int) -> _Request:
         """Return the request that C reads. `context`: number of the earlier request that holds its context, or -1."""

@@ -173,7 +173,7 @@ static int64_t advance(Batch *b) {
         if (s->step < s->C) continue;
         if (s->start + s->size < s->total) {
             session_remember(b->m, s);
-            session_block(b->m, s, s->start + s->size);
+            session_block(s, s->start + s->size);
         } else if (s->fills) {
             s->ready = 1;
         } else {

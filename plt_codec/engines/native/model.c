@@ -160,7 +160,6 @@ EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, c
     m->kv_heads = shape[4];
     m->head_dim = shape[5];
     m->hidden = shape[6];
-    m->block = shape[7];
     m->memory = shape[8];
     m->norm_gain = (uint32_t)shape[9];
     m->head_gain = (uint32_t)shape[10];

@@ -11,7 +11,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int vocab, d, layers, heads, kv_heads, head_dim, hidden, block, memory, gated;
+    int vocab, d, layers, heads, kv_heads, head_dim, hidden, memory, gated;
     uint32_t norm_gain, head_gain;
     int classes, group, dp, dv, width; /* width: residuals per row, rounded up */
     const Kernel *kernel;

@@ -5,25 +5,12 @@
 
 #include "memory.h"
 
-enum {
-    DEFAULT_STEPS = 512, /* layout.MAX_STEPS */
-    DEFAULT_LANES = 16,  /* layout.FULL_LANES */
-};
-
-static int default_lanes(int64_t tokens, int block) {
-    if (tokens >= block) return DEFAULT_LANES;
-    int lanes = 1;
-    while (tokens > (int64_t)lanes * DEFAULT_STEPS) lanes *= 2;
-    return lanes;
-}
-
-void session_block(const Model *m, Session *s, int64_t start) {
-    const int64_t full = s->lanes ? (int64_t)s->lanes * s->steps : m->block;
+void session_block(Session *s, int64_t start) {
+    const int64_t full = (int64_t)s->lanes * s->steps;
     const int64_t left = s->total - start;
     s->start = start;
     s->size = (int)(left < full ? left : full);
-    s->L = s->lanes ? s->lanes : default_lanes(s->size, m->block);
-    if (s->L > s->size) s->L = s->size;
+    s->L = s->lanes < s->size ? s->lanes : s->size;
     s->C = (s->size + s->L - 1) / s->L;
     s->full = s->size - s->L * (s->C - 1);
     for (int k = 0; k < s->L; k++) s->lane_start[k] = k * s->C - (k > s->full ? k - s->full : 0);
@@ -44,13 +31,13 @@ static int count_kept(const Model *m, const Session *s) {
 
 int session_room(const Model *m, const Session *given) {
     Session s = *given;
-    session_block(m, &s, s.first);
+    session_block(&s, s.first);
     const int grid = s.C * s.L;
     int room = s.first + grid;
     if (s.first + s.size < s.total) {
         const int kept = count_kept(m, &s);
         const int64_t full = s.size, last = s.first + (s.total - s.first - 1) / full * full;
-        session_block(m, &s, last);
+        session_block(&s, last);
         const int later = kept + (s.C * s.L > grid ? s.C * s.L : grid);
         room = later > room ? later : room;
     }

@@ -17,7 +17,7 @@ typedef struct {
     int waits;            /* until they are copied */
     int fills, ready;     /* this is a context; it is done */
     int users;            /* of a context: sessions that still wait for it */
-    int lanes, steps;     /* explicit layout, or 0, 0 */
+    int lanes, steps;     /* layout */
     Coder coder;
     double bits;          /* encoder: ideal length so far */
     int64_t start;        /* the block under way: first token, tokens, grid */
@@ -30,8 +30,8 @@ typedef struct {
     size_t cache_bytes;
 } Session;
 
-/* Set the block that starts at `start` (layout.Block). */
-void session_block(const Model *m, Session *s, int64_t start);
+/* Set the block that starts at `start` (lanes.TokenBlock). */
+void session_block(Session *s, int64_t start);
 
 /* Return the most keys the session ever holds: context and first block, or a full one's memory and the larger of a
  * full and the last block. */

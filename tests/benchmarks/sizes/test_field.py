@@ -18,6 +18,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session, content_bytes
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.lanes import Layout
 
 Run = Callable[..., Result]
 TEXTS = [b"", b"a", b"\x02hi\x03hello", b"common words and phrases " * 300, bytes(7000)]
@@ -97,7 +98,7 @@ def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> No
     bundle = Bundle.load("mini")
     weights, tokenizer = bundle.weights, bundle.tokenizer
     tokens = to_tokens(next(iter(sample_sessions())), tokenizer)[:120]
-    [ours] = bundle.coder("cpu", 1).encode([tokens], lanes=1, steps=len(tokens))
+    [ours] = bundle.coder("cpu", 1).encode([tokens], layouts=Layout(1, len(tokens)))
     with llama_model.opened(weights, 1, weights.shape.block + weights.shape.memory) as model:
         coder = LlamaZip(model, weights)
         for part in (tokens, tokens[:1], tokens[:0]):

@@ -11,6 +11,7 @@ from click.testing import Result
 from pltz.benchmarks import plots
 from pltz.benchmarks.speed import speed, timing
 from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 
 Run = Callable[..., Result]
@@ -71,7 +72,7 @@ def test_engines_that_disagree_have_no_speed() -> None:
             self.data = data
 
         def encode(self, sessions: list[np.ndarray], **layout: int) -> list[Encoded]:
-            return [Encoded(self.data, 1.0, 1, 4, 9) for _ in sessions]
+            return [Encoded(self.data, 1.0, 1, Layout(4, 9)) for _ in sessions]
 
         def decode(self, items: list[FrameItem]) -> list[np.ndarray]:
             return [np.arange(item.tokens) for item in items]

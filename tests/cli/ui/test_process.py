@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pltz.plt_codec.container.file import pack
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
 
 MAIN = "from pltz.cli.main import main; main()"
@@ -19,7 +19,7 @@ MAIN = "from pltz.cli.main import main; main()"
 def file(tmp_path: Path) -> Path:
     """Write a .pltz file that can be inspected without a bundle."""
     path = tmp_path / "a.pltz"
-    frame = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
+    frame = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES, 2, b"hi"), b"hi")
     path.write_bytes(pack(Header(1, bytes(16)), [frame]))
     return path
 

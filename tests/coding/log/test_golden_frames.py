@@ -26,12 +26,12 @@ def maker() -> ModuleType:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[33:])
 def test_golden_frames_thaw_and_freeze_again(path: Path) -> None:
     bundle_id, version, case = path.stem.split("-")
-    content, above, by_model = maker().CASES[case]
+    content, above, by_model, fast = maker().CASES[case]
     assert int(version) == table.VERSION
     bundle = Bundle.find(bytes.fromhex(bundle_id))
     coder, frame = LogCoder(bundle, bundle.coder()), path.read_bytes()
     assert coder.decode([(frame, len(content), above)]) == [content]
-    assert coder.encode([(content, above)], by_model=by_model) == [frame]
+    assert coder.encode([(content, above)], by_model=by_model, fast=fast) == [frame]
 
 
 def test_there_is_a_file_for_each_method() -> None:
@@ -39,4 +39,4 @@ def test_there_is_a_file_for_each_method() -> None:
     assert all(names.values())
     found = {parse(path.read_bytes()).name for path in FILES}
     assert found == {"zstd", "log + zstd", "log + model"}
-    assert {path.stem.split("-")[2] for path in FILES if parse(path.read_bytes()).narrow} == {"narrow"}
+    assert {path.stem.split("-")[2] for path in FILES if parse(path.read_bytes()).fast} == {"fast"}

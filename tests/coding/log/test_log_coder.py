@@ -129,27 +129,20 @@ def test_bytes_above_count_in_proportion_to_the_content() -> None:
     assert len(usable(bytes(1 << 23), 9000)) == 144_000
 
 
-def test_lanes_follow_the_tokens_that_the_model_codes(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that is coded in its own lanes comes back beside one that is not, and says so in its head alone."""
-    content = log(12)
-    [plain] = coder.encode([(content, b"")])
-    coded = parse(plain).coded_tokens
-    assert 256 < coded < log_coder.NARROW_ABOVE and not parse(plain).narrow
-    monkeypatch.setattr(log_coder, "NARROW_ABOVE", coded - 1)
-    short, (narrow,) = log(2), coder.encode([(content, b"")])
-    assert parse(narrow).narrow and narrow[0] == plain[0] | log_coder.NARROW
+def test_a_frame_tells_its_layout(coder: LogCoder) -> None:
+    """A text in the fast layout comes back beside one that is not, and says so in its head alone."""
+    content, short = log(12), log(2)
+    [plain], [fast] = coder.encode([(content, b"")]), coder.encode([(content, b"")], fast=True)
+    assert not parse(plain).fast and parse(fast).fast and fast[0] == plain[0] | log_coder.FAST
     frames = coder.encode([(short, b""), (content, b"")])
-    assert not parse(frames[0]).narrow and frames[1] == narrow
-    assert coder.decode([(frames[0], len(short), b""), (narrow, len(content), b"")]) == [short, content]
-    with pytest.raises(CorruptError):  # lanes are read from the head
-        coder.decode([(plain[:1] + narrow[1:], len(content), b"")])
-    assert coder.encode([(content, b"")], fast=True) == [plain]
-    monkeypatch.setattr(log_coder, "NARROW_MOST", coded - 1)
-    assert coder.encode([(content, b"")]) == [plain]
+    assert frames[1] == plain
+    assert coder.decode([(frames[0], len(short), b""), (fast, len(content), b"")]) == [short, content]
+    with pytest.raises(CorruptError):  # the layout is read from the head
+        coder.decode([(plain[:1] + fast[1:], len(content), b"")])
 
 
-def test_lanes_of_a_text_that_the_model_did_not_code_are_refused(coder: LogCoder) -> None:
+def test_a_layout_of_a_text_that_the_model_did_not_code_are_refused(coder: LogCoder) -> None:
     for by_model, content in ((False, log(12)), (True, NOISE)):
         [frame] = coder.encode([(content, b"")], by_model=by_model)
-        with pytest.raises(CorruptError, match="lanes of a text without tokens"):
-            parse(bytes([frame[0] | log_coder.NARROW]) + frame[1:])
+        with pytest.raises(CorruptError, match="a layout of a text without tokens"):
+            parse(bytes([frame[0] | log_coder.FAST]) + frame[1:])

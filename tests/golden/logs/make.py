@@ -46,13 +46,14 @@ def count(lines: int) -> bytes:
     return json.dumps({"message": {"role": "user", "content": said}}, separators=(",", ":")).encode() + b"\n"
 
 
-# method: content, bytes above it, whether the model may code its text
+# case: content, bytes above it, whether the model may code its text, whether in the fast layout
 CASES = {
-    "whole": (b"\xff" * 300, b"", True),
-    "zstd": (log(0, 40), b"", False),
-    "model": (log(0, 12), b"", True),
-    "narrow": (count(200), b"", True),
-    "above": (log(12, 18), log(0, 12), True),
+    "whole": (b"\xff" * 300, b"", True, False),
+    "zstd": (log(0, 40), b"", False, False),
+    "model": (log(0, 12), b"", True, False),
+    "long": (count(200), b"", True, False),
+    "fast": (log(0, 12), b"", True, True),
+    "above": (log(12, 18), log(0, 12), True, False),
 }
 
 
@@ -65,12 +66,12 @@ def main() -> None:
     """See the head of this file."""
     bundle = Bundle.load(sys.argv[1] if len(sys.argv) > 1 else "mini")
     coder = LogCoder(bundle, bundle.coder())
-    for case, (content, above, by_model) in CASES.items():
+    for case, (content, above, by_model, fast) in CASES.items():
         path = HERE / name(case, bundle)
         if path.exists():
             print(f"{path.name} exists: golden files are not refreshed", file=sys.stderr)
             continue
-        path.write_bytes(coder.encode([(content, above)], by_model=by_model)[0])
+        path.write_bytes(coder.encode([(content, above)], by_model=by_model, fast=fast)[0])
         print(json.dumps({"file": path.name, "bytes": path.stat().st_size}))
 
 

@@ -25,6 +25,7 @@ from pltz.plt_codec.container.block import encode_block
 from pltz.plt_codec.container.block_columns import pack
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
@@ -148,10 +149,10 @@ def model(contract: int) -> dict[str, Any]:
         row = {"input": token, "position": place, "class of 4": following // CLASS}
         positions.append(row | {name: array.tolist() for name, array in steps.items()})
     coder, frames = TokenCoder(TorchEngine(weights)), []
-    for lanes, steps_each, before in ((None, None, []), (1, 64, []), (4, 8, []), (4, 8, BEFORE)):
-        [frame] = coder.encode([np.array(TOKENS)], contexts=[np.array(before, int)], lanes=lanes, steps=steps_each)
-        layout = None if lanes is None else [lanes, steps_each]
-        frames.append({"layout": layout, "context": before, "bytes": frame.data.hex()})
+    for layout, before in ((None, []), (Layout(1, 64), []), (Layout(4, 8), []), (Layout(4, 8), BEFORE)):
+        [frame] = coder.encode([np.array(TOKENS)], layouts=layout, contexts=[np.array(before, int)])
+        named = [layout.lanes, layout.steps] if layout else None
+        frames.append({"layout": named, "context": before, "bytes": frame.data.hex()})
     return {"shape": weights.shape.to_dict(), "positions": positions, "tokens": TOKENS, "frames": frames}
 
 
@@ -179,7 +180,7 @@ def containers() -> Vectors:
         rows = []
         for one in entries:
             row = {"coding": one.coding.hex(), "count": one.units, "frame": one.data.hex(), "copied": one.copied}
-            check = make.check(one.coding[0] & 7, one.units, one.content)
+            check = make.check(one.coding, one.units, one.content)
             rows.append(row | {"step": one.step, "content": one.content.hex(), "content check": check})
         found.append({"file": f"{name}.pltz", "bytes": make.GOOD[name].hex(), "sessions": rows})
     return found

@@ -29,6 +29,7 @@ from pltz.plt_codec.container.frame import (
     Frame,
     FrameCoding,
     Kind,
+    Method,
     content_check,
 )
 from pltz.plt_codec.container.header import Header
@@ -51,22 +52,20 @@ copied = st.builds(repeats.Copy, st.integers(0, 300), st.integers(repeats.LEAST,
 
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
-    kind = draw(st.sampled_from(Kind))
+    content, method = draw(st.sampled_from(Kind)), draw(st.sampled_from([Method.MODEL, Method.BYTES]))
     data = draw(st.binary(max_size=300))
-    if not kind.by_model:
-        return Frame(kind, len(data) + draw(st.integers(0, 70_000)), draw(checks), data)
-    lanes = draw(st.none() | st.integers(1, 64))
-    steps = None if lanes is None else draw(st.integers(1, 16384 // lanes))
-    patch = draw(st.binary(max_size=200)) if kind is Kind.IDS else b""
+    if method is Method.BYTES:
+        return Frame(content, method, len(data) + draw(st.integers(0, 70_000)), draw(checks), data)
+    patch = draw(st.binary(max_size=200)) if content is Kind.IDS else b""
     count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
     found = draw(st.lists(copied, max_size=12))
     copies = repeats.pack(found) if found else b""
-    return Frame(kind, count, draw(checks), copies + data, lanes, steps, patch, bool(copies))
+    return Frame(content, method, count, draw(checks), copies + data, draw(st.booleans()), patch, bool(copies))
 
 
 def text(content: bytes) -> Frame:
     return Frame(
-        Kind.TEXT_FALLBACK, len(content), content_check(Kind.TEXT_FALLBACK, len(content), content), content
+        Kind.TEXT, Method.BYTES, len(content), content_check(Kind.TEXT, Method.BYTES, len(content), content), content
     )
 
 
@@ -75,8 +74,8 @@ def files(draw: st.DrawFn, most: int = 30) -> list[Frame]:
     """Frames, some of them after an earlier one."""
     made: list[Frame] = []
     for frame in draw(st.lists(frames(), max_size=most)):
-        able = [i for i, other in enumerate(made) if other.kind.by_model and contexts_behind(made, i) < MOST_CONTEXTS]
-        if frame.kind.by_model and able and draw(st.booleans()):
+        able = [i for i, other in enumerate(made) if other.by_model and contexts_behind(made, i) < MOST_CONTEXTS]
+        if frame.by_model and able and draw(st.booleans()):
             frame = replace(frame, context=draw(st.sampled_from(able)))
         made.append(frame)
     return made
@@ -122,7 +121,8 @@ def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
     assert reader.header == header
     assert len(reader) == len(given_frames)
     assert list(reader) == kept(given_frames)
-    assert [reader.info(i).kind for i in range(len(reader))] == [frame.kind for frame in given_frames]
+    infos = [reader.info(i) for i in range(len(reader))]
+    assert [(one.content, one.method) for one in infos] == [(one.content, one.method) for one in given_frames]
     reader.verify()
 
 
@@ -181,7 +181,7 @@ def test_bytes_beside_the_frames(sessions: int, most: int) -> None:
     tokens = np.exp(rng.normal(6, 1, sessions)).astype(int) + 8
     lengths = (tokens * np.exp(rng.normal(-1, 0.4, sessions))).astype(int) + 1
     many = [
-        Frame(Kind.CHAT, int(t), i * 2_147_483_659 % 2**32, bytes(int(n)))
+        Frame(Kind.CHAT, Method.MODEL, int(t), i * 2_147_483_659 % 2**32, bytes(int(n)))
         for i, (t, n) in enumerate(zip(tokens, lengths, strict=True))
     ]
     reader = Reader(pack(HEADER, many))
@@ -210,7 +210,7 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
 
 
 def test_every_changed_byte_is_noticed() -> None:
-    frame = Frame(Kind.IDS, 5, 77, b"\x90\x12", lanes=2, steps=3, patch=b"\xaa")
+    frame = Frame(Kind.IDS, Method.MODEL, 5, 77, b"\x90\x12", fast=True, patch=b"\xaa")
     data = pack(Header(1, bytes(16), bytes(16), bytes(16)), [text(b"hello"), frame, text(b"")])
     for position in range(len(data)):
         for value in {data[position] ^ 1 << bit for bit in range(8)} | {0, 255} - {data[position]}:
@@ -245,7 +245,7 @@ def test_any_index_under_a_sound_sum(index: bytes, body: bytes) -> None:
 def test_any_head_under_a_sound_sum(sessions: int, rest: bytes, body: bytes) -> None:
     head = b"PL" + write_varint(1 + len(rest)) + write_varint(len(body)) + bytes([sessions]) + rest
     head += zlib.crc32(head, seed_of(HEADER.encode(), 24)).to_bytes(4, "little")
-    codings = [FrameCoding(Kind.TEXT), FrameCoding(Kind.CHAT_FALLBACK)]
+    codings = [FrameCoding(Kind.TEXT), FrameCoding(Kind.CHAT, Method.BYTES)]
     index = Index(codings, [BlockPlace(sessions, len(head), len(body))], 0).encode()
     try:
         found = read_all(whole(HEADER.encode() + head + body, index))
@@ -329,12 +329,11 @@ def test_golden_good_files_are_read_as_by_a_reader_that_shares_no_code(path: Pat
     assert len(file.sessions) == len(reader)
     for number, other in enumerate(file.sessions):
         coding = other.coding
-        if coding.kind < 0:
+        if coding.content < 0:
             continue  # of a newer version
         frames.append(frame := reader.frame(number))
-        assert (frame.kind, frame.count, frame.copied) == (coding.kind, other.units, other.copied)
-        assert (frame.log, frame.writing) == (coding.log, coding.writing)
-        assert (frame.lanes, frame.steps) == (coding.layout or (None, None))
+        assert (frame.content, frame.method, frame.writing) == (coding.content, coding.method, coding.writing)
+        assert (frame.count, frame.copied, frame.fast) == (other.units, other.copied, coding.layout)
         before = write_varint(len(frame.patch)) + frame.patch if frame.patch else b""
         assert before + frame.data == other.data
         assert frame.context == (number - other.step if other.step else None)
@@ -366,7 +365,8 @@ NEWER = {
     "newer-version",
     "reserved-header-flag",
     "coding-reserved-bit",
-    "coding-reserved-kind",
+    "coding-reserved-content",
+    "coding-reserved-method",
     "copies-newer",
     "head-newer-column",
     "version-1",
@@ -376,6 +376,7 @@ NEWER = {
     "version-5",
     "version-6",
     "version-7",
+    "version-8",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
@@ -404,16 +405,13 @@ def test_there_are_bad_files() -> None:
 @pytest.mark.parametrize(
     ("frame", "error"),
     [
-        (Frame(Kind.CHAT, 2 * MAX_TOKENS_PER_BYTE + 1, 0, b"x"), ContentError),
-        (Frame(Kind.CHAT, -1, 0, b"x"), ContentError),
-        (Frame(Kind.TEXT_FALLBACK, MAX_COUNT + 1, 0, b"x"), ContentError),
-        (Frame(Kind.TEXT_FALLBACK, 0, 0, b"x"), UsageError),
-        (Frame(Kind.TEXT_FALLBACK, 1, 0, b"x", lanes=1, steps=1), UsageError),
-        (Frame(Kind.CHAT, 1, 0, b"x", lanes=1), UsageError),
-        (Frame(Kind.CHAT, 1, 0, b"x", lanes=65, steps=1), UsageError),
-        (Frame(Kind.CHAT, 1, 0, b"x", lanes=64, steps=257), UsageError),
-        (Frame(Kind.CHAT, 1, 0, b"x", lanes=0, steps=1), UsageError),
-        (Frame(Kind.CHAT, 1, 0, b"x", patch=b"p"), UsageError),
+        (Frame(Kind.CHAT, Method.MODEL, 2 * MAX_TOKENS_PER_BYTE + 1, 0, b"x"), ContentError),
+        (Frame(Kind.CHAT, Method.MODEL, -1, 0, b"x"), ContentError),
+        (Frame(Kind.TEXT, Method.BYTES, MAX_COUNT + 1, 0, b"x"), ContentError),
+        (Frame(Kind.TEXT, Method.BYTES, 0, 0, b"x"), UsageError),
+        (Frame(Kind.TEXT, Method.BYTES, 1, 0, b"x", fast=True), UsageError),
+        (Frame(Kind.CHAT, Method.MODEL, 1, 0, b"x", patch=b"p"), UsageError),
+        (Frame(Kind.IDS, Method.LOG, 1, 0, b"x"), UsageError),
     ],
 )
 def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Exception]) -> None:
@@ -425,7 +423,7 @@ def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Excepti
 
 @pytest.mark.parametrize("context", [-1, 1, 4, 5, 6])
 def test_a_context_is_earlier_has_tokens_and_is_not_the_fourth(context: int) -> None:
-    model = Frame(Kind.CHAT, 1, 0, b"x")
+    model = Frame(Kind.CHAT, Method.MODEL, 1, 0, b"x")
     writer = Writer(io.BytesIO(), HEADER)
     for frame in (model, text(b"hi"), *(replace(model, context=n) for n in (0, 2, 3))):
         writer.add(frame)
@@ -436,7 +434,7 @@ def test_a_context_is_earlier_has_tokens_and_is_not_the_fourth(context: int) -> 
 
 
 def test_the_most_tokens_a_frame_may_have() -> None:
-    frame = Frame(Kind.CHAT, 2 * MAX_TOKENS_PER_BYTE, 0, b"x")
+    frame = Frame(Kind.CHAT, Method.MODEL, 2 * MAX_TOKENS_PER_BYTE, 0, b"x")
     assert read_all(pack(HEADER, [frame])) == [frame]
 
 

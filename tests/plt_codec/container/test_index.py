@@ -3,27 +3,20 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from pltz.plt_codec.container.frame import FrameCoding, Kind
+from pltz.plt_codec.container.frame import FrameCoding, Kind, Method
 from pltz.plt_codec.container.index import BlockPlace, Index
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import write_varint
 
 u32 = st.integers(0, (1 << 32) - 1)
-LAYOUTS: list[tuple[int | None, int | None]] = [(None, None), (1, 1), (4, 128), (64, 256), (1, 16384)]
-layouts = st.sampled_from(LAYOUTS)
+fast, chats = st.booleans(), st.sampled_from([Kind.CHAT, Kind.TEXT])
 codings = st.one_of(
-    st.builds(
-        lambda kind, layout: FrameCoding(kind, layout[0], layout[1]), st.sampled_from([Kind.CHAT, Kind.TEXT]), layouts
-    ),
-    st.builds(lambda layout, patched: FrameCoding(Kind.IDS, layout[0], layout[1], patched), layouts, st.booleans()),
-    st.builds(
-        lambda kind, log: FrameCoding(kind, log=log),
-        st.sampled_from([Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK]),
-        st.booleans(),
-    ),
-    st.builds(lambda layout, writing: FrameCoding(Kind.CHAT, layout[0], layout[1], writing=writing), layouts, u32),
-    st.builds(lambda log, writing: FrameCoding(Kind.CHAT_FALLBACK, log=log, writing=writing), st.booleans(), u32),
-    st.just(FrameCoding(Kind.IDS_FALLBACK)),
+    st.builds(FrameCoding, chats, st.just(Method.MODEL), fast),
+    st.builds(FrameCoding, st.just(Kind.IDS), st.just(Method.MODEL), fast, st.booleans()),
+    st.builds(FrameCoding, chats, st.sampled_from([Method.LOG, Method.BYTES])),
+    st.builds(FrameCoding, st.just(Kind.CHAT), st.just(Method.MODEL), fast, writing=u32),
+    st.builds(FrameCoding, st.just(Kind.CHAT), st.sampled_from([Method.LOG, Method.BYTES]), writing=u32),
+    st.just(FrameCoding(Kind.IDS, Method.BYTES)),
 )
 places = st.builds(BlockPlace, st.integers(1, 128), st.integers(139, 1 << 18), st.integers(0, 1 << 28))
 indexes = st.builds(

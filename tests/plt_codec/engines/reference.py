@@ -166,7 +166,7 @@ class Oracle:
         if len(known):
             kept = self._block(TokenBlock(0, len(known), 1), known, LANE_MARK, kept, [])
         tokens = np.concatenate([known, tokens])
-        for block in layout.blocks(len(tokens) - len(known), self.shape.block, len(known)):
+        for block in layout.blocks(len(tokens) - len(known), len(known)):
             part = tokens[block.start : block.start + block.tokens]
             before = int(tokens[block.start - 1]) if block.start else LANE_MARK
             kept = self._block(block, part, before, kept, out)
@@ -204,7 +204,7 @@ def frame(
     """Return what NUMERICS.md says of tokens (T,) behind a context (C,), through the reference range coder."""
     before = [] if context is None else context.tolist()
     encoder, found = RangeEncoder(), iter(Oracle(weights).sequence(tokens, layout, before))
-    for block in layout.blocks(len(tokens), weights.shape.block):
+    for block in layout.blocks(len(tokens)):
         for step in range(block.steps):
             rows = [next(found) for _ in range(block.active(step))]
             classes = np.array([token // CLASS for token, _, _ in rows], np.int32)

@@ -12,9 +12,10 @@ import pytest
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
-from pltz.plt_codec.lanes import FAST, Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import Weights, random_weights
+from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import Oracle, frame, norm
 
 ENGINES = ["torch", *(kernels() if available() else [])]
@@ -106,17 +107,17 @@ def sessions(case: str, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("lanes, steps", [(None, None), (16, 5), (5, 19), (FAST.lanes, FAST.steps)])
+@pytest.mark.parametrize("lanes, steps", [(None, None), (16, 5), (5, 19), (32, 128)])
 @pytest.mark.parametrize("case", CASES)
 def test_coded_by_one_decoded_by_any(case: str, lanes: int | None, steps: int | None, engine: str) -> None:
     """Sessions of unequal lanes that end at different times, side by side: the bytes of the first engine, and back.
 
     Progress counts every token, both ways."""
     tokens, told = sessions(case), list[int]()
-    want = coder(ENGINES[0], case).encode(tokens, lanes=lanes, steps=steps)
-    got = coder(engine, case).encode(tokens, lanes=lanes, steps=steps, progress=told.append)
+    want = coder(ENGINES[0], case).encode(tokens, layouts=cut(lanes, steps))
+    got = coder(engine, case).encode(tokens, layouts=cut(lanes, steps), progress=told.append)
     assert [e.data for e in got] == [e.data for e in want]
-    items = [FrameItem(e.data, len(t), e.lanes, e.steps) for e, t in zip(want, tokens, strict=True)]
+    items = [FrameItem(e.data, len(t), e.layout) for e, t in zip(want, tokens, strict=True)]
     back = coder(engine, case).decode(items, progress=told.append)
     assert all(np.array_equal(a, b) for a, b in zip(back, tokens, strict=True))
     assert sum(told) == 2 * sum(LENGTHS)
@@ -126,7 +127,7 @@ def test_coded_by_one_decoded_by_any(case: str, lanes: int | None, steps: int | 
 def test_coded_as_the_oracle_does(case: str) -> None:
     """All engines give the bytes of the first (above); the first gives the oracle's."""
     tokens, layout = sessions(case, (110,))[0], Layout(5, 19)
-    [got] = coder(ENGINES[-1], case).encode([tokens], lanes=5, steps=19)
+    [got] = coder(ENGINES[-1], case).encode([tokens], layouts=Layout(5, 19))
     assert got.data == frame(model(case), tokens, layout)
 
 
@@ -152,7 +153,7 @@ def long_frame() -> tuple[bytes, bytes]:
     ids = np.random.default_rng(2).integers(0, 512, 16385)
     return tuple(
         e.data
-        for e in TokenCoder(TorchEngine(long_model(), threads=1)).encode([ids, ids[:1]], lanes=64, steps=256)
+        for e in TokenCoder(TorchEngine(long_model(), threads=1)).encode([ids, ids[:1]], layouts=Layout(64, 256))
     )  # type: ignore[return-value]
 
 
@@ -161,7 +162,7 @@ def long_frame() -> tuple[bytes, bytes]:
 def test_the_longest_block_and_the_shortest(engine: str) -> None:
     ids = np.random.default_rng(2).integers(0, 512, 16385)
     native = NativeCoder(long_model(), threads=2, kernel=engine)
-    got = native.encode([ids, ids[:1]], lanes=64, steps=256)
+    got = native.encode([ids, ids[:1]], layouts=Layout(64, 256))
     assert tuple(e.data for e in got) == long_frame()
-    items = [FrameItem(e.data, n, 64, 256) for e, n in zip(got, (16385, 1), strict=True)]
+    items = [FrameItem(e.data, n, Layout(64, 256)) for e, n in zip(got, (16385, 1), strict=True)]
     assert [b.tolist() for b in native.decode(items)] == [ids.tolist(), ids[:1].tolist()]

@@ -12,7 +12,7 @@ import torch
 
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
-from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock, default_lanes
+from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
 from pltz.plt_codec.weights import Weights
 from pltz.training.data import dataloader
 from pltz.training.data.vocabulary import bisect_order
@@ -22,6 +22,8 @@ from pltz.training.nets.net import Net, block_mask, rounded_net, visible
 from pltz.training.pipeline import groups, scaled
 
 SMALL = NetConfig(vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64)
+
+LAYOUT = Layout(4, SMALL.block // 4)
 
 
 def small_net() -> Net:
@@ -39,7 +41,7 @@ def exported(net: Net) -> Weights:
 
 
 def rows(tokens: np.ndarray) -> dict[str, torch.Tensor]:
-    part = dataloader.lay(tokens, SMALL.block, lambda t: default_lanes(t, SMALL.block), 0)
+    part = dataloader.lay(tokens, SMALL.block, lambda t: min(t, LAYOUT.lanes), 0)
     return {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
 
 
@@ -54,7 +56,7 @@ def test_the_integers_code_as_well_as_the_floats() -> None:
         first, second = net.losses(x[keep], table, batch["target"][keep].long())
     engine, bits = TorchEngine(exported(net)), 0.0
     memory = Memory.empty(engine)
-    for block in Layout().blocks(150, SMALL.block):
+    for block in LAYOUT.blocks(150):
         part = tokens[block.start : block.start + block.tokens]
         inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0)
         residual = engine.run(inputs, block.start + block.targets(), memory)
@@ -91,7 +93,7 @@ def test_training_rows_are_laid_out_as_the_codec_does() -> None:
     tokens = np.arange(32, 32 + 100)
     batch = rows(tokens)
     at = 0
-    for block in Layout().blocks(100, SMALL.block):
+    for block in LAYOUT.blocks(100):
         n = block.steps * block.lanes
         part = tokens[block.start : block.start + block.tokens]
         inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0).reshape(-1)
@@ -109,7 +111,7 @@ def test_the_mask_is_the_codecs() -> None:
     batch = rows(tokens)
     mod, n = visible(batch, SMALL.memory), batch["input"].shape[1]
     blocks: list[tuple[int, int, int, TokenBlock]] = []
-    for number, block in enumerate(Layout().blocks(80, SMALL.block)):
+    for number, block in enumerate(LAYOUT.blocks(80)):
         for s in range(block.steps):
             blocks += [(number, s, int(p), block) for p in block.start + block.lane_starts() + s]
     zero = torch.zeros((), dtype=torch.long)

@@ -20,7 +20,6 @@ from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.lanes import default_lanes
 from pltz.training import settings
 from pltz.training.data import dataloader
 from pltz.training.nets import checkpoint, net as nets
@@ -57,8 +56,9 @@ def bits(name: str | Path, tmp_path: Path, count: int, most: int = 10_000) -> tu
     Origin(str(name), "[student] start").write(net_folder)
     net = built(checkpoint.read(net_folder))
     total = 0.0
+    block = net.cfg.block
     for ids in tokens:
-        part = dataloader.lay(np.asarray(ids, np.int64), net.cfg.block, lambda t: default_lanes(t, net.cfg.block), 0)
+        part = dataloader.lay(np.asarray(ids, np.int64), block, lambda t: dataloader.few_lanes(t, block), 0)
         batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
         with torch.no_grad():
             x, table = net.body(batch["input"], batch["position"], mask_of(batch, net.cfg.memory))

@@ -46,6 +46,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 from tests.examples import examples
+from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.cuda import emulate
 from tests.plt_codec.engines.reference import gained
 
@@ -158,7 +159,7 @@ def sequences(name: str) -> list[np.ndarray]:
 @cache
 def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
     """What the reference encodes."""
-    return reference(name).encode(sequences(name), lanes=lanes, steps=steps)
+    return reference(name).encode(sequences(name), layouts=cut(lanes, steps))
 
 
 @cache
@@ -180,7 +181,7 @@ def coder(name: str, clusters: int, grid: int = 0, gated: int = 0) -> CudaCoder:
 
 def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
     return [
-        FrameItem(f.data, len(s), lanes, steps)
+        FrameItem(f.data, len(s), cut(lanes, steps))
         for f, s in zip(frames(name, lanes, steps), sequences(name), strict=True)
     ]
 
@@ -204,11 +205,11 @@ def test_emulated_encode(
 ) -> None:
     done: list[int] = []
     got = coder(name, 0).encode(
-        sequences(name), lanes=lanes, steps=steps, progress=done.append
+        sequences(name), layouts=cut(lanes, steps), progress=done.append
     )
     want = frames(name, lanes, steps)
     assert [g.data for g in got] == [w.data for w in want]
-    assert [(g.blocks, g.lanes, g.steps) for g in got] == [(w.blocks, w.lanes, w.steps) for w in want]
+    assert [(g.blocks, g.layout) for g in got] == [(w.blocks, w.layout) for w in want]
     assert [g.ideal_bits for g in got] == pytest.approx([w.ideal_bits for w in want])
     assert sum(done) == sum(LENGTHS)
 
@@ -264,7 +265,7 @@ def test_few_lanes_of_many_keys_take_the_other_attention(monkeypatch: pytest.Mon
     c = coder("small", 0)
     launched = watched(c, monkeypatch)
     shape = model("small").shape
-    need = few_shared(shape, SequenceWork(130))
+    need = few_shared(shape, SequenceWork(130, Layout(1, 512)))
     for few, more, kernels in (
         (need, 0, {"attend_few"}), (need - 1, need, {"attend_few"}), (need - 1, need - 1, {"attend", "attend_few"})
     ):  # fmt: skip
@@ -312,7 +313,7 @@ def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
     c = coder(name, 0)
     launched = watched(c, monkeypatch)
     shape = model(name).shape
-    need = few_shared(shape, SequenceWork(130, 1, 40))
+    need = few_shared(shape, SequenceWork(130, Layout(1, 40)))
     mixed = [items(name, 1, 40)[4], items(name, 40, 2)[4], items(name, 3, 7)[3], items(name, 1, 40)[3]]
     for most in (need, need - 4 * 64 * shape.heads // shape.kv_heads):
         monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
@@ -327,12 +328,13 @@ def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
 @pytest.mark.parametrize("name", ["small", "odd"])
 def test_sequences_of_different_layouts_are_encoded_together(name: str) -> None:
     """Also where they take more iterations, or fewer slots, than all would of one layout."""
-    cuts = [(1, 40), (40, 2), (3, 7), (None, None)] * 2
+    cuts = [(1, 40), (40, 2), (3, 7), (16, 4)] * 2
     numbers = [4, 4, 3, 4, 2, 1, 4, 3]
     texts = [sequences(name)[n] for n in numbers]
-    got = coder(name, 0).encode_mixed(texts, cuts)
-    assert [g.data for g in got] == [frames(name, *cut)[n].data for n, cut in zip(numbers, cuts, strict=True)]
-    assert [(g.lanes, g.steps) for g in got] == cuts
+    layouts = [Layout(*one) for one in cuts]
+    got = coder(name, 0).encode(texts, layouts=layouts)
+    assert [g.data for g in got] == [frames(name, *one)[n].data for n, one in zip(numbers, cuts, strict=True)]
+    assert [g.layout for g in got] == layouts
 
 
 @emulated
@@ -343,7 +345,7 @@ def test_emulated_decode_by_clusters(
     steps: int | None,
 ) -> None:
     c = coder(name, 2)
-    assert c.clusters([SequenceWork(130, 16, 4)]) == 1
+    assert c.clusters([SequenceWork(130, Layout(16, 4))]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
 
@@ -386,8 +388,8 @@ def test_emulated_decode_by_the_whole_gpu(
     name: str
 ) -> None:
     c = coder(name, 2, 2)
-    assert c.alone([SequenceWork(130, 16, 4)])
-    assert not c.alone([SequenceWork(130, 16, 4)] * 5) and not c.alone([SequenceWork(130, 40, 2)])
+    assert c.alone([SequenceWork(130, Layout(16, 4))])
+    assert not c.alone([SequenceWork(130, Layout(16, 4))] * 5) and not c.alone([SequenceWork(130, Layout(40, 2))])
     done: list[int] = []
     whole = items(name, 16, 4)[1:]  # three blocks; fewer tokens than lanes; one
     for i, s in zip(whole[::-1], sequences(name)[::-1], strict=False):
@@ -416,8 +418,9 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 ) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
     c = coder(name, 0, gated=2)
-    assert c.gated([SequenceWork(130, lanes, steps)]) and not c.gated([SequenceWork(130, lanes, steps)] * 5)
-    assert not c.gated([SequenceWork(130, 33, 3)])
+    work = SequenceWork(130, Layout(lanes, steps))
+    assert c.gated([work]) and not c.gated([work] * 5)
+    assert not c.gated([SequenceWork(130, Layout(33, 3))])
     done: list[int] = []
     for i, s in list(zip(items(name, lanes, steps), sequences(name), strict=True))[first:last]:
         (got,) = c.decode([i], progress=done.append)
@@ -435,7 +438,8 @@ def test_emulated_decode_of_up_to_32_lanes(
 ) -> None:
     """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
     c = coder(name, 2, 2)
-    assert c.alone([SequenceWork(130, lanes, steps)]) and not c.alone([SequenceWork(130, lanes, steps)] * 5)
+    work = SequenceWork(130, Layout(lanes, steps))
+    assert c.alone([work]) and not c.alone([work] * 5)
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
         assert np.array_equal(got, s)
@@ -463,10 +467,10 @@ def test_emulated_bundles_on_as_many_clusters_as_a_gpu_has(
     """The shipped bundles with the macros they have on a GPU, and 112 blocks: what the small models cannot show."""
     weights = Bundle.load(name).weights
     ids = np.random.default_rng(1).integers(0, weights.shape.vocab, tokens)
-    (frame,) = coder_of(weights, threads=1).encode([ids], lanes=lanes, steps=steps)
+    (frame,) = coder_of(weights, threads=1).encode([ids], layouts=cut(lanes, steps))
     shape = {**macros(weights), "P_HELD": 1}
     c = CudaCoder(weights, on=emulate.EmulatedDevice(emulate.Emulation(shape), GRID, GRID))
-    (got,) = c.decode([FrameItem(frame.data, tokens, lanes, steps)])
+    (got,) = c.decode([FrameItem(frame.data, tokens, cut(lanes, steps))])
     assert np.array_equal(got, ids)
 
 
@@ -488,7 +492,7 @@ def test_emulated_round_trip_of_other_shapes(
 ) -> None:
     """Decode the longest text on many lanes alone: on few it takes most of the time."""
     c = coder(name, 2)
-    got = c.encode(sequences(name), lanes=lanes, steps=steps)
+    got = c.encode(sequences(name), layouts=cut(lanes, steps))
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     count = len(LENGTHS) if (lanes or 0) > 3 else 4
     for g, s in zip(c.decode(items(name, lanes, steps)[:count]), sequences(name)[:count], strict=True):
@@ -501,8 +505,8 @@ def test_emulated_round_trip_at_the_bounds(
     name: str
 ) -> None:
     c = coder(name, 2)
-    assert not model(name).shape.gated or not c.clusters([SequenceWork(130, 16, 4)])  # then by those for many
-    got = c.encode(sequences(name), lanes=16, steps=4)
+    assert not model(name).shape.gated or not c.clusters([SequenceWork(130, Layout(16, 4))])  # then by those for many
+    got = c.encode(sequences(name), layouts=Layout(16, 4))
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
     for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
         assert np.array_equal(g, s)
@@ -590,10 +594,10 @@ def test_emulated_damage_is_named(
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
         coder(name, clusters, grid, gated=gated).decode(
-            [FrameItem(data, 130, 16, 4)]
+            [FrameItem(data, 130, Layout(16, 4))]
         )
     with pytest.raises(CorruptError) as theirs:
-        reference(name).decode([FrameItem(data, 130, 16, 4)])
+        reference(name).decode([FrameItem(data, 130, Layout(16, 4))])
     assert str(ours.value) == str(theirs.value)
 
 
@@ -604,7 +608,7 @@ def test_wrong_content_is_refused() -> None:
         with pytest.raises(ContentError):
             c.encode([bad])
     with pytest.raises(UsageError):
-        c.encode([np.array([1])], lanes=65, steps=1)
+        c.encode([np.array([1])], layouts=Layout(65, 1))
     with pytest.raises(CorruptError):
         c.decode([FrameItem(b"", -1)])
 
@@ -613,26 +617,26 @@ def test_rooms_hold_every_block() -> None:
     """key_room against the blocks themselves: memory of the block before, or the context, and the block's own grid."""
     shape = model("odd").shape
     for (lanes, steps), first in itertools.product(LAYOUTS, (0, 1, 36, 37)):
-        layout = Layout(lanes, steps)
+        layout = cut(lanes, steps) or Layout(1, 512)
         for tokens in range(1, 350, 7):
             kept, most, widest, steps_all = first, 0, 0, 0
-            for block in layout.blocks(tokens, shape.block, first):
+            for block in layout.blocks(tokens, first):
                 most = max(most, kept + block.steps * block.lanes)
                 kept = int((block.targets() >= block.tokens - shape.memory).sum())
                 widest, steps_all = max(widest, block.lanes), steps_all + block.steps
-            work = SequenceWork(tokens, lanes or 0, steps or 0, first)
-            assert most <= key_room(shape, work) <= shape.memory + max(shape.block, 200) + 3 * 64
+            work = SequenceWork(tokens, layout, first)
+            assert most <= key_room(shape, work) <= shape.memory + max(min(tokens, layout.full), 200) + 3 * 64
             apart = first // 32 * 32  # keys that the first block reads elsewhere, and no later one
-            later = max(most - apart if tokens <= work.whole(shape) else 0, most - first)
+            later = max(most - apart if tokens <= layout.full else 0, most - first)
             assert later <= key_room(shape, work, in_place=True) <= key_room(shape, work)
-            assert most_lanes(shape, work) == widest
-            assert all_steps(shape, work) == steps_all
+            assert most_lanes(work) == widest
+            assert all_steps(work) == steps_all
 
 
 def test_slots_stay_within_memory() -> None:
     shape = model("odd").shape
     each = 128 * shape.kv_heads * shape.layers
-    needs = sorted((key_room(shape, SequenceWork(n)) for n in range(1, 200)), reverse=True)
+    needs = sorted((key_room(shape, SequenceWork(n, Layout(4, 16))) for n in range(1, 200)), reverse=True)
     for memory in (0, 10_000, 1 << 20, 1 << 30):
         rooms = plan_slots(shape, needs, 50, memory)
         assert 1 <= len(rooms) <= 50
@@ -735,7 +739,7 @@ def test_on_a_gpu(
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GRID_LIMIT", limits[1])
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GATED_LIMIT", limits[1])
     c = CudaCoder(model(name))
-    got = c.encode(sequences(name), lanes=lanes, steps=steps)
+    got = c.encode(sequences(name), layouts=cut(lanes, steps))
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
@@ -761,10 +765,10 @@ def check_contexts(
     """Frames behind contexts are the reference's, and decode, all together."""
     all_texts, all_known = behind(name)
     texts, known = all_texts[only], all_known[only]
-    want = reference(name).encode(texts, contexts=known, lanes=lanes, steps=steps)
-    got = c.encode(texts, contexts=known, lanes=lanes, steps=steps)
+    want = reference(name).encode(texts, contexts=known, layouts=cut(lanes, steps))
+    got = c.encode(texts, contexts=known, layouts=cut(lanes, steps))
     assert [(g.data, g.blocks) for g in got] == [(w.data, w.blocks) for w in want]
-    sent = [FrameItem(w.data, len(t), lanes, steps, k) for w, t, k in zip(want, texts, known, strict=True)]
+    sent = [FrameItem(w.data, len(t), cut(lanes, steps), k) for w, t, k in zip(want, texts, known, strict=True)]
     for decoded, text in zip(c.decode(sent), texts, strict=True):
         assert np.array_equal(decoded, text)
 
@@ -837,10 +841,10 @@ def test_contexts_of_a_bundle_on_a_gpu(name: str) -> None:
     known = [rng.integers(0, 16384, n) for n in (1, 31, 32, 500, 1023, 1024, 1025, 3000)]
     texts = [rng.integers(0, 16384, n) for n in (100, 500, 17, 1000, 4097, 63, 1, 300)]
     for lanes, steps in ((None, None), (4, 128), (32, 16)):
-        want = other.encode(texts, contexts=known, lanes=lanes, steps=steps)
-        got = c.encode(texts, contexts=known, lanes=lanes, steps=steps)
+        want = other.encode(texts, contexts=known, layouts=cut(lanes, steps))
+        got = c.encode(texts, contexts=known, layouts=cut(lanes, steps))
         assert [g.data for g in got] == [w.data for w in want]
-        sent = [FrameItem(g.data, len(t), lanes, steps, k) for g, t, k in zip(got, texts, known, strict=True)]
+        sent = [FrameItem(g.data, len(t), cut(lanes, steps), k) for g, t, k in zip(got, texts, known, strict=True)]
         for decoded, text in zip(c.decode(sent), texts, strict=True):
             assert np.array_equal(decoded, text)
         for item, text in zip(sent, texts, strict=True):
@@ -861,10 +865,10 @@ def links(name: str, layouts: list[Cut]) -> tuple[list[FrameItem], list[np.ndarr
     for tokens, lanes, steps in layouts:
         text = rng.integers(0, vocab, tokens)
         alone = len(out) == 3
-        (frame,) = reference(name).encode([text], contexts=[None if alone else above], lanes=lanes, steps=steps)
-        out.append(FrameItem(frame.data, tokens, lanes, steps, None if out else known))
+        (frame,) = reference(name).encode([text], contexts=[None if alone else above], layouts=cut(lanes, steps))
+        out.append(FrameItem(frame.data, tokens, cut(lanes, steps), None if out else known))
         if alone:
-            out[-1] = FrameItem(frame.data, tokens, lanes, steps, known[:0])
+            out[-1] = FrameItem(frame.data, tokens, cut(lanes, steps), known[:0])
         texts.append(text)
         above = np.concatenate([above, text])
     return out, texts
@@ -906,7 +910,7 @@ def test_emulated_chain_of_both_widths(steps: int) -> None:
 def test_damage_in_a_chain_is_named() -> None:
     c = coder("small", 2, 2)
     sent, _ = links("small", [(20, 4, 8), (130, 16, 4), (9, 3, 8)])
-    sent[1] = FrameItem(sent[1].data[:20], 130, 16, 4)
+    sent[1] = FrameItem(sent[1].data[:20], 130, Layout(16, 4))
     with pytest.raises(CorruptError, match="damaged"):
         c.decode_chain(sent)
 

@@ -10,8 +10,10 @@ from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import Weights, random_weights
+from tests.plt_codec.cuts import cut
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="the compiled engine was not built (no C compiler at install)"
@@ -96,7 +98,7 @@ SHAPES = {
         "block": 128,
     },
 }
-LAYOUTS = [(None, None), (1, 40), (4, 16), (16, 9), (3, 7), (64, 2)]
+LAYOUTS = [(16, 4), (None, None), (1, 40), (4, 16), (16, 9), (3, 7), (64, 2)]
 LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
 
 
@@ -135,12 +137,12 @@ def sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray
 @cache
 def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
     """What the reference encodes."""
-    return reference(name).encode(sequences(model(name).shape.vocab), lanes=lanes, steps=steps)
+    return reference(name).encode(sequences(model(name).shape.vocab), layouts=cut(lanes, steps))
 
 
 def items(encoded: list[Encoded], lengths: tuple[int, ...] = LENGTHS) -> list[FrameItem]:
     """Frames as the decoder takes them."""
-    return [FrameItem(e.data, n, e.lanes, e.steps) for e, n in zip(encoded, lengths, strict=True)]
+    return [FrameItem(e.data, n, e.layout) for e, n in zip(encoded, lengths, strict=True)]
 
 
 @pytest.mark.parametrize("kernel", kernels())
@@ -150,9 +152,9 @@ def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
     tokens = sequences(coder.shape.vocab)
     for lanes, steps in LAYOUTS[:1] if name != "small" else LAYOUTS:
         want = frames(name, lanes, steps)
-        got = coder.encode(tokens, lanes=lanes, steps=steps)
+        got = coder.encode(tokens, layouts=cut(lanes, steps))
         assert [e.data for e in got] == [e.data for e in want]
-        assert [(e.blocks, e.lanes, e.steps) for e in got] == [(e.blocks, e.lanes, e.steps) for e in want]
+        assert [(e.blocks, e.layout) for e in got] == [(e.blocks, e.layout) for e in want]
         assert [e.ideal_bits for e in got] == pytest.approx([e.ideal_bits for e in want])
         back = coder.decode(items(want))
         assert all(b.dtype == np.int64 and np.array_equal(b, t) for b, t in zip(back, tokens, strict=True))
@@ -172,7 +174,7 @@ def test_threads_and_company_change_nothing(name: str, threads: int, kernel: str
     for _ in range(3):
         assert [e.data for e in coder.encode(tokens[::-1])] == [e.data for e in want[::-1]]
     mixed = [FrameItem(e.data, n) for e, n in zip(want, LENGTHS, strict=True)] + items(
-        reference(name).encode(tokens, lanes=4, steps=16)
+        reference(name).encode(tokens, layouts=Layout(4, 16))
     )
     for batch in (mixed, mixed[::-1], mixed * 6, mixed[5:6]):
         for item, got in zip(batch, coder.decode(batch), strict=True):
@@ -202,7 +204,7 @@ def test_more_sessions_than_one_iteration_holds() -> None:
 def test_nothing_to_do() -> None:
     coder = NativeCoder(model("small"))
     assert coder.encode([]) == [] and coder.decode([]) == []
-    assert coder.encode([np.array([], np.int64)])[0] == Encoded(b"", 0.0, 0)
+    assert coder.encode([np.array([], np.int64)])[0] == Encoded(b"", 0.0, 0, Layout(1, 512))
     assert [len(t) for t in coder.decode([FrameItem(b"", 0), FrameItem(b"xyz", 0)])] == [0, 0]
 
 
@@ -210,7 +212,7 @@ def test_nothing_to_do() -> None:
 def decoded(data: bytes) -> np.ndarray | CorruptError:
     """Return 50 tokens of "small" that the reference decodes from damaged bytes, or the error that it raises."""
     try:
-        return reference("small").decode([FrameItem(data, 50, 4, 5)])[0]
+        return reference("small").decode([FrameItem(data, 50, Layout(4, 5))])[0]
     except CorruptError as error:
         return error
 
@@ -222,7 +224,7 @@ def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str)
     streams += [rng.bytes(int(n)) for n in rng.integers(1, 60, 10)]
     streams += [e.data[:-3] for e in frames("small", None, None) if len(e.data) > 3]
     for data in streams:
-        item, want = FrameItem(data, 50, 4, 5), decoded(data)
+        item, want = FrameItem(data, 50, Layout(4, 5)), decoded(data)
         if isinstance(want, CorruptError):
             with pytest.raises(CorruptError, match=str(want)):
                 coder.decode([item])
@@ -248,11 +250,8 @@ def test_what_cannot_be_coded_is_refused_in_the_reference_words(tokens: np.ndarr
 
 def test_wrong_calls_are_refused() -> None:
     coder = NativeCoder(model("small"))
-    for lanes, steps in ((65, None), (0, None), (None, 0), (64, 300)):
-        with pytest.raises(UsageError):
-            coder.encode([np.zeros(3, np.int64)], lanes=lanes, steps=steps)
-    with pytest.raises(UsageError, match="lanes and steps"):
-        coder.decode([FrameItem(b"", 3, lanes=4)])
+    with pytest.raises(UsageError, match="a layout for each of 1"):
+        coder.encode([np.zeros(3, np.int64)], layouts=[])
     with pytest.raises(CorruptError, match="fewer than"):
         coder.decode([FrameItem(b"", 1 << 31)])
     with pytest.raises(UsageError, match="at least 1 thread"):
@@ -273,8 +272,8 @@ def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
     """Symbol 0 again and again keeps the lower end at 0: the trimmed end must not eat the words before it."""
     weights = random_weights(5)
     ids = np.zeros(60, np.int64)
-    native = NativeCoder(weights).encode([ids], lanes=lanes, steps=64)
-    reference = TokenCoder(TorchEngine(weights)).encode([ids], lanes=lanes, steps=64)
+    native = NativeCoder(weights).encode([ids], layouts=cut(lanes, 64))
+    reference = TokenCoder(TorchEngine(weights)).encode([ids], layouts=cut(lanes, 64))
     assert native[0].data == reference[0].data and len(native[0].data) > 9
 
 
@@ -282,9 +281,9 @@ def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
 def test_any_number_of_lanes_decodes_alone(lanes: int) -> None:
     """A kernel takes the rows of a step in runs, and each number of rows has its own runs."""
     tokens = sequences(model("small").shape.vocab, (100,))
-    [want] = TokenCoder(TorchEngine(model("small"))).encode(tokens, lanes=lanes, steps=4)
+    [want] = TokenCoder(TorchEngine(model("small"))).encode(tokens, layouts=cut(lanes, 4))
     for kernel in kernels():
         coder = NativeCoder(model("small"), threads=1, kernel=kernel)
-        [got] = coder.encode(tokens, lanes=lanes, steps=4)
+        [got] = coder.encode(tokens, layouts=cut(lanes, 4))
         assert got.data == want.data
-        assert np.array_equal(coder.decode([FrameItem(got.data, 100, lanes, 4)])[0], tokens[0])
+        assert np.array_equal(coder.decode([FrameItem(got.data, 100, Layout(lanes, 4))])[0], tokens[0])
