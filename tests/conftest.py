@@ -1,8 +1,8 @@
 """Fixtures that all tests share: a small tokenizer of the bundle's shape, trained on the sample sessions.
 
 ``tiny_tokenizer`` is a BundleTokenizer of 1024 ids, ``tiny_tokenizer_json(size)`` the bytes of one of any size,
-``sanitizers`` a C compiler that has them, ``foreign`` the folder of a tiny model with a tokenizer of its own. They are
-fixtures since files named conftest.py cannot be imported in pytest's importlib mode.
+``sanitizers`` a C compiler that has them, ``target`` the target that ships, ``foreign`` the folder of a tiny model with
+a tokenizer of its own. They are fixtures since files named conftest.py cannot be imported in pytest's importlib mode.
 """
 
 import json
@@ -134,6 +134,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
     weights = random_weights(5, vocab=1024, block=128, memory=32)
     write_bundle(folder, "tiny", weights, tiny_tokenizer_json(), b"", {})
     return Bundle.load(folder)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """Return the target that ships, in float32: products of bfloat16 depend on the batch."""
+    from pltz.models.target.target import Target
+
+    return Target.load("mini-llama", dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -49,11 +49,6 @@ def test_a_small_deployment_goes_through_every_tier() -> None:
     assert all(ms >= 0 for ms in times.values()) and times["cold, nothing hot"] > 0
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")
-
-
 def test_a_deployment_has_the_levels_it_says(target: Target) -> None:
     made = Deployment.made(target, sample_sessions()[:3], communities=2, bots=4, count=5, platform=50, most=40)
     assert [len(one) for one in made.levels().values()] == [1, 2, 4, 5] and len(made.platform) == 50

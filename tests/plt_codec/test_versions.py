@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -38,8 +37,8 @@ from pltz.kv.store.tier import StoredBlock
 from pltz.models.bundle import folder
 from pltz.models.bundle.folder import BundleFolder
 from pltz.plt_codec.container import header
-from pltz.plt_codec.container.header import FINGERPRINT, FIXED, MAGIC, Header
-from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.container.header import Header
+from pltz.plt_codec.errors import FormatError, VersionError
 from pltz.plt_codec.versions import Readers
 from pltz.serving.engines import slot_keeper
 from pltz.serving.eviction.journal import segment
@@ -178,42 +177,3 @@ def test_one_text_says_what_is_read_and_what_to_do() -> None:
         with pytest.raises(VersionError) as refused:
             readers.of(version)
         assert str(refused.value) == told
-
-
-# ---- a made-up version of .pltz headers: a byte of priority stands in front, and fingerprints have a length each
-
-MADE_UP = 99
-
-
-def encode_made_up(head: Header, priority: int) -> bytes:
-    """Write a header as the made-up version."""
-    prints = (head.tokenizer_fingerprint or b"", head.target_fingerprint or b"")
-    return MAGIC + bytes([MADE_UP, priority, head.exact, head.contract]) + head.bundle_id + b"".join(
-        bytes([len(one)]) + one for one in prints
-    )  # fmt: skip
-
-
-def read_made_up(data: bytes) -> tuple[Header, int]:
-    """Read a header of the made-up version: all that a second version takes."""
-    at, found = len(MAGIC) + 4 + FINGERPRINT, list[bytes | None]()
-    _, exact, contract = data[len(MAGIC) + 1 : len(MAGIC) + 4]
-    for _ in range(2):
-        size = data[at] if at < len(data) else FINGERPRINT
-        if size not in (0, FINGERPRINT) or len(data) < at + 1 + size:
-            raise CorruptError("the header was cut off")
-        found.append(data[at + 1 : at + 1 + size] or None)
-        at += 1 + size
-    return Header(contract, data[len(MAGIC) + 4 :][:FINGERPRINT], found[0], found[1], exact == 1), at
-
-
-def test_a_reader_of_another_layout_takes_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = [Header(1, ID), Header(2, ID, b"t" * 16, None, True), Header(2, ID, None, b"m" * 16)]
-    with pytest.raises(VersionError, match=f"of version {MADE_UP}, this pltz reads .*: use a newer"):
-        Header.decode(encode_made_up(heads[0], 9) + bytes(FIXED.size))
-    monkeypatch.setitem(header.VERSIONS.by_version, MADE_UP, read_made_up)
-    for head in heads:
-        for data in (head.encode(), encode_made_up(head, 9)):
-            assert Header.decode(data + b"frames") == (head, len(data))
-    with pytest.raises(CorruptError, match="cut off"):
-        Header.decode(encode_made_up(heads[1], 9)[:-1])
-    assert len(inspect.getsource(read_made_up).splitlines()) < 50

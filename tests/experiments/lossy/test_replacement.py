@@ -18,11 +18,6 @@ TEXT = "The lamp has two switches: zebra and Vladivostok. The first one dims the
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def ids(target: Target) -> NDArray[np.int32]:
     return np.asarray(target.tokenize(TEXT), np.int32)
 

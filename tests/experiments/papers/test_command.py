@@ -36,11 +36,6 @@ def test_the_command_measures_every_subject(run: Callable[..., Result], monkeypa
     assert sum(result["verdicts"].values()) == len(result["rows"])
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")
-
-
 def test_the_bound_of_theorem_19_holds_for_fine_steps(target: Target) -> None:
     found = attention_error.drift(target, np.arange(300, 500))
     assert found["bits"]["8"]["most"] <= 1 and found["bits"]["8"]["above"] == 0

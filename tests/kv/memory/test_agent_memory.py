@@ -40,11 +40,6 @@ FIRST, SECOND = STORY + "Go on:", "\nAnd then, what did the woman say?\n"
 NEW = {"new_tokens": 20, "min_new_tokens": 20}
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")
-
-
 def opened(folder: Path, target: Target, kind: str = "q4", tokens: int = 2048, host: int = 0) -> AgentMemory:
     return AgentMemory.open(folder, target, kind, tokens, host_tokens=host, keep=16)
 

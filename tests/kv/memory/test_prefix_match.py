@@ -13,11 +13,6 @@ from tests.examples import examples
 TEXT = "Naïve 🤖 robots say: don't!\n\tЖизнь 日本語 — <|x|> 12345 end"
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")
-
-
 @pytest.mark.parametrize(
     ("remembered", "prompt", "kind", "characters"),
     [

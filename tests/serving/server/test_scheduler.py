@@ -26,11 +26,6 @@ Make = Callable[..., Scheduler]
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")  # products of bfloat16 depend on the batch
-
-
-@pytest.fixture(scope="module")
 def texts(target: Target) -> Texts:
     chat = "".join(message["content"] for one in sample_sessions()[:30] for message in one.value["messages"])
     ids = [int(one) for one in target.tokenize(chat)]

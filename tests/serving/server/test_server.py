@@ -55,11 +55,6 @@ def endless(target: Target) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target.load("mini-llama", dtype="float32")  # products of bfloat16 depend on the batch
-
-
-@pytest.fixture(scope="module")
 def shared(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with served(target, tmp_path_factory.mktemp("served")) as (client, _):
         yield client
