@@ -1,4 +1,4 @@
-"""Many sessions in one file: batches, no more read than one of them, and the bad session named."""
+"""Many sessions in one file: batches, and no more read than one of them."""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -16,15 +16,8 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (
     CorruptError,
-    ModelError,
-    OpaqueContentError,
 )
 from pltz.plt_codec.types import Encoded, FrameItem
-
-IMAGE = Session(
-    "chat",
-    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]},
-)
 
 
 class FakeCoder:
@@ -45,20 +38,9 @@ class FakeCoder:
         return [np.frombuffer(item.data, np.uint8).astype(np.int64) for item in items]
 
 
-class ForgetfulCoder(FakeCoder):
-    """Decodes sevens as eights."""
-
-    def decode(self, items: Sequence[FrameItem], **options: Any) -> list[Any]:
-        return [np.where(ids == 7, 8, ids) for ids in super().decode(items)]
-
-
-def codec_of(tokenizer: BundleTokenizer, coder: FakeCoder) -> Codec:
-    return Codec(SimpleNamespace(id=bytes(16), contract=1, tokenizer=tokenizer, zstd_dict=b""), coder)
-
-
 @pytest.fixture
 def codec(tiny_tokenizer: BundleTokenizer) -> Codec:
-    return codec_of(tiny_tokenizer, FakeCoder())
+    return Codec(SimpleNamespace(id=bytes(16), contract=1, tokenizer=tiny_tokenizer, zstd_dict=b""), FakeCoder())
 
 
 def ids(n: int, start: int = 32) -> Session:
@@ -108,16 +90,3 @@ def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: 
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1 << 12)
     assert {len(read[part]) for part in session_decoder._parts(read)} == {64, 600 % 64}
     assert codec.decompress(codec.compress(nothing)) == nothing
-
-
-def test_a_bad_session_is_named(codec: Codec) -> None:
-    with pytest.raises(OpaqueContentError, match=r"^session 1: "):
-        codec.compress([ids(3), IMAGE, ids(4)])
-    assert codec.compress([ids(3), IMAGE, ids(4)], keep_opaque=True)
-
-
-def test_a_session_that_does_not_come_back_is_no_file(tiny_tokenizer: BundleTokenizer) -> None:
-    broken = codec_of(tiny_tokenizer, ForgetfulCoder())
-    sessions = [ids(3), ids(3, 6), ids(3)]
-    with pytest.raises(ModelError, match="session 1 does not come back"):
-        broken.compress(sessions)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import Result
 
@@ -16,9 +15,7 @@ from pltz.benchmarks.sizes import field
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session, content_bytes
-from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.lanes import Layout
 
 Run = Callable[..., Result]
 TEXTS = [b"", b"a", b"\x02hi\x03hello", b"common words and phrases " * 300, bytes(7000)]
@@ -87,24 +84,6 @@ def test_zpaq_gives_back_what_it_got() -> None:
         coded = peer.encode(data)
         assert peer.decode(coded, len(data)) == data and peer.size(data) == len(coded)
     assert len(peer.encode(b"some words, not many")) < 40  # its header is not counted
-
-
-def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> None:
-    if missing := llama_model.missing():
-        pytest.skip(f"{missing} not installed")
-    from pltz.benchmarks.peers.llama_zip import LlamaZip
-    from pltz.models.bundle.bundle import Bundle
-
-    bundle = Bundle.load("mini")
-    weights, tokenizer = bundle.weights, bundle.tokenizer
-    tokens = to_tokens(next(iter(sample_sessions())), tokenizer)[:120]
-    [ours] = bundle.coder("cpu", 1).encode([tokens], layouts=Layout(1, len(tokens)))
-    with llama_model.opened(weights, 1, weights.shape.block + weights.shape.memory) as model:
-        coder = LlamaZip(model, weights)
-        for part in (tokens, tokens[:1], tokens[:0]):
-            coded = coder.encode(part)
-            assert np.array_equal(coder.decode(coded, len(part)), part)
-            assert part is not tokens or len(coded) == pytest.approx(len(ours.data), rel=0.02)
 
 
 OUT_OF_DOMAIN = {

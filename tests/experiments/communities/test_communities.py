@@ -39,14 +39,6 @@ def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
         assert len(sentences(bot)) == 1 + 20 + OWN
 
 
-def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
-    found = Communities(prompts())
-    drawn = [one for made in found.made for one in made.own]
-    drawn += [one for bot in found.bots() for one in sentences(bot)[-OWN:]]
-    others = 35 * 20
-    assert len(set(drawn[:others])) == others and len(set(drawn[others : 2 * others])) == others
-
-
 def test_the_prompts_that_ship_are_enough() -> None:
     assert len({one.prompt for one in sampled().made}) == COMMUNITIES
     sources = [one["id"].split("-")[0] for one in records()]

@@ -15,8 +15,6 @@ from pltz.experiments.compose.composition import COMPOSED, Composer, Composition
 from pltz.experiments.compose.documents import Documents
 from pltz.experiments.compose.segment import Segment
 from pltz.kv.calibrate.measure import prefilled
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, serves
 from pltz.kv.store.kv_block import KVBlock
@@ -114,35 +112,12 @@ def test_more_repair_leaves_less_difference(target: Target) -> None:
     assert apart == sorted(apart, reverse=True) and apart[0] > 2 * apart[2] > 1e6 * apart[3]
 
 
-def test_a_segment_keeps_the_ids_it_was_computed_behind(target: Target) -> None:
-    runs = parts()
-    tower = Segment.tower(target, runs)
-    moved = Composer(target).compose([tower[0], tower[2]], repair=0.0)
-    assert not moved.exact and moved.moved == (range(30, 71),)
-    with pytest.raises(UsageError, match="ids that stood before"):
-        Segment(tower[1].block, runs[0][:-1])
-
-
 def test_composed_kv_is_never_under_an_exact_name(target: Target) -> None:
     for segments in (Segment.tower(target, parts()), [Segment.alone(target, run) for run in parts()]):
         block = Composer(target).compose(segments).block()
         assert block.codec is COMPOSED and block.codec.name != RAW.name and not block.codec.exact
         assert not serves(block.codec, Bound.of(0.0)) and not serves(block.codec, Bound.of(1.0))
         assert block.recode(RAW) is block  # no exact form is made of it
-
-
-@pytest.mark.parametrize("form", [Q8Codec, Q4Codec])
-def test_documents_in_other_forms_are_repaired_too(target: Target, form: Callable[[Any], Any]) -> None:
-    composer = Composer(target)
-    documents = Documents(target, form(composer.rotary))
-    prompt, *texts = parts()
-    for n, ids in enumerate(texts):
-        documents.add(str(n), ids)
-    exact = prefilled(target, np.concatenate([prompt, texts[1], texts[0]]))
-    none, some, all_ = (documents.behind(prompt, ["1", "0"], repair=share) for share in (0.0, 0.3, 1.0))
-    errors = [float((one.kv - exact).square().mean()) for one in (none, some, all_)]
-    assert errors[0] > errors[1] > errors[2] and away(all_.kv, exact) < 2e-5
-    assert len(documents) == 2 and "1" in documents and documents.size > 0
 
 
 def test_a_cache_of_documents_is_continued(target: Target) -> None:

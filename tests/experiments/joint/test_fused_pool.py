@@ -33,15 +33,6 @@ def test_what_is_not_fused_comes_back(rotary: Rotary | None) -> None:
         assert torch.equal(pool.kv(one)[:, :, :, 32:], kv(n)[:, :, :, 32:]), "the tail is exact"
 
 
-def test_a_centre_is_left_out_and_put_back() -> None:
-    centre = torch.randn(2, 2, 2, 8)
-    pool = pool_of(centre=centre)
-    one = pool.add("a", kv(0))
-    assert torch.allclose(pool.kv(one), kv(0), atol=1e-5)
-    with pytest.raises(UsageError, match="centre"):
-        pool_of(rotary=None, centre=centre)
-
-
 def test_equal_sessions_share_all_pages_and_keep_their_norms() -> None:
     pool = pool_of()
     sessions = [pool.add("a", k * kv(0)) for k in (1.0, 2.0, 3.0)]
@@ -104,12 +95,3 @@ def test_near_directions_become_their_mean_direction() -> None:
     middle = torch.tensor(0.1)
     assert torch.allclose(found.keys[0], torch.stack([middle.cos(), middle.sin()]))
     assert torch.allclose(found.values, -found.keys), "values follow the keys"
-
-
-def test_every_block_is_a_member_once() -> None:
-    runs = [run(10 * n, 0.0, 0.1, 0.2, 2.0 + n) for n in range(5)]
-    found = fast_fusion(runs, 0.95)
-    members = sorted(one for group in found.members for one in group)
-    assert members == sorted(10 * n + k for n in range(5) for k in range(4))
-    assert len(found.members) == len(found.keys) == len(found.values) < 20
-    assert len(fast_fusion(runs, 1.1).members) == 20, "no cosine is above the threshold"

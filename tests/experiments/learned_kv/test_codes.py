@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pltz.experiments.learned_kv.codes import Codes
 from pltz.experiments.learned_kv.course import Course
-from pltz.experiments.learned_kv.frozen_target import SINKS, FrozenTarget
+from pltz.experiments.learned_kv.frozen_target import FrozenTarget
 
 Rows = NDArray[np.int32]
 
@@ -22,27 +22,6 @@ def test_ranks_share_the_budget_and_none_is_above_the_width(frozen: FrozenTarget
     assert int(ranks.sum()) == codes.total == 96
     assert int(ranks[0]) == 32 and int(ranks.max()) == 32
     assert torch.isclose(codes.ranks().sum(), torch.tensor(96.0))
-
-
-def test_without_a_ratio_all_is_kept(frozen: FrozenTarget, rows: Rows) -> None:
-    codes = Codes(frozen, 1)
-    codes.solve(frozen, rows, 8)
-    exact = frozen.exact(torch.from_numpy(rows[:2].astype(np.int64)))
-    assert torch.allclose(codes(exact), exact, atol=1e-3)
-
-
-def test_budgets_by_variance_have_the_least_squared_error(frozen: FrozenTarget, rows: Rows) -> None:
-    exact = frozen.exact(torch.from_numpy(rows.astype(np.int64)))[:, SINKS:]
-    even, best = Codes(frozen, 4), Codes(frozen, 4)
-    even.solve(frozen, rows, 16)
-    best.solve(frozen, rows, 16, by_variance=True)
-    assert best.whole_ranks().tolist() != even.whole_ranks().tolist()
-    assert int(best.whole_ranks().sum()) == int(even.whole_ranks().sum())
-
-    def error(codes: Codes) -> float:
-        return float((codes(exact) - exact).square().sum())
-
-    assert error(best) < error(even)
 
 
 def test_training_by_kl_lowers_it_and_ends_with_whole_ranks(frozen: FrozenTarget, rows: Rows) -> None:

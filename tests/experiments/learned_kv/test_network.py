@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -64,21 +63,6 @@ def test_training_lowers_error_and_kl(frozen: FrozenTarget, rows: Rows, experts:
     assert told["steps"] == 30 and told["tokens"] == 30 * 8 * 72
     assert regression(decoder(ids), exact, scale) < before
     assert frozen.loss(exact[:, :64], decoder(ids[:, :64]), ids[:, 64:]) < kl
-
-
-def test_each_row_takes_the_expert_of_its_region(frozen: FrozenTarget, rows: Rows) -> None:
-    centres = centres_of(frozen, rows, 2)
-    decoder = Decoder(frozen, replace(COPIES, experts=2), centres)
-    decoder.solve_readers(iter([(ids_of(rows), frozen.exact(ids_of(rows)))]))
-    region = decoder.regions(ids_of(rows))
-    assert set(region.tolist()) == {0, 1}
-    before = decoder(ids_of(rows))
-    with torch.no_grad():
-        for block in decoder.blocks:
-            down: Any = block.down
-            down[1] = 0
-    changed = (decoder(ids_of(rows)) != before).flatten(1).any(1)
-    assert torch.equal(changed, region == 1)
 
 
 def test_what_does_not_fit_is_refused(frozen: FrozenTarget) -> None:

@@ -68,15 +68,6 @@ def test_copies_from_the_neighbour_count_and_are_read_back(monkeypatch: pytest.M
     assert found.alone == seen.alone and found.after[0][0] < 0.7 * seen.after[0][0] < 0.4 * seen.alone[0]
 
 
-def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text("\n".join(json.dumps({"id": f"code-{n}", "text": "def f(): return 1\n" * 9}) for n in range(3)))
-    done = run("neighbours", "--data", path, "--json", "--measure", "near")
-    assert done.exit_code == 0, done.output
-    [row] = json.loads(done.stdout)["sources"]
-    assert row["sessions"] == 3 and row["content"] == 3 * 162
-
-
 def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, other = (Session("text", text) for text in (b"hello", b"Hello"))
     tenant = TenantSessions("s", [session], [np.zeros(0, np.int64)], [b""], [0])

@@ -152,21 +152,6 @@ def test_the_stable_prefix_is_reused_and_pinned_and_budgets_follow_the_room() ->
     assert sources == {"rules", "capabilities"}
 
 
-def test_another_stable_prefix_is_pinned_in_place_of_the_one_before() -> None:
-    table = table_of(60)
-    pins = PrefixPins(table.tree)
-    pipeline = ContextPipeline("acme", table, pins)
-    run(pipeline, [1] * 10)
-    (before,) = pins.pins
-    context = pipeline.build([PromptLayer("rules", list(range(3000, 3040)), stable=True), PromptLayer("chat", [5] * 9)])
-    assert not context.known and context.session is None
-    session = PackedSession.of(random_kv(60), table.tree.pool, keep=0)  # the prompt, and a reply of 11
-    pipeline.done(context, session)
-    (after,) = pins.pins
-    assert after != before and table.blocks[after].tokens == (16, 32)
-    assert not any(step.pins for step in table.tree.steps() if step.name == before)
-
-
 # ---- reservations
 
 

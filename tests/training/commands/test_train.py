@@ -316,14 +316,6 @@ def test_distill_with_the_bundles_tokenizer_learns_text(run: Run, tiny: Path, fo
     assert card["settings"]["teacher"]["share"] == 0.0
 
 
-def test_distill_from_a_bundle_of_the_other_contract(
-    run: Run, tiny: Path, project: Path, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    other = other_bundle(project / "other", tiny_tokenizer_json())
-    distilled(run, project, "--target", tiny / "targets/mini-llama", "--bundle", other, "--steps", 2)
-    assert json.loads((project / "d/bundle.json").read_text())["contract"] == 2
-
-
 def test_distill_without_a_target_goes_on_from_a_bundle(run: Run, tiny: Path, project: Path) -> None:
     card, told = distilled(run, project, "--steps", 5, "--threads", 1)
     assert "learns from your sessions; with the tokenizer of bundle mini, starting from mini" in told

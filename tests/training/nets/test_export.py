@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
 from pltz.plt_codec.weights import Weights
@@ -129,13 +128,6 @@ def test_bisection_orders_every_row_once_and_keeps_neighbours_together() -> None
     order = bisect_order(vectors, 8)
     assert sorted(order.tolist()) == list(range(64))
     assert all(len(set(order[i : i + 8] % 8)) == 1 for i in range(0, 64, 8))
-
-
-@pytest.mark.skipif("mini" not in Bundle.names(), reason="no embedded bundle in this checkout")
-def test_the_card_is_of_this_bundle() -> None:
-    bundle = Bundle.load("mini")
-    assert bundle.card["id"] == bundle.id.hex()
-    assert bundle.id.hex() in (Path(bundle.path) / "CARD.md").read_text()
 
 
 def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:

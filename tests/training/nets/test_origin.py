@@ -48,10 +48,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, tiny_tokenizer_json: 
     return tmp_path / "tiny"
 
 
-def bits(name: str | Path, tmp_path: Path, count: int, most: int = 10_000) -> tuple[float, float]:
+def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
     """Return the ideal bits of sample sessions by a bundle's integers, and by the net to train on from it."""
     bundle, net_folder = Bundle.load(name), tmp_path / "net"
-    tokens = [to_tokens(session, bundle.tokenizer)[:most] for session in sample_sessions()[:count]]
+    tokens = [to_tokens(session, bundle.tokenizer) for session in sample_sessions()[:count]]
     net_folder.mkdir()
     Origin(str(name), "[student] start").write(net_folder)
     net = built(checkpoint.read(net_folder))
@@ -70,18 +70,6 @@ def bits(name: str | Path, tmp_path: Path, count: int, most: int = 10_000) -> tu
 def test_before_any_step_it_codes_as_the_bundle_does(folder: Path, tmp_path: Path) -> None:
     integers, floats = bits(folder, tmp_path, 3)
     assert floats == pytest.approx(integers, rel=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "count", "within"), [("mini", 3, 0.01), ("base", 1, 0.02)])
-def test_before_any_step_it_codes_as_the_bundles_that_ship_do(
-    name: str, count: int, within: float, tmp_path: Path
-) -> None:
-    """Allow 2 % for base: 30 layers of roundings fall this way or that."""
-    if name not in Bundle.names():
-        pytest.skip(f"bundle {name} is not in this checkout")
-    integers, floats = bits(name, tmp_path, count, 300)
-    assert floats == pytest.approx(integers, rel=within)
 
 
 def test_its_steps_are_those_of_the_weights(tiny_tokenizer: BundleTokenizer) -> None:
