@@ -152,7 +152,7 @@ def _measured(codec: Codec, kind: str, text: bytes) -> dict[str, Any]:
         "zstd": _zstd(text),
         "xz": _xz(text),
         "file": len(data),
-        "kinds": [reader.info(number).kind.name for number in range(len(reader))],
+        "kinds": [reader.info(number).content.kind for number in range(len(reader))],
         "encode_s": middle - start,
         "decode_s": end - middle,
         "encode_cpu_s": used,
