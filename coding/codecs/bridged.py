@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,6 @@ from pltz.coding.codecs.codec import (
     Coded,
     Plain,
     SegmentCodec,
-    embedded,
 )
 from pltz.coding.codecs.modes import FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -90,13 +88,6 @@ class BridgedCodec(SegmentCodec):
         self.fast = layout == "fast"
         self.reach = bundle.weights.shape.memory
         self._bridge, self._codec = bridge, BundleCodec(bundle, device=device, threads=threads)
-        self._vocabulary = bundle.tokenizer.fingerprint
-        self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
-
-    def with_bundle(self, bundle_id: bytes) -> BridgedCodec | None:
-        """Return the same codec with another bundle of the same vocabulary."""
-        bundle = embedded(bundle_id, self._vocabulary)
-        return self._again(bundle) if bundle else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids that are not of the tokenizer."""

@@ -9,13 +9,14 @@ The first bundle codes new sessions; all are for reading.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.modes import Identity
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
 from pltz.plt_codec.errors import BundleMismatch, PltzError
@@ -73,10 +74,11 @@ class BundleCodecs:
         **engine: Unpack[EngineOptions],
     ) -> None:
         if not registry:
-            registry.replace(codecs_of(bundles, workers=workers, **engine))
+            registry.register(*codecs_of(bundles, workers=workers, **engine))
         self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
         self.registry, self._engine = registry, engine
-        registry.more = self._at_hand
+        registry.make = self.codec_for
+        self._bundles = bundles
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
         self._added: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
         self._of_ids: dict[bytes, SegmentCodec] = {}  # the first codec that takes the ids of a tokenizer
@@ -107,8 +109,11 @@ class BundleCodecs:
         """Return the codec of logs."""
         return next(codec for codec in self.registry if isinstance(codec, LogCodec))
 
-    def add(self, tokenizer: bytes) -> bytes:
-        """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
+    def add(self, tokenizer: bytes, device: str | None = None) -> bytes:
+        """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError.
+
+        ``device``: of its codec; None: that of the others.
+        """
         if tokenizer in self._added:
             return self._added[tokenizer]
         from pltz.coding.codecs.bridged import BridgedCodec
@@ -116,7 +121,8 @@ class BundleCodecs:
 
         bridge = Bridge(tokenizer, self.tokenizer)
         if bridge.fingerprint not in self._of_ids:
-            codec = self.model if bridge.identity else BridgedCodec(self.bundle, bridge, **self._engine)
+            engine = self._engine if device is None else self._engine | EngineOptions(device=device)
+            codec = self.model if bridge.identity else BridgedCodec(self.bundle, bridge, **engine)
             if not bridge.identity:
                 self.registry.register(codec)
             self._of_ids[bridge.fingerprint] = codec
@@ -144,13 +150,34 @@ class BundleCodecs:
             )
         return self._tokenizers[fingerprint]
 
-    def _at_hand(self) -> Iterator[SegmentCodec]:
-        """Yield codecs of the bundles at hand beside those given. One that is damaged is passed over."""
+    def codec_for(self, context: Identity) -> SegmentCodec | None:
+        """Return the codec of a context, of the bundles given and of those at hand; None if there is none."""
+        from pltz.coding.codecs.bridged import BridgedCodec
+        from pltz.models.bundle.bridge import Bridge
+
+        other = next((json for json, name in self._added.items() if name == context.tokenizer), None)
+        for bundle in (*self._bundles, *self._at_hand):
+            if context.tokenizer == BytesCodec.tokenizer:
+                if context.bundle == bundle.id:
+                    return LogCodec(bundle, **self._engine)
+                if (plain := BytesCodec(bundle.zstd_dict)).bundle_id == context.bundle:
+                    return plain
+            elif context.bundle == bundle.id:
+                if context.tokenizer == bundle.tokenizer.fingerprint:
+                    return BundleCodec(bundle, **self._engine)
+                return BridgedCodec(bundle, Bridge(other, bundle.tokenizer), **self._engine) if other else None
+        return None
+
+    @cached_property
+    def _at_hand(self) -> Sequence[Bundle]:
+        """Return the bundles at hand beside those given. One that is damaged is passed over."""
         from pltz.models.bundle.bundle import Bundle
         from pltz.models.bundle.locations import locations
 
+        found: list[Bundle] = []
         for location in locations():
             with suppress(PltzError):
-                bundle = Bundle.load(location.folder)
-                self._tokenizers.setdefault(bundle.tokenizer.fingerprint, bundle.tokenizer)
-                yield from codecs_of([bundle], **self._engine)
+                found.append(Bundle.load(location.folder))
+        for bundle in found:
+            self._tokenizers.setdefault(bundle.tokenizer.fingerprint, bundle.tokenizer)
+        return found

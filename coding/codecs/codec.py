@@ -23,7 +23,7 @@ import numpy as np
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame
-from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, LimitError
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import LayoutName, layout_of
 from pltz.plt_codec.repeats import Copy
@@ -126,10 +126,6 @@ class SegmentCodec:
         """
         raise NotImplementedError
 
-    def with_bundle(self, bundle_id: bytes) -> SegmentCodec | None:
-        """Return the same codec with the embedded bundle of this id; None if there is none that it could use."""
-        return None
-
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds a digest that says it holds these tokens, (T,). Nothing is decoded."""
         return False
@@ -144,17 +140,6 @@ def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
         return [(ALONE, NO_MARK)]
     after = TOWER, above[-codec.reach :]
     return [after] if codec.follows else [(ALONE, NO_MARK), after]
-
-
-def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
-    """Return the embedded bundle of this id and this tokenizer; None if there is none."""
-    from pltz.models.bundle.bundle import Bundle
-
-    try:
-        bundle = Bundle.find(bundle_id)
-    except BundleMismatch:
-        return None
-    return bundle if bundle.tokenizer.fingerprint == vocabulary else None
 
 
 def coded_of(frame: Frame, above: Tokens) -> Coded:
@@ -203,12 +188,6 @@ class BundleCodec(SegmentCodec):
         self.reach = cast("Bundle", bundle).weights.shape.memory if reach is None else reach
         self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
         self.fast, self.chains = layout == "fast", hasattr(self.coder, "decode_chain")
-        self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
-
-    def with_bundle(self, bundle_id: bytes) -> BundleCodec | None:
-        """Return the same codec with another bundle of the same vocabulary."""
-        bundle = embedded(bundle_id, self.tokenizer)
-        return self._again(bundle) if bundle else None
 
     def encode(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids out of range.

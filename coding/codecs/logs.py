@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, as_bytes
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
-from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
@@ -57,7 +56,6 @@ class LogCodec(SegmentCodec):
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
         self._few_steps, self._given = layout == "fast", coder
-        self._again = partial(LogCodec, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
 
     def twin(self, coder: Coder) -> LogCodec:
         """Return the same codec over another coder of the same tokens, for another thread."""
@@ -69,15 +67,6 @@ class LogCodec(SegmentCodec):
     def _coder(self) -> LogCoder:
         coder = self._given or cast("Bundle", self._bundle).coder(self._device, self._threads)
         return LogCoder(self._bundle, coder, self.workers)
-
-    def with_bundle(self, bundle_id: bytes) -> LogCodec | None:
-        """Return the same codec with another embedded bundle. Any vocabulary will do."""
-        from pltz.models.bundle.bundle import Bundle
-
-        try:
-            return self._again(Bundle.find(bundle_id))
-        except BundleMismatch:
-            return None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""

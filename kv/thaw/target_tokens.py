@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive import SessionReader
-from pltz.coding import BridgedCodec, BytesCodec
+from pltz.coding import BytesCodec
 from pltz.datasets import HEAD, messages_of, registry, rendered
 from pltz.models import LIST, MESSAGE, Bridge, as_seen_by, conversation_span, kind_of
 from pltz.plt_codec import TokenizerMismatch
@@ -55,7 +55,7 @@ class TargetTokenReader:
 
     def __init__(self, archive: Archive, target: Target) -> None:
         parts, codecs = archive.parts, archive.codecs
-        self._registry, self._bundle, self._tokenizer = parts.codecs, codecs.bundle, codecs.tokenizer
+        self._codecs, self._tokenizer = codecs, codecs.tokenizer
         self._sessions, self._target = SessionReader(parts.reader, codecs), target
         self._bridge = Bridge(target.tokenizer_json, codecs.tokenizer)
         self._same = self._bridge.identity  # the bundle's tokenizer is the target's own
@@ -64,10 +64,8 @@ class TargetTokenReader:
     def prepare(self, version: Version) -> None:
         """Let the archive decode the target's own ids in a version, where the bundle has another
         tokenizer."""
-        codecs, wanted = self._registry, self._bridge.fingerprint
-        if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
-            return
-        codecs.register(BridgedCodec(self._bundle, self._bridge, device=self._target.device.type))
+        if not self._same and version.tokenizer == self._bridge.fingerprint:
+            self._codecs.add(self._target.tokenizer_json, self._target.device.type)
 
     def _may_be_log(self, tower: Tower) -> bool:
         """Return whether a tower of the bundle's tokens may be an agent's log. Most chats are none at a look."""

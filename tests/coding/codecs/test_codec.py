@@ -13,7 +13,6 @@ from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
@@ -144,13 +143,3 @@ def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
     n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=4))
     with pytest.raises(VersionError, match="mode 4"):
         Pack.of(b.add(Record(n, name="x", time=7)).finish())
-
-
-def test_codecs_over_a_coder_are_made_again_for_another_bundle() -> None:
-    mini, nano = Bundle.load("mini"), Bundle.load("nano")
-    for codec in (BundleCodec(mini, coder=mini.coder(), reach=9), LogCodec(mini, coder=mini.coder())):
-        assert codec.with_bundle(b"no bundle here.!") is None
-        again = codec.with_bundle(mini.id)
-        assert again is not None and again is not codec and again.bundle_id == mini.id
-    other = LogCodec(mini, coder=mini.coder()).with_bundle(nano.id)
-    assert other is not None and other.bundle_id == nano.id

@@ -10,6 +10,7 @@ from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT
 from pltz.coding.codecs.codec import BytesCodec, Coded, IdsCodec, Plain
+from pltz.coding.codecs.modes import Identity
 from pltz.coding.codecs.registry import CodecRegistry
 from tests.archive.conftest import ZlibCodec
 
@@ -51,5 +52,16 @@ def test_what_was_not_there_is_looked_for_again_once_a_codec_is_registered() -> 
     assert codecs.for_context(context_of(late)) is None
     codecs.register(late)
     assert codecs.for_context(context_of(late)) is late
-    codecs.replace([])
-    assert not codecs and codecs.for_context(context_of(late)) is None
+
+
+def test_what_is_not_registered_is_made_once() -> None:
+    codecs, asked, late = CodecRegistry(), list[bytes](), ZlibCodec()
+
+    def make(context: Identity) -> ZlibCodec:
+        asked.append(context.bundle)
+        return late
+
+    codecs.make = make
+    assert codecs.for_context(context_of(late)) is codecs.for_context(context_of(late)) is late and codecs.knows(late)
+    assert codecs.for_context(replace(context_of(late), contract=2)) is None, "what was made decodes another contract"
+    assert asked == [late.bundle_id] * 2 and not codecs
