@@ -17,7 +17,6 @@ import xxhash
 
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.codec import Codec
-from pltz.experiments.slots.slot_delta import splice
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import RAW, KVCodec
@@ -36,7 +35,6 @@ from pltz.serving.engines.llama_slots import read_slot_ids
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.nightly.receipt import ReceiptFile, encode
 from pltz.training.run import snapshot
-from tests.experiments.slots.test_slot_delta import BASE, DELTA
 from tests.kv.engines.test_streams import drawn
 from tests.kv.memory.test_golden_memory import FILES, NAMES, anything, kind_of
 from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
@@ -144,13 +142,6 @@ def receipt(folder: Path, tokenizer: bytes) -> SoundFile:
     return SoundFile(path, read)
 
 
-def slot_delta(folder: Path, tokenizer: bytes) -> SoundFile:
-    """Write the delta of a slot file, of which SHA-256 covers all but the name of the format."""
-    path = folder / "slot.delta"
-    path.write_bytes(DELTA)
-    return SoundFile(path, lambda: splice(BASE, path.read_bytes()))
-
-
 def journal_entry(folder: Path, tokenizer: bytes) -> SoundFile:
     path = folder / "body"
     one = JournalEntry("chat-7", np.arange(9), 5, "acme", tags={"a": "b"}, prefixes=(2, 9), base="b", parent="p")
@@ -212,7 +203,6 @@ FORMATS: dict[str, Callable[[Path, bytes], SoundFile]] = {
     **{f"warm of many chunks, {name}": partial(warm, make, 512) for name, make in FORMS.items()},
     **{f"memory, {name}": partial(golden, name) for name in NAMES},
     "calibration": calibration, "receipt": receipt, "journal entry": journal_entry, "slot": slot,
-    "slot delta": slot_delta,
     "pltz file": pltz_file,
     **{f"bundle, {name}": partial(bundle, name)
        for name in ("weights-0.safetensors", "tokenizer.json.zst", "dictionary.zst", "bundle.json")},

@@ -24,6 +24,13 @@ def test_ranks_share_the_budget_and_none_is_above_the_width(frozen: FrozenTarget
     assert torch.isclose(codes.ranks().sum(), torch.tensor(96.0))
 
 
+def test_without_a_ratio_all_is_kept(frozen: FrozenTarget, rows: Rows) -> None:
+    codes = Codes(frozen, 1)
+    codes.solve(frozen, rows, 8)
+    exact = frozen.exact(torch.from_numpy(rows[:2].astype(np.int64)))
+    assert torch.allclose(codes(exact), exact, atol=1e-3)
+
+
 def test_training_by_kl_lowers_it_and_ends_with_whole_ranks(frozen: FrozenTarget, rows: Rows) -> None:
     ids = torch.from_numpy(rows.astype(np.int64))
     exact = frozen.exact(ids[:, :64])

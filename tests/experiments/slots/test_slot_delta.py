@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
+from hypothesis import given, settings, strategies as st
 
 from pltz.experiments.slots.measure_slots import act
 from pltz.experiments.slots.slot_delta import FIELDS, delta, splice
 from pltz.experiments.slots.slot_layout import SlotLayout
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, PltzError, UsageError, VersionError
 from pltz.serving.engines.llama_server import LlamaServer
+from tests.examples import examples
 from tests.serving.engines.llama_process import running
 from tests.serving.engines.served_models import write_gguf
 
@@ -120,6 +122,20 @@ def test_files_of_other_models_and_other_bases_are_refused() -> None:
         splice(base, found[:8] + struct.pack("<I", 2) + found[12:])
     with pytest.raises(FormatError, match="begins with"):
         splice(base, slot)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.data())
+def test_a_damaged_delta_is_refused(data: st.DataObject) -> None:
+    base = BASE
+    found = bytearray(DELTA)
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(8, len(found) - 1))
+        found[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del found[data.draw(st.integers(0, len(found) - 1)) :]
+    with pytest.raises(PltzError):
+        splice(base, bytes(found))
 
 
 def test_a_delta_that_lies_about_its_size_allocates_nothing() -> None:
