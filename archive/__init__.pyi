@@ -2,7 +2,11 @@
 
 from pltz.archive.archive import Archive as Archive
 from pltz.archive.catalog.chain import MAX_SEGMENTS as MAX_SEGMENTS, KnownSegment as KnownSegment
-from pltz.archive.catalog.lookup import Version as Version, VersionName as VersionName
+from pltz.archive.catalog.lookup import (
+    Version as Version,
+    VersionName as VersionName,
+    as_sessions as as_sessions,
+)
 from pltz.archive.catalog.reader import Tower as Tower
 from pltz.archive.catalog.recent_towers import RecentTowers as RecentTowers
 from pltz.archive.catalog.session_reader import SessionReader as SessionReader
@@ -30,6 +34,7 @@ from pltz.archive.format.object_names import FOLDERS as FOLDERS, SETTINGS as SET
 from pltz.archive.format.record import (
     MAX_NAME as MAX_NAME,
     MAX_TAGS as MAX_TAGS,
+    ContentFacts as ContentFacts,
     pack_tags as pack_tags,
     unpack_tags as unpack_tags,
 )

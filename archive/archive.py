@@ -22,12 +22,14 @@ from pltz.archive import arguments, opener
 from pltz.archive.catalog import stat
 from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.freshness import Token, token_of
+from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.session_reader import SessionReader
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import MANIFEST
+from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
 from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
@@ -81,12 +83,15 @@ class SessionVersion:
 
     Attributes:
         version: its number: its rank among the session's versions that are there, the oldest is 1. Forgotten ones count
-            until they are freed.
+            until they are freed. All that was put at one moment is one version.
         moment: when it was put, in units of 2^-20 seconds since 1970. A session's versions are ordered by it.
         time: its own, in seconds since 1970: as it was given, or when it was put.
         kind: chat, text or ids.
         target: fingerprint, 16 bytes, of the weights it was frozen for; None for any.
         id: 16 bytes that name this version for ever.
+        part: path of the part that it is of, empty for the main one and for the session as a whole.
+        parts: paths of the parts that the session has at this version, of which the first is told of.
+        content: title, turns, bytes, and times of the file and of what was said, as far as they are known.
     """
 
     tenant: str
@@ -99,6 +104,9 @@ class SessionVersion:
     target: bytes | None
     forgotten: bool
     id: bytes
+    part: str
+    parts: tuple[str, ...]
+    content: ContentFacts
 
     @classmethod
     def of(cls, version: Version, **content: Session) -> Self:
@@ -115,6 +123,9 @@ class SessionVersion:
             target=target,
             forgotten=version.forgotten,
             id=version.id,
+            part=version.part,
+            parts=tuple(part.part for part in version.each),
+            content=version.content,
             **content,
         )
 
@@ -294,6 +305,8 @@ class Archive:
         salt: str | bytes | None = None,
         continues: bool = False,
         keep_opaque: bool = False,
+        part: str = "",
+        content: ContentFacts = NOTHING,
         dry_run: bool = False,
     ) -> PutReceipt:
         """Freeze a session under a name. On return it is durable, and was decoded back and compared.
@@ -314,6 +327,9 @@ class Archive:
             salt: separate it from everything under another salt; only `get` and `thaw` with the same salt find it.
             continues: refuse it where it does not continue the last version: where that is not its beginning.
             keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
+            part: path of a part of the session, such as the log of a sub-agent. Parts are put one by one, or as one
+                version by `put_many`. They are listed, forgotten and erased together.
+            content: what `list` tells of it, such as its title.
             dry_run: code the session and store nothing; the receipt says what a put would store, and its id is empty.
 
         Raises:
@@ -345,6 +361,8 @@ class Archive:
             parent=parent,
             salt=salt,
             continues=continues,
+            part=part,
+            content=content,
         )
         [receipt] = self.put_many([request], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
@@ -361,6 +379,8 @@ class Archive:
         commit_seconds: float = COMMIT_SECONDS,
     ) -> Iterator[PutReceipt]:
         """Freeze many sessions, in commits of a few megabytes, and yield a receipt for each.
+
+        Parts of one session that follow each other are one version of it.
 
         Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is requested.
 
@@ -434,9 +454,10 @@ class Archive:
         *,
         tenant: str = "default",
         version: VersionName | None = None,
+        part: str = "",
         salt: str | bytes | None = None,
     ) -> ArchivedSession:
-        """Return a session as it was put.
+        """Return a session as it was put: its main part, or another one.
 
         Args:
             version: its number, from 1, or its id, of which 4 bytes are enough. None: the last one that is not
@@ -462,8 +483,36 @@ class Archive:
         arguments.version_or_none(version)
         sessions = self.sessions
         with self.parts.catalog.lookup.keeping_blocks():
-            found = self.parts.directory.version(name, tenant_of(tenant, salt), version)
+            found = self.parts.directory.version(name, tenant_of(tenant, salt), version, part)
             return ArchivedSession.of(found, session=sessions.read(found))
+
+    def get_parts(
+        self,
+        name: str,
+        *,
+        tenant: str = "default",
+        version: VersionName | None = None,
+        salt: str | bytes | None = None,
+    ) -> Iterator[ArchivedSession]:
+        """Yield the parts of a session as they were put, by path, the main one first. Arguments and errors: as `get`.
+
+        Of each part it is what was put last up to this version.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("log", "hello"), cold.put("log", "found it", part="agents/a.txt")
+        ...     [(found.part, found.value) for found in cold.get_parts("log")]
+        [('', b'hello'), ('agents/a.txt', b'found it')]
+        """
+        arguments.text(name=name, tenant=tenant)
+        arguments.version_or_none(version)
+        sessions = self.sessions
+        blocks: Blocks = {}
+        with self.parts.catalog.lookup.keeping_blocks(blocks):
+            each = self.directory.whole(name, tenant_of(tenant, salt), version).each
+        for found, session in zip(each, sessions.read_many(each, blocks), strict=True):
+            yield ArchivedSession.of(found, session=session)
 
     def get_many(
         self,
@@ -506,6 +555,7 @@ class Archive:
         tags: Mapping[str, str] | None = None,
         history: bool = False,
         forgotten: bool = False,
+        parts: bool = False,
         partial: bool = False,
     ) -> Iterator[SessionVersion]:
         """Yield the last version of each session, by tenant and name. Nothing is decoded.
@@ -515,6 +565,7 @@ class Archive:
             tags: only versions with all of these.
             history: all versions, not only the last ones.
             forgotten: forgotten versions too.
+            parts: each part of a version, and not the version as a whole.
             partial: raise nothing where sessions may be missing.
 
         Raises:
@@ -533,7 +584,7 @@ class Archive:
         wanted = (tags or {}).items()
         for version in self.directory.ls(tenant, forgotten=forgotten, history=history):
             if wanted <= version.tags.items():
-                yield SessionVersion.of(version)
+                yield from map(SessionVersion.of, version.each if parts else [version])
         if not partial:
             self.directory.want_whole("listed what is there", tenant)
 
@@ -571,7 +622,7 @@ class Archive:
         Raises NotFound where there is none, LostError where some are damaged or gone, ArchiveError where damage may
         hide it.
         """
-        return tuple(map(SessionVersion.of, self._versions(name, tenant)))
+        return tuple(map(SessionVersion.of, as_sessions(self._versions(name, tenant))))
 
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
@@ -683,6 +734,8 @@ class Archive:
     ) -> tuple[SessionVersion, ...]:
         """Forget all versions of sessions, or one, and return the versions forgotten by this call.
 
+        What a later version has of one that is forgotten is kept, such as a part that was not put again since.
+
         `undelete` brings them back until ``pltz archive collect`` has freed them. All are forgotten in one commit.
 
         Args:
@@ -706,7 +759,7 @@ class Archive:
         (1, 0, 1, 1)
         """
         chosen = partial(self._choose, arguments.names(names), tenant, version, tags, forgotten=False)
-        return _marked(self._mark(chosen, self.parts.marker.forget, dry_run=dry_run), forgotten=not dry_run)
+        return _marked(self._mark(chosen, FORGET, dry_run=dry_run), forgotten=not dry_run)
 
     def expire(
         self,
@@ -740,7 +793,7 @@ class Archive:
                 versions = self.directory.whole_histories(tenant)
             return expired(versions, policy, self.parts.store.now())
 
-        return _marked(self._mark(choose, self.parts.marker.forget, dry_run=dry_run), forgotten=not dry_run)
+        return _marked(self._mark(choose, FORGET, dry_run=dry_run), forgotten=not dry_run)
 
     def undelete(
         self,
@@ -760,7 +813,7 @@ class Archive:
             StoreError, WriterFailed, Fenced: as `put`.
         """
         chosen = partial(self._choose, arguments.names(names), tenant, version, None, forgotten=True)
-        return _marked(self._mark(chosen, self.parts.marker.undelete, dry_run=dry_run), forgotten=dry_run)
+        return _marked(self._mark(chosen, UNDELETE, dry_run=dry_run), forgotten=dry_run)
 
     def erase(
         self,
@@ -870,16 +923,16 @@ class Archive:
             raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
         return found.versions
 
-    def _mark(
-        self, choose: Callable[[], Sequence[Version]], mark: Callable[[Sequence[Version]], int], *, dry_run: bool
-    ) -> Sequence[Version]:
-        """Return the versions that ``choose`` returns, marked by the same look, but in a dry run."""
+    def _mark(self, choose: Callable[[], Sequence[Version]], verb: int, *, dry_run: bool) -> Sequence[Version]:
+        """Return those versions of ``choose`` of which something is marked, by one look; a dry run marks none."""
 
         def work() -> Sequence[Version]:
-            chosen = choose()
+            chosen, marker = choose(), self.parts.marker
+            marking = marker.of(chosen, verb)
             if not dry_run:
-                mark(chosen)
-            return chosen
+                marker.mark(marking)
+            marked = {(row.tenant, row.name, row.version) for row in marking.versions}
+            return [v for v in chosen if verb == UNDELETE or (v.tenant, v.name, v.version) in marked]
 
         return self.parts.catalog.decide(work)
 
@@ -897,7 +950,7 @@ class Archive:
         arguments.tags(tags)
         chosen: list[Version] = []
         for name in names:
-            versions = self._versions(name, tenant, wanted)
+            versions = list(as_sessions(self._versions(name, tenant, wanted)))
             if forgotten and not any(v.forgotten for v in versions):
                 self.directory.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")

@@ -65,7 +65,7 @@ def copy(
 ) -> Iterator[Copied]:
     """Copy versions and yield each one's result; yielded versions are durable and were compared.
 
-    ``versions``: as `SessionDirectory.ls` or `find` lists them, histories oldest first.
+    ``versions``: as `SessionDirectory.ls` or `find` lists them, histories oldest first, with all parts.
 
     Raises:
         LostError: a version is damaged here; those before it were copied.
@@ -75,9 +75,9 @@ def copy(
     """
     to.catalog.refresh()  # once: `put` finds versions put there meanwhile
     batch: list[tuple[Tower, NewSession]] = []
-    names: set[tuple[str, str]] = set()
+    names: set[tuple[str, str, str]] = set()
     tokens = 0
-    rest = iter(versions)
+    rest = _each(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
         source.keys.refresh()  # do not copy content erased meanwhile
         # versions that are there are not read
@@ -90,9 +90,9 @@ def copy(
             if found is None:
                 yield Copied(version, False, None, erased=True)
                 continue
-            # a commit holds one version of a session, and is bounded
+            # a commit holds one version of a part of a session, and is bounded
             tower = found[0]
-            name = version.tenant, version.name
+            name = version.tenant, version.name, version.part
             full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
             if batch and (full or name in names):
                 yield from _commit(batch, to)
@@ -102,6 +102,12 @@ def copy(
             tokens += len(tower.tokens)
     if batch:
         yield from _commit(batch, to)
+
+
+def _each(versions: Iterable[Version]) -> Iterator[Version]:
+    """Yield the versions of the parts of whole sessions, each once."""
+    for _, session in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
+        yield from {v.id: v for whole in session for v in whole.each}.values()
 
 
 def _sessions(
@@ -194,14 +200,14 @@ def _there(source: OpenArchive, versions: Sequence[Version], to: OpenArchive) ->
 def _leaves_alike(version: Version, to: OpenArchive) -> set[bytes]:
     """Return the first bytes of the leaves of equal versions in the other archive.
 
-    Equal versions have one name, moment, time, tags, kind and target.
+    Equal versions have one name, part, moment, time, tags, kind and target.
     """
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     return {v.leaf_prefix for v in known if _facts(v) == _facts(version)}
 
 
-def _facts(version: Version) -> tuple[int, int, dict[str, str], int, bytes, bytes]:
-    return version.moment, version.time, version.tags, version.kind, version.target, version.tokenizer
+def _facts(version: Version) -> tuple[str, int, int, dict[str, str], int, bytes, bytes]:
+    return version.part, version.moment, version.time, version.tags, version.kind, version.target, version.tokenizer
 
 
 def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
@@ -261,6 +267,8 @@ def _new_session(source: OpenArchive, tower: Tower, codecs: CodecRegistry) -> Ne
         time=version.time,
         moment=version.moment,
         codec=_codec(version, codecs),
+        part=version.part,
+        content=version.content,
     )
 
 

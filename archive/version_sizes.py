@@ -79,22 +79,22 @@ class VersionSizes:
 
     def __init__(self, cold: Archive) -> None:
         self._reader = cold.parts.reader
-        self._versions = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
+        self._whole = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
+        self._versions = {version.id: version for whole in self._whole.values() for version in whole.each}
         self._segments: dict[bytes, SegmentHead] = {}
 
     def of(self, version: SessionVersion) -> dict[str, Any]:
-        """Return the sizes of a version, None where damage hides them.
+        """Return the sizes of a version with all its parts, None where damage hides them.
 
-        They are bytes, tokens, segments, the method, and ``bytewise``: whether its tokens are bytes.
+        They are bytes, tokens, segments, and of its first part the method, and ``bytewise``: whether tokens are bytes.
         """
         try:
-            known = self._versions[version.id]
-            chain = self.chain(known)
+            chains = [(part, self.chain(part)) for part in self._whole[version.id].each]
         except (PltzError, KeyError):
             return dict.fromkeys(("size", "tokens", "segments", "method", "bytewise"))
-        lengths = self._lengths(known, chain)
-        last = self._segments[chain[0]] if chain else None
-        found = {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths)}
+        lengths = [length for part, chain in chains for length in self._lengths(part, chain)]
+        last = self._segments[chains[0][1][0]] if chains[0][1] else None
+        found = {"size": sum(self._size(*one) for one in chains), "tokens": sum(lengths), "segments": len(lengths)}
         return found | {"method": last and last.method, "bytewise": last is not None and last.bytewise}
 
     def _lengths(self, version: Version, chain: list[bytes]) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import History
-from pltz.archive.catalog.lookup import Version, VersionName
+from pltz.archive.catalog.lookup import Version, VersionName, as_sessions
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.format import index_file
@@ -29,8 +29,21 @@ class SessionDirectory:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def version(self, name: str, tenant: str = "default", wanted: VersionName | None = None) -> Version:
-        """Return the last version of a session that is not forgotten, or the one of a number or an id.
+    def version(
+        self, name: str, tenant: str = "default", wanted: VersionName | None = None, part: str = ""
+    ) -> Version:
+        """Return a part of the last version of a session that is not forgotten, or of the one of a number or an id.
+
+        Raises NotFound where the version has no such part, and the errors of `whole`.
+        """
+        parts = {v.part: v for v in self.whole(name, tenant, wanted).each}
+        if part not in parts:
+            what = f"part {part!r}" if part else "main part"
+            raise NotFound(f"session {name!r} of tenant {tenant!r} has no {what}, but {', '.join(map(repr, parts))}")
+        return parts[part]
+
+    def whole(self, name: str, tenant: str = "default", wanted: VersionName | None = None) -> Version:
+        """Return the last version of a session that is not forgotten, or the one of a number or an id, as a whole.
 
         A number counts all versions, so it is refused where damage may hide some.
 
@@ -41,7 +54,8 @@ class SessionDirectory:
             ArchiveError: it may be in a damaged pack.
         """
         known = self.sight(name, tenant)
-        found = [v for v in known.versions if (not v.forgotten if wanted is None else v.is_named(wanted))]
+        there = list(as_sessions(known.versions))
+        found = [v for v in there if (not v.forgotten if wanted is None else v.is_named(wanted))]
         if wanted is None:
             known.want_newest()
         if not (found and isinstance(wanted, bytes | None)):  # what is hidden may be it, or changes the numbers
@@ -49,7 +63,7 @@ class SessionDirectory:
         if not found:
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
-            raise NotFound(_not_found(name, tenant, wanted, known.versions))
+            raise NotFound(_not_found(name, tenant, wanted, there))
         return found[-1]
 
     def _acknowledged_loss(self, name: str, tenant: str) -> str | None:
@@ -78,11 +92,14 @@ class SessionDirectory:
         return found
 
     def whole_histories(self, tenant: str | None = None) -> list[Version]:
-        """Return all versions of the sessions of which damage hides none, by tenant and name. Raises ArchiveError."""
+        """Return all versions, as wholes, of the sessions of which damage hides none, by tenant and name.
+
+        Raises ArchiveError.
+        """
         self._catalog.refresh()
         known = (v for v in self._catalog.lookup.all_versions() if tenant is None or v.tenant == tenant)
         groups = [list(rows) for _, rows in itertools.groupby(known, key=lambda v: (v.tenant, v.name))]
-        return [v for versions in groups if self._catalog.histories.are_whole(versions) for v in versions]
+        return [v for rows in groups if self._catalog.histories.are_whole(rows) for v in as_sessions(rows)]
 
     def ls(
         self,
@@ -91,13 +108,13 @@ class SessionDirectory:
         forgotten: bool = False,
         history: bool = False,
     ) -> Iterator[Version]:
-        """Yield the last version of each session, or all versions with ``history``, by tenant and name.
+        """Yield the last version of each session, or all versions with ``history``, by tenant and name, as wholes.
 
         Forgotten versions come only on request. Raises ArchiveError, StoreError.
         """
         self._catalog.look()
         known = (v for v in self._catalog.lookup.all_versions() if tenant is None or v.tenant == tenant)
-        chosen = [v for v in known if forgotten or not v.forgotten]
+        chosen = [v for v in as_sessions(known) if forgotten or not v.forgotten]
         for number, v in enumerate(chosen):
             following = chosen[number + 1 : number + 2]
             if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):

@@ -9,7 +9,7 @@ records are noted as problems and left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -38,7 +38,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
+from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts, unpack_about
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.plt_codec.errors import CorruptError, FormatError
 
@@ -54,17 +54,20 @@ VersionName = int | bytes  # a version of a session: its number, or its id, of w
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a session as the catalogue has it.
+    """One version of a part of a session as the catalogue has it, or of the whole session (`as_sessions`).
 
     Attributes:
         moment: when it was put, in ticks since 1970. A session's versions are ordered by it.
         time: its own, in seconds since 1970.
-        version: its number: the rank among the session's versions that were found, the oldest is 1.
+        version: number of the session's version that it is of: its rank among those that were found, the oldest is 1.
+            All that was put at one moment is one version.
         leaf: id of the last segment of the tower that it is in. It is its own last one where ``lacks`` is 0.
         kind: 0 chat, 1 text, 2 ids.
         lacks: number of the last segments of that tower that it does not have: it ends within a run.
         leaf_prefix: first 4 bytes of the id of its own last segment.
         hides_older: whether its record is a run whose older versions cannot be read.
+        part: path of the part, empty for the main one. ``content``: what is known of it.
+        parts: of a whole session with several parts, the newest version of each, by path.
     """
 
     id: bytes
@@ -83,22 +86,75 @@ class Version:
     lacks: int = 0
     hides_older: bool = False
     version: int = 1
+    part: str = ""
+    content: ContentFacts = NOTHING
+    parts: tuple[Version, ...] = ()
 
     def is_named(self, wanted: VersionName) -> bool:
         """Return whether a number or the first bytes of an id name it."""
-        return self.id.startswith(wanted) if isinstance(wanted, bytes) else self.version == wanted
+        if not isinstance(wanted, bytes):
+            return self.version == wanted
+        return any(v.id.startswith(wanted) for v in self.each if v.version == self.version)
+
+    @property
+    def each(self) -> tuple[Version, ...]:
+        """Return the newest version of each part of a whole session."""
+        return self.parts or (self,)
 
 
 def in_order(versions: Iterable[Version]) -> list[Version]:
     """Return versions by tenant and name, the oldest of each session first, with their numbers."""
     found: list[Version] = []
-    session, number = ("", ""), 1
+    session, number, moment, met = ("", ""), 0, -1, set[str]()
     for v in sorted(versions, key=lambda v: (v.tenant, v.name, v.moment, v.id)):
         if (v.tenant, v.name) != session:
-            session, number = (v.tenant, v.name), 1
+            session, number, moment = (v.tenant, v.name), 0, -1
+        if v.moment != moment or v.part in met:  # of two writers at one moment each has its own
+            number, moment, met = number + 1, v.moment, set[str]()
+        met.add(v.part)
         found.append(v if v.version == number else replace(v, version=number))
-        number += 1
     return found
+
+
+def as_sessions(versions: Iterable[Version]) -> Iterator[Version]:
+    """Yield each version of each session as a whole: the newest version of each part up to it, in that of the main one.
+
+    ``versions``: as `in_order` returns them. One is forgotten if what it changed is. Then what it had of older ones may
+    be forgotten too, else not.
+    """
+    for _, session in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
+        there, staying = dict[str, Version](), dict[str, Version]()
+        for _, rows in itertools.groupby(session, key=lambda v: v.version):
+            own = {v.part: v for v in rows}
+            there |= own
+            staying |= {part: v for part, v in own.items() if not v.forgotten}
+            forgotten = any(v.forgotten for v in own.values())
+            parts = tuple(v for _, v in sorted((there if forgotten else staying).items()))
+            if len(parts) == 1:
+                yield parts[0]
+                continue
+            changed = own[min(own)]
+            yield replace(
+                parts[0],
+                id=changed.id,
+                moment=changed.moment,
+                time=changed.time,
+                version=changed.version,
+                forgotten=forgotten,
+                content=parts[0].content._replace(size=sum(v.content.size for v in parts)),
+                parts=parts,
+            )
+
+
+def forgettable(versions: Sequence[Version], going: Collection[int]) -> list[Version]:
+    """Return what is forgotten with some versions of a session: all that no version that stays has.
+
+    ``versions``: of one session, as `in_order` returns them; ``going``: numbers of those that go.
+    """
+    kept = (v for v in as_sessions(versions) if not v.forgotten and v.version not in going)
+    needed = {v.id for whole in kept for v in whole.each}
+    gone = {v.version for v in versions if v.forgotten} | set(going)
+    return [v for v in versions if v.version in gone and not v.forgotten and v.id not in needed]
 
 
 def version_of(item: Found, key: bytes | None = None) -> bytes:
@@ -107,7 +163,7 @@ def version_of(item: Found, key: bytes | None = None) -> bytes:
     ``key``: of the session, 16 bytes, where the caller has it.
     """
     r = item.record
-    return version_id(key or key_of_session(r, item.context), r.moment, r.leaf, r.time)
+    return version_id(key or key_of_session(r, item.context), r.moment, r.leaf, r.time, r.part)
 
 
 def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVersion]:
@@ -118,7 +174,8 @@ def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVe
     if not item.context.mode & RUN or item.record.name is None:
         return {}
     key = key or key_of_session(item.record, item.context)
-    return {version_id(key, v.moment, v.leaf, v.time): v for v in unpack_run(item.record).versions}
+    part = item.record.part
+    return {version_id(key, v.moment, v.leaf, v.time, part): v for v in unpack_run(item.record).versions}
 
 
 def _cut_short(item: Found) -> bool:
@@ -431,15 +488,19 @@ class RecordLookup:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
         Neither marks nor numbers are looked at.
-        Raises CorruptError where its tags are damaged, or its older versions although their bytes are sound, Erased.
+        Raises CorruptError where its part or tags are damaged, or its older versions although their bytes are sound,
+        Erased.
         """
         r, c = item.record, item.context
         tenant, name, packed = self._keys.session(c, r)
-        tags = unpack_tags(packed)
+        part, content, tags = unpack_about(packed)
+        if r.part != self._keys.part_key(c.domain, key, part):
+            raise CorruptError(f"a record of {name!r} is not of the part that it names: damaged")
         leaf = r.leaf
         own = OlderVersion(0, r.moment, r.time, leaf[:LEAF])
         older = older_versions(item, key) if c.mode & RUN and not _cut_short(item) else {}
-        for identity, v in ({version_of(item, key): own} | older).items():
+        newest = version_of(item, key)
+        for identity, v in ({newest: own} | older).items():
             yield Version(
                 identity,
                 tenant,
@@ -455,6 +516,8 @@ class RecordLookup:
                 item.location,
                 v.leaf,
                 v.lacks,
+                part=part,
+                content=content if identity == newest else ContentFacts(content.title),
             )
 
     def _distinct(

@@ -19,9 +19,9 @@ from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.context import RUN, SEALED, Context
-from pltz.archive.format.ids import BASE, Head, Tokens
+from pltz.archive.format.ids import BASE, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
-from pltz.archive.format.record import MAX_TAGS, Record
+from pltz.archive.format.record import Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
@@ -133,6 +133,11 @@ class Keyring:
         key = keys.id_key if keys else self._names  # an unknown domain has no stored sessions
         return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
 
+    def part_key(self, domain: bytes, key: bytes, part: str) -> int:
+        """Return the number that stands for a part of the session with this key."""
+        keys = self.of(domain) if part else None
+        return part_key(key, part, keys.id_key if keys else self._names)
+
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Return the digest of a segment, 32 bytes.
 
@@ -164,12 +169,12 @@ class Keyring:
         if record.name is not None:
             key = self.session_key(context.domain, record.name)
             encoded = record.name.encode()
-            plain = write_varint(len(encoded)) + encoded + record.tags
+            plain = write_varint(len(encoded)) + encoded + record.about
             veil = key[:UNIT] + seal(
                 self._key(context, key), plain, _about_session(context, record, key[:UNIT])
             )
         name = None if record.name is None else ""
-        return record._replace(bitstring=bitstring, name=name, tags=b"", veil=veil)
+        return record._replace(bitstring=bitstring, name=name, about=b"", veil=veil)
 
     def bits(self, context: Context, record: Record) -> bytes:
         """Return the bitstring of a stored record. Raises Erased, CorruptError."""
@@ -180,7 +185,7 @@ class Keyring:
         return head + unseal(self._key(context, record.id), box, about, "a bitstring")
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant, name and tags of a stored session. Raises Erased, CorruptError."""
+        """Return tenant, name and `record.pack_about` of a stored session. Raises Erased, CorruptError."""
         if context.cipher != SEALED:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         unit, box = record.veil[:UNIT], record.veil[UNIT:]
@@ -189,10 +194,7 @@ class Keyring:
         )
         reader = KeyReader(plain)
         name = reader.name()
-        tags = reader.rest()
-        if len(tags) > MAX_TAGS:
-            raise CorruptError("the tags of a session are over the limit: damaged")
-        return self.domain_name(context), name, tags
+        return self.domain_name(context), name, reader.rest()
 
     def gone(self, context: Context, identity: bytes) -> bool:
         try:
@@ -415,5 +417,5 @@ def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[by
 
 def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<BQQ", c.kind, record.moment, record.time)
+    place = struct.pack("<BQQI", c.kind, record.moment, record.time, record.part)
     return [b"session", c.domain + c.root + c.tokenizer + c.target + place, unit, record.leaf]

@@ -27,7 +27,7 @@ from pltz.archive.errors import KeyMismatch
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import CLEAR, SEALED, Context
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Record, pack_about
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.named_files import secret_file
@@ -175,6 +175,9 @@ class Encryption(Protocol):
     def session_key(self, domain: bytes, name: str) -> bytes:
         """Return the key by which a session is looked up, 16 bytes."""
 
+    def part_key(self, domain: bytes, key: bytes, part: str) -> int:
+        """Return the number that stands for a part of the session with this key."""
+
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Return the digest of a segment, 32 bytes; the first 16 are its id. ``tokens``: (T,)."""
 
@@ -188,7 +191,7 @@ class Encryption(Protocol):
         """Return the bitstring of a stored record. Raises Erased, KeyMismatch, CorruptError."""
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant, name and tags of a stored session. Raises Erased, CorruptError."""
+        """Return tenant, name and `record.pack_about` of a stored session. Raises Erased, CorruptError."""
 
     def gone(self, context: Context, identity: bytes) -> bool:
         """Return whether the key of a segment or session was destroyed."""
@@ -225,6 +228,9 @@ class Plaintext:
         """Return the key by which a session is looked up, 16 bytes."""
         return identity.session_key(domain, name)
 
+    def part_key(self, domain: bytes, key: bytes, part: str) -> int:
+        return identity.part_key(key, part)
+
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Return the digest of a segment, 32 bytes. ``tokens``: (T,)."""
         return identity.segment_digest(domain, tokenizer, parent, tokens)
@@ -239,7 +245,7 @@ class Plaintext:
         return record.bitstring
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        return self.domain_name(context), record.name or "", record.tags
+        return self.domain_name(context), record.name or "", record.about
 
     def gone(self, context: Context, identity: bytes) -> bool:
         return False
@@ -274,8 +280,12 @@ class LockedArchive(Plaintext):
         raise _locked()
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant and name made from their ids, and no tags."""
-        return self.domain_name(context), f"sealed {record.veil[:UNIT].hex()}", b""
+        """Return tenant, name and part made from their ids, and nothing else."""
+        part = f"{record.part:08x}" if record.part else ""
+        return self.domain_name(context), f"sealed {record.veil[:UNIT].hex()}", pack_about(part)
+
+    def part_key(self, domain: bytes, key: bytes, part: str) -> int:
+        return int(part or "0", 16)
 
 
 def _locked() -> KeyMismatch:

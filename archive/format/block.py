@@ -1,10 +1,10 @@
-"""A block of a pack: up to 128 records, whose ids, names and tags stand in its head. Spec: FORMAT.md, "Block".
+"""A block of a pack: up to 128 records, whose ids and names stand in its head. Spec: FORMAT.md, "Block".
 
     records --encode--> head: mark, sizes, columns, ids, names, checks | body: bitstrings
     head --Block.of--> fields of all its records; with the bytes of a piece of the body, records
 
 `plt_codec/container/block.py` does what blocks of packs and of `.pltz` files have in common: columns, pieces, checks.
-Here is what only records have: references to segments, names, times, tags and marks.
+Here is what only records have: references to segments, names, times, parts and marks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import (
     FORGET,
     LEAST_VEIL,
+    MAX_ABOUT,
     MAX_NAME,
-    MAX_TAGS,
     MAX_TIME,
     MAX_VEIL,
     TICK_BITS,
@@ -48,7 +48,7 @@ from pltz.plt_codec.identity import NONE, SIZE as ID_SIZE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_VALUE
 
-TEXT = 1 << 16  # bytes of names and tags from which a block ends
+TEXT = 1 << 16  # bytes of names and what is beside them from which a block ends
 UNIT = 8  # bytes of a session's key in front of its sealed name
 
 # kinds of records
@@ -56,8 +56,8 @@ SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
 # kinds of references to a segment
 ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 # columns that only packs have; the others are in plt_codec/container
-KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, TAGS, VERB, TICKS, LATER = 0, 2, 3, 6, 7, 8, 9, 10, 11, 12
-PACK_COLUMNS = (1 << LATER + 1) - 1  # a bit for each that a block of a pack may have
+KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, ABOUT, VERB, TICKS, LATER, PART = 0, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13
+PACK_COLUMNS = (1 << PART + 1) - 1  # a bit for each that a block of a pack may have
 TICKS_MASK = (1 << TICK_BITS) - 1
 REST = bytes(ID_SIZE - SEGMENT_SIZE)
 
@@ -94,7 +94,7 @@ def split(rows: Sequence[Record]) -> Iterator[slice]:
     begin = body = text = 0
     for row, r in enumerate(rows):
         body += len(r.bitstring)
-        text += len(r.veil) + len(r.tags) + 3 * len(r.name or "")
+        text += len(r.veil) + len(r.about) + 3 * len(r.name or "")
         if row + 1 - begin == ROWS or body >= BODY or text >= TEXT:
             yield slice(begin, row + 1)
             begin, body, text = row + 1, 0, 0
@@ -120,7 +120,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
     # the fields of all rows, one sequence per field
-    contexts, parents, ids, tokens, bits, names, moments, times, tags, marks, veils = zip(*rows, strict=True)
+    contexts, parents, ids, tokens, bits, names, moments, times, abouts, marks, veils, keys = zip(*rows, strict=True)
     titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
     sizes = list(map(len, bits))
     kinds = [
@@ -148,20 +148,21 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         NAME: list(map(len, titles)),
         SECONDS: [passed >> TICK_BITS for passed in since],
         APART: [abs(seconds) & MAX_VALUE for seconds in apart],
-        TAGS: list(map(len, tags)),
+        ABOUT: list(map(len, abouts)),
         TICKS: [passed & TICKS_MASK for passed in since],
         LATER: [abs(seconds) >> 32 << 1 | (seconds < 0) for seconds in apart],
+        PART: keys,
     }
     if any(marks):
         columns[COUNT] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
         columns[VERB] = [m.verb if m else 0 for m in marks]
-    # behind the columns stand ids, names and tags
+    # behind the columns stand ids, names, and what is beside them
     parts = [
         *(name[:SEGMENT_SIZE] for name in ids if name is not None),
         *(m.version for m in marks if m),
         *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
         *titles,
-        *tags,
+        *abouts,
     ]
     return encode_block(columns, parts, bits, fields.salt, offset)
 
@@ -176,7 +177,7 @@ def _check(
             # a mark stands alone
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"marks are counted up to {MAX_VALUE}")
-            if any((size, title, r.tags, r.parent != NONE, r.id, r.tokens)):
+            if any((size, title, r.about, r.parent != NONE, r.id, r.tokens, r.part)):
                 raise UsageError("a mark holds nothing else")
             continue
         # a segment, or a session without one
@@ -190,13 +191,13 @@ def _check(
         if size > MAX_BITSTRING:
             raise ContentError(f"a bitstring has {size} bytes, at most {MAX_BITSTRING} are allowed")
         if not kind & SESSION:
-            if title or r.tags:
-                raise UsageError("a record without a session has a name or tags")
+            if title or r.about or r.part:
+                raise UsageError("a record without a session has a name, tags or a part")
             continue
-        # a session has a name, a time and tags
+        # a session has a name and a time
         what, most = ("sealed name of a session", MAX_VEIL) if r.veil else ("name of a session", MAX_NAME)
         _limit(title, most, what)
-        _limit(r.tags, MAX_TAGS, "JSON of the tags")
+        _limit(r.about, MAX_ABOUT, "part, title and tags")
         if not 0 <= r.moment - fields.moment >> TICK_BITS <= MAX_VALUE:
             raise UsageError("a version was put before its pack's moment, or a century after")
         if not 0 <= r.time < MAX_TIME:
@@ -239,7 +240,7 @@ class Block(BlockHead):
     _versions: int = 0  # offsets of the parts of the head; segment ids begin at `parts`
     _parents: int = 0
     _names: int = 0
-    _tags: int = 0
+    _about: int = 0
     _name_sizes: Sequence[int] = ()
 
     @classmethod
@@ -272,7 +273,7 @@ class Block(BlockHead):
         n, columns = self.count, self.columns
         ids, names, titles = self.ids(), self._name_list(), self._titles()
         sealed = [c in self.fields.sealed for c in columns[CONTEXT].list(n)] if self.fields.sealed else [False] * n
-        ends = list(accumulate(columns[TAGS].list(n), initial=self._tags))
+        ends = list(accumulate(columns[ABOUT].list(n), initial=self._about))
         kinds = columns[KIND].list(n)
         moments, times = self._moments(kinds)
         rows = zip(
@@ -287,6 +288,7 @@ class Block(BlockHead):
             [self.data[a:b] for a, b in pairwise(ends)],
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
+            columns[PART].list(n),
             strict=True,
         )
         found = [Record._make(row) for row in rows]
@@ -309,7 +311,7 @@ class Block(BlockHead):
             mark = Mark(self.versions()[number], columns[COUNT][row], columns[VERB][row])
             return Record(context, mark=mark)
         title = self._title(row)
-        tags = self._tags + sum(columns[TAGS].list(self.count)[:row]) if columns[TAGS].high else 0
+        about = self._about + sum(columns[ABOUT].list(self.count)[:row]) if columns[ABOUT].high else 0
         session, sealed = bool(kind & SESSION), context in self.fields.sealed
         moment, time = self._moment(row) if session else (0, 0)
         return Record(
@@ -321,9 +323,10 @@ class Block(BlockHead):
             None if not session else "" if sealed else _text(title, self.offset),
             moment,
             time,
-            self.data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
+            self.data[about : about + columns[ABOUT][row]] if columns[ABOUT].high else b"",
             None,
             title if sealed else b"",
+            columns[PART][row],
         )
 
     # ---- columns
@@ -390,7 +393,7 @@ class Block(BlockHead):
 
     def rows_named(self, name: bytes) -> list[int]:
         """Return the rows of sessions whose stored name begins with ``name`` and is it, or a box behind it."""
-        if self.data.find(name, self._names, self._tags) < 0:
+        if self.data.find(name, self._names, self._about) < 0:
             return []
         rows = enumerate(zip(self._titles(), self.columns[KIND].list(self.count), strict=True))
         return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
@@ -485,8 +488,8 @@ def _place_parts(block: Block, columns: list[Column]) -> None:
     block._parents = block._versions + ID_SIZE * marks
     block._names = block._parents + SEGMENT_SIZE * columns[PARENT_KIND].times(INLINE, count)
     block._name_sizes = columns[NAME].list(count)
-    block._tags = block._names + columns[NAME].total
-    block.ends_with(block._tags + columns[TAGS].total)
+    block._about = block._names + columns[NAME].total
+    block.ends_with(block._about + columns[ABOUT].total)
 
 
 def _check_rules(block: Block, columns: list[Column]) -> None:
@@ -501,7 +504,7 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
     # numbers that no version may use
     if columns[CONTEXT].high > fields.contexts - 1:
         raise wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
-    if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[SIZE].high > MAX_BITSTRING:
+    if columns[NAME].high > MAX_VEIL or columns[ABOUT].high > MAX_ABOUT or columns[SIZE].high > MAX_BITSTRING:
         raise wrong(offset, "has a field over its limit")
     if any(columns[number].high > most for number, most in _MOST):
         raise wrong(offset, "has a number over its limit")
@@ -527,17 +530,17 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
             raise wrong(offset, "claims more tokens than its bytes can hold")
     # a sealed name is a box, any other has a limit
     if columns[NAME].high > MAX_NAME or fields.sealed:
-        fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, TAGS))
-        for context, kind, name, tags in zip(*fields_of, strict=True):
+        fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, ABOUT))
+        for context, kind, name, about in zip(*fields_of, strict=True):
             sealed = context in fields.sealed and kind in (SESSION, BOTH)
-            if sealed and (name < LEAST_VEIL or tags):
+            if sealed and (name < LEAST_VEIL or about):
                 raise wrong(offset, "has a sealed name that is none")
             if not sealed and name > MAX_NAME:
                 raise wrong(offset, "has a name over the limit")
 
 
 _MOST = (  # columns, and the largest number of each
-    *((column, MAX_VALUE) for column in (SECONDS, APART, COUNT)),
+    *((column, MAX_VALUE) for column in (SECONDS, APART, COUNT, PART)),
     (TICKS, TICKS_MASK),
     (LATER, MAX_TIME >> 32 << 1 | 1),
 )
@@ -546,7 +549,7 @@ _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
     (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT,)),
     (_SEGMENTS, (SIZE,)),
-    (_SESSIONS, (NAME, SECONDS, APART, TAGS, TICKS, LATER)),
+    (_SESSIONS, (NAME, SECONDS, APART, ABOUT, TICKS, LATER, PART)),
     (bytes([VERSION_MARK]), (VERB,)),
 )
 

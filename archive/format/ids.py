@@ -31,6 +31,7 @@ many = _batch  # may be None: check before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
+PART_SIZE = 4  # bytes of a part's key
 LEAF = 4  # bytes of a leaf's id that tell two versions apart that were put in one tick
 SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and packs leave them out
 TENANT, BASE = 0, 1  # kinds of a domain
@@ -183,15 +184,25 @@ def session_key(domain: bytes, name: str) -> bytes:
     return state.digest()
 
 
-def version_id(key: bytes, moment: int, leaf: bytes, time: int) -> bytes:
-    """Return the id of one version of a session, 16 bytes, by which it is forgotten and undeleted.
+def version_id(key: bytes, moment: int, leaf: bytes, time: int, part: int = 0) -> bytes:
+    """Return the id of one version of a part of a session, 16 bytes, by which it is forgotten and undeleted.
 
     ``moment``: when it was put, in ticks; ``leaf``: id of its last segment, of which the first 4 bytes count;
-    ``time``: its own, in seconds.
+    ``time``: its own, in seconds; ``part``: key of the part.
     """
     state = _begun(b"pltz version", SIZE, b"").copy()
     state.update(key + moment.to_bytes(8, "little") + leaf[:LEAF] + time.to_bytes(8, "little"))
+    state.update(part.to_bytes(PART_SIZE, "little"))
     return state.digest()
+
+
+def part_key(key: bytes, part: str, secret: bytes = b"") -> int:
+    """Return the number that stands for a part in the head of its record: 0 for the main one, others below 2^32.
+
+    ``key``: of the session; ``secret``: id key of its domain in a sealed archive.
+    """
+    state = hashlib.blake2b(key + _utf8(part), digest_size=PART_SIZE, key=secret, person=b"pltz part")
+    return max(1, int.from_bytes(state.digest(), "little")) if part else 0
 
 
 def checked(tokens: npt.ArrayLike) -> Tokens:

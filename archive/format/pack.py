@@ -34,7 +34,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 8
+VERSION = 9
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved twice, moment, salt, archive, table size, crc32
@@ -146,7 +146,7 @@ class Builder:
                     break
                 number = known[id(context)] = self.context(context)
             self.records.append(record if number == record.context else record._replace(context=number))
-            self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.tags) + 64
+            self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.about) + 64
             if self.size >= TARGET_SIZE:
                 break
         return len(self.records) - begin

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
+from pltz.plt_codec.varint import read_varint, write_varint
 
 UNDELETE, FORGET = 0, 1
 MAX_NAME = 1024  # bytes of UTF-8
@@ -20,8 +22,12 @@ TICK_BITS = 20  # a second has 2^20 ticks
 MAX_MOMENT = 1 << 62  # ticks since 1970, excluded
 MAX_TIME = 1 << 40  # seconds since 1970, excluded
 MAX_TAGS = 16384  # bytes of JSON
+MAX_PART = 1024  # bytes of UTF-8
+MAX_TITLE = 80  # characters
+MAX_ABOUT = 1 + 2 + MAX_PART + 2 + 4 * MAX_TITLE + 5 * 9 + MAX_TAGS  # bytes
+TAGS_BIT = 7  # of the first byte of `pack_about`: those below are for the part and the fields of `ContentFacts`
 TOKENS_PER_BYTE = 65536
-MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_TAGS  # bytes: unit, tag, length of the name, name, tags
+MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_ABOUT  # bytes: unit, tag, length of the name, name, about
 LEAST_VEIL = 8 + 16 + 1
 
 
@@ -43,9 +49,11 @@ class Record(NamedTuple):
         id: id of its segment, None without one.
         tokens: number of tokens of its segment.
         name: name of its session, None without one.
+        part: key of the part of the session (`ids.part_key`), 0 for the main one.
         moment: when its version was put, in ticks since 1970. A session's versions are ordered by it.
         time: time of its version, in seconds since 1970, as it was given or when it was put.
-        veil: in a sealed archive, unit and box in place of name and tags, which are empty then. The bitstring is
+        about: what else is known of it (`pack_about`).
+        veil: in a sealed archive, unit and box in place of name and ``about``, which are empty then. The bitstring is
             a box too.
     """
 
@@ -57,9 +65,10 @@ class Record(NamedTuple):
     name: str | None = None
     moment: int = 0
     time: int = 0
-    tags: bytes = b""
+    about: bytes = b""
     mark: Mark | None = None
     veil: bytes = b""
+    part: int = 0
 
     @property
     def leaf(self) -> bytes:
@@ -70,6 +79,88 @@ class Record(NamedTuple):
 def tokens_fit(tokens: int, size: int) -> bool:
     """Return whether a bitstring of ``size`` bytes may hold this many tokens."""
     return 0 <= tokens <= min(SESSION_TOKENS, TOKENS_PER_BYTE * (size + 1))
+
+
+class ContentFacts(NamedTuple):
+    """Facts about the content of a part, which a list shows. Empty or 0: not known.
+
+    Attributes:
+        title: the first words of the user, at most `MAX_TITLE` characters.
+        turns: how often the user and the model spoke.
+        size: bytes of the content.
+        mtime: when its file was changed last, in nanoseconds since 1970.
+        first, last: when the first and the last thing in it was said, in seconds since 1970.
+    """
+
+    title: str = ""
+    turns: int = 0
+    size: int = 0
+    mtime: int = 0
+    first: int = 0
+    last: int = 0
+
+
+NOTHING = ContentFacts()
+
+
+def check_part(part: str) -> None:
+    """Check the path of a part: relative, with slashes, and below its session. Raises ContentError.
+
+    >>> check_part("subagents/a.jsonl"), check_part("")
+    (None, None)
+    """
+    if (part and any(word in ("", ".", "..") for word in part.split("/"))) or "\0" in part:
+        raise ContentError(f"expected the path of a part, relative and without . and .., found {part!r}")
+    try:
+        size = len(part.encode())
+    except UnicodeEncodeError as exc:
+        raise ContentError(f"the path {part!r} is not valid Unicode: use another one") from exc
+    if size > MAX_PART:
+        raise ContentError(f"the path of a part has {size} bytes, at most {MAX_PART} are allowed")
+
+
+def pack_about(
+    part: str = "", content: ContentFacts = NOTHING, tags: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
+    """Return the part, what is known of its content, and tags, as bytes; none where all of it is empty.
+
+    Raises ContentError where a path or a title is too long, a number is out of range, or as `pack_tags`.
+
+    >>> pack_about(tags={"a": "1"}), pack_about("a.txt", ContentFacts(turns=2))
+    (b'\\x80{"a":"1"}', b'\\x05\\x05a.txt\\x01\\x02')
+    """
+    if content is NOTHING and not part and not tags:
+        return b""
+    check_part(part)
+    title, turns, size, mtime, first, last = content
+    if len(title) > MAX_TITLE or not all(0 <= number < 1 << 63 for number in content[1:]):
+        raise ContentError(f"expected a title of {MAX_TITLE} characters and numbers below 2^63, found {content!r}")
+    numbers = turns, size, mtime, first, max(0, last - first)
+    words = [part.encode(), title.encode("utf-8", "replace")]
+    words += [number.to_bytes(number.bit_length() + 7 >> 3, "little") for number in numbers]
+    fields = [*(write_varint(len(word)) + word if word else b"" for word in words), pack_tags(tags)]
+    there = sum(bool(field) << bit for bit, field in enumerate(fields))
+    return bytes([there]) + b"".join(fields) if there else b""
+
+
+def unpack_about(data: bytes) -> tuple[str, ContentFacts, dict[str, str]]:
+    """Undo `pack_about`. Raises CorruptError."""
+    words, at = [b""] * TAGS_BIT, 1
+    for bit in range(TAGS_BIT if data else 0):
+        if data[0] >> bit & 1:
+            size, at = read_varint(data, at)
+            words[bit], at = data[at : at + size], at + size
+    turns, size, mtime, first, spoken = (int.from_bytes(word, "little") for word in words[2:])
+    tags = data[at:]
+    try:
+        part, title = words[0].decode(), words[1].decode()
+        check_part(part)
+    except (ContentError, UnicodeDecodeError) as exc:
+        raise CorruptError("a session has a path or title that cannot be: damaged") from exc
+    cut_off = data and (at > len(data) or bool(tags) != data[0] >> TAGS_BIT)
+    if cut_off or len(title) > MAX_TITLE or len(tags) > MAX_TAGS:
+        raise CorruptError("a session has a field that is cut off or over its limit: damaged")
+    return part, ContentFacts(title, turns, size, mtime, first, first + spoken), unpack_tags(tags)
 
 
 def pack_tags(tags: Mapping[str, str]) -> bytes:

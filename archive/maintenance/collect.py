@@ -45,7 +45,7 @@ from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.record import TICK_BITS, Record
+from pltz.archive.format.record import TICK_BITS, Record, unpack_about
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
@@ -218,7 +218,8 @@ class Collector:
         """Join turns of sessions that have several live records in packs to be condemned; return the sessions."""
         keys = self.catalog.keys
         heads = (self._at(location) for location in census.grown(self.catalog.listing.condemned | plan))
-        return joiner.sessions(keys.session(context, record)[:2] for record, context in heads)
+        found = (keys.session(context, record) for record, context in heads)
+        return joiner.sessions((tenant, name, unpack_about(about)[0]) for tenant, name, about in found)
 
     def _make_room(self, census: LiveSet, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
         """Copy live records of condemned packs, of as many packs as fit.

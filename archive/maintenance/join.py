@@ -39,7 +39,7 @@ from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.ids import LEAF, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder
-from pltz.archive.format.record import Record, pack_tags
+from pltz.archive.format.record import Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
@@ -55,7 +55,7 @@ SHARE = 2  # a put joins a record with those behind it where it has at most so m
 ENOUGH = 4096  # tokens of a record that is left as it is: a block is decoded in as many steps as the next one
 MOST = 4 * ENOUGH  # tokens from which no more records are joined at once, so that it takes no longer
 AT_ONCE = 1 << 20  # tokens of runs that a collector puts in one commit
-FIXED = 11  # bytes at least of a record beside bitstring, name and tags, without those of the index
+FIXED = 11  # bytes at least of a record beside bitstring, name and what is beside it, without those of the index
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 Row = tuple[Context, Record]
@@ -108,16 +108,18 @@ class TurnJoiner:
                 self._indexes.write_if_due()
         return done
 
-    def sessions(self, named: Iterable[tuple[str, str]]) -> int:
-        """Join the last turns of sessions, by tenant and name, where that takes no more bytes; return how many were.
+    def sessions(self, named: Iterable[tuple[str, str, str]]) -> int:
+        """Join the last turns of parts of sessions, where that takes no more bytes; return how many were.
+
+        ``named``: tenant, name and part.
 
         What a collector cannot join it copies as it is: see `_noting`.
         """
         done = tokens = 0
         choices = list[_Choice]()
         with self._noting():
-            for tenant, name in named:
-                if choice := self._catalog.listing.stable(partial(self._stored, tenant, name)):
+            for place in named:
+                if choice := self._catalog.listing.stable(partial(self._stored, *place)):
                     choices.append(choice)
                     tokens += sum(record.tokens for _, record in choice.apart)
                 if tokens >= AT_ONCE:
@@ -155,14 +157,14 @@ class TurnJoiner:
 
     def _grown(self, receipt: CommitReceipt) -> _Run | None:
         """Return the run that joins the last turns of a session that was just put; None where it must stay as it is."""
-        tower, staying = self._writer.recent.get(receipt.leaf), self._staying(receipt.tenant, receipt.name)
+        tower, staying = self._writer.recent.get(receipt.leaf), self._staying(*receipt[:3])
         if not staying or staying[-1].id != receipt.id or not tower or not (tail := self._due(receipt, staying)):
             return None
         return self._run(staying, tower, tail, receipt.codec)
 
-    def _stored(self, tenant: str, name: str) -> _Choice | None:
-        """Return the last turns of a stored session, with the run that joins them; None where it has none to join."""
-        staying = self._staying(tenant, name)
+    def _stored(self, tenant: str, name: str, part: str) -> _Choice | None:
+        """Return the last turns of a stored part, with the run that joins them; None where it has none to join."""
+        staying = self._staying(tenant, name, part)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
         if leaf is None or leaf.context.tokenizer == BytesCodec.tokenizer:
             return None
@@ -182,11 +184,14 @@ class TurnJoiner:
                 return _Choice(apart, [(run.row[0], sealed)], run)
         return _Choice(apart, apart, None)
 
-    def _staying(self, tenant: str, name: str) -> list[Version]:
-        """Return the versions of a session that are not forgotten; none where a copy would not tell what one is."""
+    def _staying(self, tenant: str, name: str, part: str) -> list[Version]:
+        """Return the versions of a session that are not forgotten, those of a part last.
+
+        None where it has none, or a copy would not tell what the last one is.
+        """
         history = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
-        staying = [version for version in history if not version.forgotten]
-        return [] if staying and staying[-1].lacks else staying
+        staying = sorted((v for v in history if not v.forgotten), key=lambda v: v.part == part)
+        return [] if not staying or staying[-1].part != part or staying[-1].lacks else staying
 
     def _records(
         self, tenant: str, name: str, codec: tuple[bytes, bytes, int], staying: Sequence[Version]
@@ -274,10 +279,23 @@ class TurnJoiner:
             kind=newest.kind,
         )
         bitstring = pack_run(content._replace(versions=older), newest.moment, newest.time)
-        tags = pack_tags(newest.tags)
         return context, Record(
-            0, tail.parent, leaf, tail.tokens, bitstring, newest.name, newest.moment, newest.time, tags
+            0,
+            tail.parent,
+            leaf,
+            tail.tokens,
+            bitstring,
+            newest.name,
+            newest.moment,
+            newest.time,
+            pack_about(newest.part, newest.content, newest.tags),
+            part=self._part_key(newest),
         )
+
+    def _part_key(self, version: Version) -> int:
+        keys = self._catalog.keys
+        domain = keys.domain(TENANT, version.tenant)
+        return keys.part_key(domain, keys.session_key(domain, version.name), version.part)
 
     # ---- put
 
@@ -371,9 +389,9 @@ def _codec(context: Context) -> tuple[bytes, bytes, int]:
     return context.tokenizer, context.bundle, context.contract
 
 
-def _facts(version: Version) -> tuple[dict[str, str], int, bytes, bytes]:
+def _facts(version: Version) -> tuple[str, dict[str, str], int, bytes, bytes]:
     """Return the fields that the versions of a run have in common."""
-    return version.tags, version.kind, version.target, version.tokenizer
+    return version.part, version.tags, version.kind, version.target, version.tokenizer
 
 
 def _tokens(tower: Sequence[tuple[bytes, Tokens]]) -> Tokens:
@@ -390,7 +408,7 @@ def _equal(one: Segments, other: Segments) -> bool:
 def _size(record: Record) -> int:
     """Return about the bytes of a record in a pack, rather too few."""
     name = len((record.name or "").encode())
-    return FIXED + len(record.bitstring) + name + len(record.tags) + len(record.veil)
+    return FIXED + len(record.bitstring) + name + len(record.about) + len(record.veil)
 
 
 def _worth(choices: Sequence[_Choice]) -> list[_Run]:

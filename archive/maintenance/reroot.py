@@ -127,5 +127,5 @@ class Rerooter:
         if context.mode & RUN and self.keys.gone(context, key_of_session(record, context)):
             alone = unpack_run(record)._replace(versions=[])
             return segment_only(record)._replace(bitstring=pack_run(alone, 0, 0))
-        _, name, tags = self.keys.session(context, record)
-        return record._replace(name=name, tags=tags, veil=b"")
+        _, name, about = self.keys.session(context, record)
+        return record._replace(name=name, about=about, veil=b"")

@@ -23,7 +23,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
-from pltz.archive.format.record import Record, pack_tags
+from pltz.archive.format.record import Record, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
@@ -116,6 +116,7 @@ class PendingVersion:
 
     Attributes:
         codec: the codec of its segments.
+        part: key of its part.
         leaf: id of the last segment, once it is named.
         moment, time: when it is put, in ticks, and its own time, in seconds, both since 1970.
         version: its number among the session's versions.
@@ -133,9 +134,9 @@ class PendingVersion:
         "leaf",
         "moment",
         "new",
+        "part",
         "session",
         "size",
-        "tags",
         "time",
         "tower",
         "version",
@@ -148,10 +149,10 @@ class PendingVersion:
         tower: list[PendingSegment],
         context: Context,
         key: bytes,
+        part: int,
     ):
         self.session, self.codec, self.tower, self.context = session, codec, tower, context
-        self.key = key
-        self.tags = pack_tags(session.tags) if session.tags else b""
+        self.key, self.part = key, part
         self.version, self.id, self.leaf = 1, b"", NONE
         self.moment = self.time = 0
         self.kept: Version | None = None
@@ -164,6 +165,7 @@ class PendingVersion:
         return CommitReceipt(
             tenant=s.tenant,
             name=s.name,
+            part=s.part,
             id=self.id,
             version=self.version,
             moment=self.moment,
@@ -199,7 +201,8 @@ def draft(
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
             key = keys[place] = session_key(*place)
-        drafts.append(PendingVersion(session, codec, tower, own, key))
+        part = contexts.keys.part_key(own.domain, key, session.part) if session.part else 0
+        drafts.append(PendingVersion(session, codec, tower, own, key, part))
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
@@ -277,7 +280,9 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if unnamed:
             continue
-        fields: dict[str, Any] = {"name": d.session.name, "moment": d.moment, "time": d.time, "tags": d.tags}
+        own = d.session
+        about = pack_about(own.part, own.content, own.tags)
+        fields: dict[str, Any] = {"name": own.name, "moment": d.moment, "time": d.time, "about": about, "part": d.part}
         rows.append(leaf.row(**fields) if leaf else (d.context, Record(0, parent=d.leaf, **fields)))
     return rows
 

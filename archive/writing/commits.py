@@ -4,7 +4,8 @@
         for request, cut in commit:         # a new session in segments, or the stored version that is the same
             ...
 
-A name comes once per commit, because its second version builds on the first, as a fork on its parent.
+A part of a session comes once per commit, because its second version builds on the first, as a fork on its parent.
+Parts of one session that follow each other are in one commit, so that they are one version.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
 from pltz.plt_codec.limits import MAX_BYTES
 
 COMMIT_SESSIONS = 4096
+TOGETHER = 1 << 26  # bytes of parts of one session that are in one commit: of more the last ones are another version
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
 PARTS_AHEAD = 32  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
@@ -69,7 +71,7 @@ class Commits:
         An error is raised after the requests before it were yielded. ``refused`` takes those of single sessions.
         """
         batch: list[CutRequest] = []
-        names: set[tuple[str, str]] = set()
+        names: set[tuple[str, str, str]] = set()
         size = 0
         began = time.monotonic()
         source = self._ahead(requests, keep_opaque)
@@ -80,9 +82,10 @@ class Commits:
                 if batch:
                     yield batch
                 raise
-            # a commit ends where it is full, where time is up, or where a session comes again
+            # a commit ends where it is full, where time is up, or where a part of a session comes again
             full = len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
-            if request is None or full or _names(request) & names:
+            goes_on = bool(request and batch and _is_of(request, batch[-1].request) and size < TOGETHER)
+            if request is None or (full and not goes_on) or _names(request) & names:
                 if batch:
                     yield batch
                 batch, names, size = [], set(), 0
@@ -101,11 +104,11 @@ class Commits:
                 refused(request.request, exc)
                 continue
             amount = size_of(cut) if isinstance(cut, NewSession) else 0
-            if batch and size + amount > pace.limit:  # what is there does not wait for a large session
+            if batch and size + amount > pace.limit and not goes_on:  # what is there does not wait for a large session
                 yield batch
                 batch, names, size, began = [], set(), 0, time.monotonic()
             batch.append(CutRequest(request, cut))
-            names.add((request.tenant, request.name))
+            names.add((request.tenant, request.name, request.part))
             size += amount
 
     def _ahead(
@@ -156,7 +159,7 @@ class Commits:
         begun: list[Tokenised | None] = [None] * len(requests)
         if not self._workers.on:
             return begun
-        stored = set(self._stored(requests).values())
+        stored = self._stored(requests)
         group, size = list[int](), 0
         for n, r in enumerate(requests):
             if self._is_for_model(r) and (r.tenant, r.name) not in stored:
@@ -174,19 +177,20 @@ class Commits:
 
     def _extended(self, requests: Sequence[PreparedRequest]) -> list[Version]:
         """Return the last version of each session that requests extend."""
-        stored = self._stored(requests).values()
-        last = [version for found in stored if (version := self.cutter.last_version(*found))]
+        stored = self._stored(requests)
+        known = [(r.tenant, r.name, r.part) for r in requests if (r.tenant, r.name) in stored]
+        last = [version for place in known if (version := self.cutter.last_version(*place))]
         return [v for v in last if v.tokenizer != BytesCodec.tokenizer]  # what a log begins with is told by ids
 
-    def _stored(self, requests: Sequence[PreparedRequest]) -> dict[bytes, tuple[str, str]]:
-        """Return tenant and name of requests whose session is stored, by its key. One look-up tells them."""
+    def _stored(self, requests: Sequence[PreparedRequest]) -> set[tuple[str, str]]:
+        """Return tenant and name of requests whose session is stored. One look-up tells them."""
         keys, found = self._catalog.keys, dict[bytes, tuple[str, str]]()
         try:
             for r in requests:
                 found[keys.session_key(keys.domain(TENANT, r.tenant), r.name)] = r.tenant, r.name
         except (PltzError, UnicodeError):  # `put` tells which request is wrong
-            return {}
-        return {key: found[key] for key in self._catalog.lookup.known(SESSIONS, list(found))}
+            return set()
+        return {found[key] for key in self._catalog.lookup.known(SESSIONS, list(found))}
 
 
 class _Part(NamedTuple):
@@ -206,6 +210,11 @@ def _one_of(later: Later, place: int) -> Ids | None:
     return row
 
 
-def _names(request: PreparedRequest) -> set[tuple[str, str]]:
-    """Return the sessions that a request builds on."""
-    return {(request.tenant, request.name), (request.tenant, request.request.parent or "")}
+def _names(request: PreparedRequest) -> set[tuple[str, str, str]]:
+    """Return the sessions and parts that a request builds on."""
+    return {(request.tenant, request.name, request.part), (request.tenant, request.request.parent or "", "")}
+
+
+def _is_of(request: PreparedRequest, other: PreparedRequest) -> bool:
+    """Return whether two requests are of one session."""
+    return (request.tenant, request.name) == (other.tenant, other.name)

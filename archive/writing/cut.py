@@ -109,10 +109,10 @@ class SessionCutter:
             return self._cut_log(request)
         return self._cut_session(request, keep_opaque, begun)
 
-    def last_version(self, tenant: str, name: str) -> Version | None:
-        """Return the last version of a session that is not forgotten; None where there is none."""
+    def last_version(self, tenant: str, name: str, part: str = "") -> Version | None:
+        """Return the last version of a part of a session that is not forgotten; None where there is none."""
         versions = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
-        return next((v for v in reversed(versions) if not v.forgotten), None)
+        return next((v for v in reversed(versions) if not v.forgotten and v.part == part), None)
 
     # ---- chats and texts
 
@@ -174,7 +174,7 @@ class SessionCutter:
 
         A new name costs one look-up only.
         """
-        return self._tower(self.last_version(request.tenant, request.name))
+        return self._tower(self.last_version(request.tenant, request.name, request.part))
 
     def _tower(self, version: Version | None) -> Tower | None:
         try:
@@ -209,7 +209,7 @@ class SessionCutter:
     def _cut_log(self, request: PreparedRequest) -> NewSession:
         """Cut a log at the ends of the stored segments that it begins with."""
         tokens = np.frombuffer(request.content, np.uint8)
-        version = self.last_version(request.tenant, request.name)
+        version = self.last_version(request.tenant, request.name, request.part)
         ends, whole = list[int](), version is None
         if version and (version.tokenizer, kind_of(version.kind)) == (BytesCodec.tokenizer, request.session.kind):
             known = self._last.ends(version, tokens)
@@ -240,7 +240,7 @@ class SessionCutter:
             )
         check_ids(len(session.value))
         ids = identity.checked(session.value)
-        last = self._last_ids(request.tenant, request.name, codec)
+        last = self._last_ids(request.tenant, request.name, codec, request.part)
         for tower in self._alike(request, codec, last):
             if self._has(tower, request, ids):
                 return tower
@@ -255,7 +255,7 @@ class SessionCutter:
         history = self._catalog.histories.of(request.tenant, request.name)
         if last and history.has_newest:
             yield last
-        for version in history.versions:
+        for version in (v for v in history.versions if v.part == request.part):
             known = last is not None and version.id == last.version.id and history.has_newest
             if version.time == request.request.time and not known and (tower := self._ids_of(version, codec)):
                 yield tower
@@ -291,9 +291,9 @@ class SessionCutter:
         rows = _short(ids, cuts, exact=len(known), step=step)
         return rows, _count(rows, cuts[shared - 1]) if shared else 0, base
 
-    def _last_ids(self, tenant: str, name: str, codec: SegmentCodec) -> Tower | None:
-        """Return the last version of a session if a new one can build on it."""
-        version = self.last_version(tenant, name) if name else None
+    def _last_ids(self, tenant: str, name: str, codec: SegmentCodec, part: str = "") -> Tower | None:
+        """Return the last version of a part of a session if a new one can build on it."""
+        version = self.last_version(tenant, name, part) if name else None
         return self._ids_of(version, codec) if version else None
 
     def _ids_of(self, version: Version, codec: SegmentCodec) -> Tower | None:
@@ -340,6 +340,8 @@ def _new_session(
         target=request.target,
         time=request.request.time,
         codec=codec,
+        part=request.part,
+        content=request.request.content,
     )
 
 

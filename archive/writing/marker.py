@@ -7,17 +7,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Version, as_sessions, forgettable
 from pltz.archive.errors import NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import TENANT
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.writing.writer import ArchiveWriter
+
+
+class Marking(NamedTuple):
+    """Versions of parts to mark, all those that are there, and the manifest by which that was decided."""
+
+    verb: int
+    versions: list[Version]
+    there: list[Version]
+    manifest: Manifest | None
 
 
 class Marker:
@@ -27,15 +39,16 @@ class Marker:
         self._catalog, self._writer, self._indexes = catalog, writer, indexes
 
     def forget(self, versions: Sequence[Version]) -> int:
-        """Forget versions and return how many were not forgotten yet.
+        """Forget versions of sessions and return of how many something was not forgotten yet.
 
-        They are listed and read no more. `undelete` brings them back for the grace of a collection at least. Raises
-        NotFound where one was collected, else the errors of `ArchiveWriter.put`.
+        What a version that stays has of them is kept. The others are listed and read no more. `undelete` brings them
+        back for the grace of a collection at least. Raises NotFound where one was collected, else the errors of
+        `ArchiveWriter.put`.
         """
         return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, FORGET)))
 
     def undelete(self, versions: Sequence[Version]) -> int:
-        """Bring forgotten versions back and return how many were forgotten.
+        """Bring forgotten versions back, with what they have of older ones, and return how many were forgotten.
 
         Raises NotFound, ArchiveError where they or their segments were collected, else the errors of
         `ArchiveWriter.put`.
@@ -43,21 +56,51 @@ class Marker:
         return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, UNDELETE)))
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
-        known = [self._again(v) for v in {v.id: v for v in versions}.values()]
-        mark, stable = self._catalog.lookup.mark, self._catalog.listing.stable  # a collector may move a mark meanwhile
-        fresh = stable(lambda: [v for v in known if mark(v.id)[0] != verb])
-        if fresh:
-            self._writer.mark(fresh, verb)
-            self._indexes.write_if_due()
-        else:
-            self._catalog.store.settle(object_names.MANIFEST)  # their writer may be between link and fsync
-        return len(fresh)
+        marking = self.of(versions, verb)
+        self.mark(marking)
+        return len({(v.tenant, v.name, v.version) for v in marking.versions})
 
-    def _again(self, version: Version) -> Version:
-        """Return the same version at its present location. Raises NotFound."""
+    def of(self, versions: Sequence[Version], verb: int) -> Marking:
+        """Return what is marked to forget versions of sessions, or to undelete them.
+
+        Raises NotFound where one was collected.
+        """
+        found, there, manifest = list[Version](), list[Version](), self._catalog.listing.manifest
+        asked = sorted(versions, key=lambda v: (v.tenant, v.name))
+        for _, some in itertools.groupby(asked, key=lambda v: (v.tenant, v.name)):
+            wanted = {v.id: v for v in some}
+            known = self._versions(next(iter(wanted.values())))
+            there += known
+            for lost in wanted.keys() - {v.id for v in known}:
+                version = wanted[lost]
+                raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
+            numbers = {v.version for v in known if v.id in wanted}
+            if verb == FORGET:
+                found += forgettable(known, numbers)
+            else:
+                whole = (v for v in as_sessions(known) if v.version in numbers)
+                found += {v.id: v for each in whole for v in each.each if v.forgotten}.values()
+        return Marking(verb, found, there, manifest)
+
+    def mark(self, marking: Marking) -> None:
+        """Mark what `of` returned by the same look. Raises Outdated where others put or mark versions meanwhile."""
+        if not marking.versions:
+            self._catalog.store.settle(object_names.MANIFEST)  # their writer may be between link and fsync
+            return
+        marked = {v.id for v in marking.versions}
+        sessions = {(v.tenant, v.name): v for v in marking.there}.values()
+
+        def others(versions: Iterable[Version]) -> set[tuple[bytes, bool]]:
+            return {(v.id, v.forgotten) for v in versions if v.id not in marked}
+
+        def still() -> bool:
+            return others(v for one in sessions for v in self._versions(one)) == others(marking.there)
+
+        fence = partial(self._writer.want_decided, marking.manifest, still)
+        self._writer.mark(marking.versions, marking.verb, fence)
+        self._indexes.write_if_due()
+
+    def _versions(self, version: Version) -> list[Version]:
+        """Return all versions of the session that one is of."""
         domain = self._catalog.keys.domain(TENANT, version.tenant)
-        known = self._catalog.lookup.versions(domain, version.name)
-        found = next((v for v in known if v.id == version.id), None)
-        if found is None:
-            raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
-        return found
+        return self._catalog.lookup.versions(domain, version.name)

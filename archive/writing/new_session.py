@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import MAX_NAME, MAX_TIME
+from pltz.archive.format.record import MAX_NAME, MAX_TIME, NOTHING, ContentFacts, pack_about
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import KINDS, Kind
@@ -35,6 +35,7 @@ class NewSession:
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
         begins: these are the first segments of a session that is put later. They are put without a version.
+        part: path of the part of the session that this is, empty for the main one. ``content``: what is known of it.
     """
 
     name: str
@@ -51,6 +52,8 @@ class NewSession:
     codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
     begins: bool = False
+    part: str = ""
+    content: ContentFacts = NOTHING
 
 
 class CommitReceipt(NamedTuple):
@@ -72,6 +75,7 @@ class CommitReceipt(NamedTuple):
 
     tenant: str
     name: str
+    part: str
     id: bytes
     version: int
     moment: int
@@ -102,6 +106,7 @@ def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
             raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
     for s in sessions:
         _check_name(s.name)
+        pack_about(s.part, s.content, s.tags)
         if not 0 <= s.shared <= len(s.segments):
             raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
         if len(s.segments) > MAX_SEGMENTS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
+from pltz.archive.format.record import NOTHING, ContentFacts, check_part
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
@@ -41,7 +42,7 @@ class PutRequest:
     Immutable: any thread may use it.
 
     ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
-    another file may not.
+    another file may not. ``content``: what a list shows of it.
     """
 
     name: str
@@ -56,6 +57,8 @@ class PutRequest:
     parent: str | None = None
     salt: str | bytes | None = None
     continues: bool = False
+    part: str = ""
+    content: ContentFacts = NOTHING
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class PutReceipt:
         target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
         dropped: names of what was left out of it, as its tags say: "signatures". Empty: nothing was.
         dropped_bytes: bytes of that.
+        part: path of the part of the session, empty for the main one.
     """
 
     tenant: str
@@ -98,6 +102,7 @@ class PutReceipt:
     opaque: int | None = None
     dropped: str = ""
     dropped_bytes: int = 0
+    part: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +127,11 @@ class PreparedRequest:
     def name(self) -> str:
         """Return the name of the session."""
         return self.request.name
+
+    @property
+    def part(self) -> str:
+        """Return the path of the part of the session, empty for the main one."""
+        return self.request.part
 
     @property
     def as_ids(self) -> bool:
@@ -157,7 +167,8 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
 
     ``add_tokenizer``: as `BundleCodecs.add`. Raises the errors of `Archive.put`.
     """
-    arguments.text(name=request.name, tenant=request.tenant)
+    arguments.text(name=request.name, tenant=request.tenant, part=request.part)
+    check_part(request.part)
     arguments.text_or_none(base=request.base, parent=request.parent)
     arguments.number_or_none(time=request.time)
     arguments.tags(request.tags)
@@ -206,6 +217,7 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
         target=request.target,
         method=method,
         opaque=opaque,
+        part=request.part,
         **_dropped(request.request.tags),
     )
 
@@ -228,6 +240,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         tower=len(tower.segments),
         target=request.target,
         method="model" if by_model else "zstd",
+        part=request.part,
         **_dropped(request.request.tags),
     )
 

@@ -30,7 +30,8 @@ from pltz.archive.errors import ArchiveError, Fenced, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
-from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, pack_tags, tokens_fit
+from pltz.archive.format.manifest import Manifest
+from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
     PendingSegment,
@@ -48,6 +49,7 @@ from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
 from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class ArchiveWriter:
                 raise Fenced("a collector keeps moving what is relied on: nothing was acknowledged, put again") from exc
 
     def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
-        contexts = Contexts(self.codecs, self.catalog.keys)
+        contexts, decided = Contexts(self.codecs, self.catalog.keys), self.catalog.listing.manifest
         ways = [way for session in sessions for way in (session, *session.otherwise)]
         drafts, segments = draft(ways, contexts)
         names = [s.id for s in segments]
@@ -125,7 +127,13 @@ class ArchiveWriter:
         if dry_run:
             return [d.receipt() for d in drafts]
         standing = {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
-        fence = partial(self.catalog.keys.check, contexts.domains)
+        changed = {d.key for d in drafts if not d.kept}
+        kept = [d.kept.id for d in drafts if d.kept and d.key in changed]  # of a session whose other parts are put
+
+        def fence() -> None:
+            self.catalog.keys.check(contexts.domains)
+            self.want_decided(decided, lambda: not any(map(self._is_forgotten, kept)))
+
         self._publisher.put(self._sealed(rows), fresh, relied=standing, fence=fence)
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
@@ -203,8 +211,16 @@ class ArchiveWriter:
         self._encode(list(new.values()))
         coded.update(new)
 
-    def mark(self, versions: Sequence[Version], verb: int) -> None:
-        """Forget or undelete versions.
+    def want_decided(self, decided: Manifest | None, still: Callable[[], bool]) -> None:
+        """Raise Outdated where others swapped since the manifest that was decided by, and not ``still``."""
+        if self.catalog.listing.manifest is not decided and not still():
+            raise Outdated("others marked or put what was relied on: nothing was acknowledged, try again")
+
+    def _is_forgotten(self, version: bytes) -> bool:
+        return self.catalog.listing.stable(partial(self.catalog.lookup.mark, version))[0] == FORGET
+
+    def mark(self, versions: Sequence[Version], verb: int, fence: Callable[[], None] = lambda: None) -> None:
+        """Forget or undelete versions. ``fence``: as of `Listing.publish`.
 
         A mark's counter is the time in seconds since 1970, or one above that of the mark in force. So a collector knows
         how old a mark is, and the later of two marks wins whatever the clocks say.
@@ -225,7 +241,7 @@ class ArchiveWriter:
         relied = set[bytes]()
         if verb != FORGET:
             relied = {at.pack for v in versions for at in self._places(v)} - self.catalog.listing.condemned
-        self._publisher.put(list(rows), relied=relied)
+        self._publisher.put(list(rows), relied=relied, fence=fence)
 
     def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
         """Remember what another writer of the same archive remembers."""
@@ -329,26 +345,34 @@ class ArchiveWriter:
         histories, keys = self.catalog.histories, [d.key for d in drafts]
         stored = keys if histories.may_hide else self.catalog.lookup.known(SESSIONS, keys)
         before: dict[bytes, list[PendingVersion]] = {}  # versions of a session in this commit
+        found: dict[bytes, History] = {}
         for d in drafts:
             others = before.setdefault(d.key, [])
-            history = histories.of(d.session.tenant, d.session.name, d.context.domain) if d.key in stored else None
+            if d.key in stored and d.key not in found:
+                found[d.key] = histories.of(d.session.tenant, d.session.name, d.context.domain)
+            history = found.get(d.key)
             last = max([history.last if history else -1, *(other.moment for other in others)])
-            d.moment = max(now, last + 1) if d.session.moment is None else d.session.moment
+            beside = {o.session.part: o for o in others if o.moment == last}  # parts of one session have one moment
+            d.moment = max(now, last + 1) if d.session.part in beside or not beside else last
+            d.moment = d.moment if d.session.moment is None else d.session.moment
             d.time = clock >> TICK_BITS if d.session.time is None else d.session.time
-            d.id = ids.version_id(d.key, d.moment, d.leaf, d.time)
-            d.kept = self._repeated(d, history) if history and not others else None
+            d.id = ids.version_id(d.key, d.moment, d.leaf, d.time, d.part)
+            again = any(o.session.part == d.session.part for o in others)
+            d.kept = self._repeated(d, history) if history and not again else None
             if d.kept:
                 d.moment, d.id, d.version = d.kept.moment, d.kept.id, d.kept.version
                 continue
-            known = history.versions if history else []
-            d.version = 1 + sum((v.moment, v.id) < (d.moment, d.id) for v in known) + len(others)
+            if any(o.id == d.id for o in others):
+                raise ContentError(f"parts {d.session.part!r} and another have one key: rename one of them")
+            moments = {v.moment for v in (history.versions if history else [])} | {o.moment for o in others}
+            d.version = 1 + sum(moment < d.moment for moment in moments)
             others.append(d)
         made = [d.moment for d in drafts if not d.kept and d.session.moment is None]
         seen.saw_moment(archive, max(made, default=0))
 
     def _repeated(self, draft: PendingVersion, history: History) -> Version | None:
         """Return the stored version that a put would only repeat: of a copy that with its id, else the last one."""
-        staying = [v for v in history.versions if not v.forgotten]
+        staying = [v for v in history.versions if not v.forgotten and v.part == draft.session.part]
         last = staying[-1:] if history.has_newest else []
         known = last if draft.session.moment is None else [v for v in staying if v.id == draft.id]
         same = known and self._same(known[0], draft) and self.catalog.lookup.is_sound(known[0].location)
@@ -362,7 +386,7 @@ class ArchiveWriter:
         c = draft.context
         return (
             (version.leaf, version.kind, version.target) == (draft.leaf, c.kind, c.target)
-            and pack_tags(version.tags) == draft.tags
+            and version.tags == draft.session.tags
             and version.location.pack not in self.catalog.listing.condemned
             and draft.session.time in (None, version.time)
         )
@@ -447,6 +471,7 @@ def session_only(record: Record) -> Record:
         name=record.name,
         moment=record.moment,
         time=record.time,
-        tags=record.tags,
+        about=record.about,
         veil=record.veil,
+        part=record.part,
     )

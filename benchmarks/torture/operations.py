@@ -648,7 +648,8 @@ class JoinSessions(Upkeep):
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open(self.place)
         voice.begin()
-        voice.ack(joined=archive.joiner().sessions(sorted({(v.tenant, v.name) for v in archive.list(partial=True)})))
+        places = sorted((v.tenant, v.name, v.part) for v in archive.list(parts=True, partial=True))
+        voice.ack(joined=archive.joiner().sessions(places))
 
 
 class MergeIndexes(Upkeep):

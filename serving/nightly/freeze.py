@@ -248,7 +248,8 @@ class _Shard:
     def _is_there(self, item: PutRequest) -> bool:
         for version in self.cold.directory.sight(item.name, item.tenant).versions:
             try:
-                if version.tags == item.tags and self.cold.sessions.read(version) == item.session:
+                same = (version.part, version.tags) == (item.part, item.tags)
+                if same and self.cold.sessions.read(version) == item.session:
                     return True
             except (NotFound, FormatError, BundleMismatch):
                 continue

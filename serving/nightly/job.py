@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pltz.archive import Version, counted, disk_bytes, expired, opener, seconds, stat_of
+from pltz.archive import Version, as_sessions, counted, disk_bytes, expired, opener, seconds, stat_of
 from pltz.plt_codec import PltzError
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
@@ -178,7 +178,7 @@ class _NightlyRun:
                     if not opened.catalog.histories.are_whole(history):
                         left += 1
                         continue
-                    batch += expired(history, rule.policy, opened.store.now())
+                    batch += expired(as_sessions(history), rule.policy, opened.store.now())
                     if len(batch) >= FORGET:
                         forgotten += self._forgotten(opened, batch)
                         batch = []

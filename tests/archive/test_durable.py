@@ -343,11 +343,11 @@ def test_a_version_that_a_collector_moves_while_it_is_marked(
     if verb == "restore":
         archive.forget([version])
 
-    def late(versions: list[Version], verb: int) -> None:
+    def late(versions: list[Version], verb: int, *fence: Any) -> None:
         monkeypatch.setattr(archive.parts.writer, "mark", mark)
         other.collect()
         other.collect()
-        mark(versions, verb)
+        mark(versions, verb, *fence)
 
     monkeypatch.setattr(archive.parts.writer, "mark", late)
     if verb == "forget":

@@ -13,6 +13,7 @@ import pytest
 from pltz.archive.errors import MissingKeys
 from pltz.archive.format.context import RUN
 from pltz.archive.format.object_names import FOLDERS
+from pltz.archive.format.record import NOTHING
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -27,7 +28,9 @@ from tests.golden.archives.make import (
     GREW,
     KEY,
     LOGS,
+    PARTS,
     SESSIONS,
+    TOLD,
     TURNS,
     defects,
     grown_codec,
@@ -46,7 +49,8 @@ LEFT = {  # sound, and what is left in them
 }
 GROWN = {"good-grown": [FAST | TOWER, FAST], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
 OF_LOGS = ["good-logs", "good-logs-sealed"]
-GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *OF_LOGS]]
+OF_PARTS = ["good-parts", "good-parts-sealed"]
+GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *OF_LOGS, *OF_PARTS]]
 
 REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
@@ -132,8 +136,8 @@ def whole(archive: TowerArchive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    verdicts = [*GOOD, *GROWN, *OF_LOGS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
-    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *OF_LOGS, *named_archives()])
+    verdicts = [*GOOD, *GROWN, *OF_LOGS, *OF_PARTS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *OF_LOGS, *OF_PARTS, *named_archives()])
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -179,6 +183,24 @@ def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
     [again] = log_codec().encode([Plain(np.frombuffer(rows["shop/first"][0], np.uint8), np.zeros(0, np.uint8))])
     assert again == archive.keys.bits(segments["shop/first"][0].context, segments["shop/first"][0].record)
     assert repair(disk, name).whole
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_parts_of_a_session_are_read_as_they_were(name: str) -> None:
+    disk = disk_of(name)
+    archive = opened(disk, name)
+    wanted = dict[str, list[int]]()
+    for number, each in enumerate(PARTS, 1):
+        wanted |= each
+        whole = archive.parts.directory.whole("log", wanted=number)
+        assert {part.part: archive.tower(part).tokens.tolist() for part in whole.each} == wanted
+        assert whole.forgotten == (number == 1)
+    told = {v.part: v.content for whole in archive.ls(history=True) for v in whole.each}
+    assert told == {part: NOTHING if part else TOLD for part in wanted}
+    # what the later versions have of the first is not forgotten with it
+    marked = {(v.version, v.part) for v in archive.history("log") if v.forgotten}
+    assert marked == {(1, "agents/one")}
+    assert archive.verify(decode=True).sound and repair(disk, name).whole
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -29,7 +29,7 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.errors import NotFound, RolledBack
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
@@ -44,7 +44,7 @@ from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.test_machine import NAMES, AlikeMachine
-from tests.archive.towers import TowerArchive, copy
+from tests.archive.towers import Tower, TowerArchive, copy
 from tests.examples import examples
 
 SEEDS = range(2)
@@ -63,6 +63,7 @@ T = TypeVar("T")
 
 ARCHIVE_KEY = "0" * 32  # without both copies of this key nothing opens
 BESIDE = "y", "beside"  # the session that a writer beside puts
+PARTS = "p", "p|a", "p|b/c"  # names in the model of a session's parts, which are never forgotten here
 HANDLE = st.integers(0, HANDLES - 1)
 TENANT = st.sampled_from("xy")
 TURN = st.lists(st.integers(0, 255), min_size=1, max_size=6)
@@ -192,8 +193,8 @@ class GuardedMachine(AlikeMachine):
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         """Return a session. Those of a tenant have a tag that changes by the turn: inside a run they need records."""
-        session = super().session(tenant, name, turns)
-        return replace(session, tags={"turn": str(len(turns))}) if tenant == "y" else session
+        session, part = super().session(tenant, name.partition("|")[0], turns), name.partition("|")[2]
+        return replace(session, part=part, tags={"turn": str(len(turns))} if tenant == "y" else {})
 
     def act(self, event: Event, work: Callable[[], T], allowed: tuple[int, ...] = ()) -> T | None:
         """Return the result of work, or None where it was killed or refused with a cause.
@@ -247,7 +248,7 @@ class GuardedMachine(AlikeMachine):
 
     def learn(self, session: Any, receipt: Any) -> None:
         """Note an acknowledged put. Also where its machine saw nothing newer than an old manifest, it is the newest."""
-        key, tokens = (session.tenant, session.name), tokens_of(session)
+        key, tokens = (session.tenant, "|".join(filter(None, (session.name, session.part)))), tokens_of(session)
         known = self.known.setdefault(key, [])
         same = next((v for v in known if v.id == receipt.id), None)
         if receipt.unchanged and same:
@@ -277,7 +278,7 @@ class GuardedMachine(AlikeMachine):
             doubts = self.doubts.pop(key, set())
             orphans = self.orphans.setdefault(key, set())
             orphans |= doubts
-            for found in archive.history(key[1], key[0]):
+            for found in rows_of(archive, key):
                 if (version := known.get(found.id)) is not None:
                     if version.forgotten is None:
                         version.forgotten, version.at = found.forgotten, self.disk.clock
@@ -324,6 +325,22 @@ class GuardedMachine(AlikeMachine):
         else:
             self.doubts.setdefault(key, set()).add(tokens_of(session))
 
+    @rule(handle=HANDLE, tenant=TENANT, turns=st.dictionaries(st.sampled_from(PARTS), TURN, min_size=1), event=EVENT)
+    def put_parts(self, handle: int, tenant: str, turns: dict[str, list[int]], event: Event) -> None:
+        """Put parts of one session at once, each of them grown."""
+        grown = {(tenant, name): [*self.turns.get((tenant, name), []), turn] for name, turn in turns.items()}
+        sessions = [self.session(*key, each) for key, each in grown.items()]
+        archive = self.handles[handle]
+        receipts = self.act(event, partial(archive.put_and_join if handle else archive.put, sessions))
+        assert receipts is None or len({receipt.moment for receipt in receipts}) == 1
+        for number, (key, each) in enumerate(grown.items()):
+            tokens = tokens_of(sessions[number])
+            if receipts is None or (event and event[0] == "collector"):
+                (self.doubts if receipts is None else self.orphans).setdefault(key, set()).add(tokens)
+            if receipts is not None:
+                self.learn(sessions[number], receipts[number])
+                self.turns[key] = each
+
     @rule(handle=HANDLE, tenant=TENANT, name=NAMES, turns=st.lists(TURN, min_size=1, max_size=3), event=EVENT)
     def put(self, handle: int, tenant: str, name: str, turns: list[list[int]], event: Event) -> None:
         self.put_session(handle, (tenant, name), turns, event)
@@ -356,12 +373,13 @@ class GuardedMachine(AlikeMachine):
         self.grow(handle, turn, None, data)
 
     put_many = put_with_a_fault = power_cut = verify = index = rebuild = restore = everything_is_there = None  # type: ignore[assignment]
+    forget_parts = None  # type: ignore[assignment]
 
     def marked(self, handle: int, data: st.DataObject, *, forgotten: bool) -> list[tuple[KnownVersion, Version]]:
         """Choose a version that is forgotten, or is not, and that can be seen."""
         known = {v.id: v for v in itertools.chain(*self.known.values()) if v.forgotten is forgotten}
         listed = self.act(None, lambda: list(self.handles[handle].ls(history=True, forgotten=True))) or []
-        rows = [(known[v.id], v) for v in listed if v.id in known]
+        rows = [(known[v.id], v) for v in listed if v.id in known and v.name not in PARTS]
         return [rows[data.draw(st.integers(0, len(rows) - 1))]] if rows else []
 
     def note_forgotten(self, known: Sequence[KnownVersion], done: int | None, event: Event) -> None:
@@ -379,7 +397,8 @@ class GuardedMachine(AlikeMachine):
     @rule(handle=HANDLE, keep=st.integers(1, 2), event=EVENT)
     def expire(self, handle: int, keep: int, event: Event) -> None:
         found = self.act(None, lambda: self.handles[handle].whole_histories())
-        chosen = expired(found or [], Policy(keep_last=keep), self.disk.clock)
+        found = [version for version in found or [] if version.name not in PARTS]
+        chosen = expired(found, Policy(keep_last=keep), self.disk.clock)
         ids = {v.id for v in chosen}
         for key, versions in self.known.items():
             live = [v for v in versions if v.forgotten is False]
@@ -436,7 +455,7 @@ class GuardedMachine(AlikeMachine):
         key = data.draw(st.sampled_from(sorted(self.turns)))
         self.settle()
         self.write_index(0, None)
-        packs = {f"packs/{v.location.pack.hex()}" for v in self.open().history(key[1], key[0])}
+        packs = {f"packs/{v.location.pack.hex()}" for v in rows_of(self.open(), key)}
         self.hurt, self.mendable = {path: self.disk.seen.files()[path] for path in sorted(packs)}, False
         for path in self.hurt:
             self.disk.vanish(path)
@@ -486,7 +505,7 @@ class GuardedMachine(AlikeMachine):
 
         if self.act(None, work):
             for key, versions in self.known.items():
-                found = [tuple(other.tower(v).tokens.tolist()) for v in other.history(key[1], key[0])]
+                found = [tuple(other.tower(v).tokens.tolist()) for v in rows_of(other, key)]
                 wanted = [v.tokens for v in versions if v.forgotten is False]
                 assert [t for t in found if t in wanted] == wanted, f"the copy of {key} says it is whole"
 
@@ -683,13 +702,13 @@ class GuardedMachine(AlikeMachine):
         assert self.hurt or report.sound, report
         if not self.hurt:
             kept = {v.id for v in itertools.chain(*self.known.values()) if v.forgotten and not v.may_go}
-            listed = {v.id for v in archives[0].ls(history=True, forgotten=True)}
+            listed = {row.id for v in archives[0].ls(history=True, forgotten=True) for row in v.each}
             assert kept <= listed, "what was forgotten is gone before its grace"
 
     def look(self, archive: TowerArchive) -> bool:
         """Read everything that was acknowledged, and return whether it is all there."""
         wholes = [self.look_at(archive, key, versions) for key, versions in self.known.items()]
-        listed = self.read(lambda: {v.id for v in archive.ls(history=True)})
+        listed = self.read(lambda: {row.id for v in archive.ls(history=True) for row in v.each})
         sure = {v.id for v in itertools.chain(*self.known.values()) if v.forgotten is False}
         possible = {v.id for v in itertools.chain(*self.known.values()) if not v.forgotten}
         if listed is None or not sure <= listed or not (listed <= possible or any(self.doubts.values())):
@@ -714,19 +733,19 @@ class GuardedMachine(AlikeMachine):
                 break
         live = [v for v in versions if v.forgotten is False]
         try:
-            found = self.read(lambda: tuple(archive.get(key[1], key[0]).tokens.tolist()))
+            found = self.read(lambda: tuple(read(archive, key).tokens.tolist()))
         except NotFound as exc:
             assert not live, f"{key} is called absent: {exc}"
             found = None
         else:
             assert found is None or found in newest, f"{key} gives another version than the newest"
-        history = self.read(lambda: {v.id: v for v in archive.history(key[1], key[0])})
+        history = self.read(lambda: {v.id: v for v in rows_of(archive, key)})
         whole = (found is not None or not live) and history is not None
         for version in live if history is not None else ():
             if history and version.id in history:
                 tower = self.read(partial(archive.tower, history[version.id]))
             else:
-                tower = self.read(partial(archive.get, key[1], key[0], version.id))
+                tower = self.read(partial(read, archive, key, version.id))
                 assert tower is None, f"version {version.id.hex()} of {key} is not listed, and reads as another"
             assert tower is None or tuple(tower.tokens.tolist()) == version.tokens
             whole &= tower is not None
@@ -771,13 +790,15 @@ class SealedMachine(GuardedMachine):
         key = data.draw(st.sampled_from(chosen))
         if key == BESIDE and event and event[0] == "writer":
             return  # its put may come after the erase, and stay
-        done = self.act(event, lambda: self.handles[handle].erase(*key), (7, 8) if event else ())
-        if done is None and self.open().history(key[1], key[0]):
+        name = key[1].partition("|")[0]
+        done = self.act(event, lambda: self.handles[handle].erase(key[0], name), (7, 8) if event else ())
+        if done is None and self.open().history(name, key[0]):
             return
         assert done is not None or event
-        self.known.pop(key)
-        self.turns.pop(key, None)
-        self.doubts.pop(key, None)
+        for gone in [key] if name not in PARTS else [(key[0], part) for part in PARTS]:
+            self.known.pop(gone, None)
+            self.turns.pop(gone, None)
+            self.doubts.pop(gone, None)
 
 
 @cache
@@ -800,6 +821,18 @@ def newest_alone(path: str, files: Collection[str]) -> bool:
     """Return whether a domain has one generation of keys: the loss of the newer of two undoes a killed erase."""
     domain = path.partition("-")[0]
     return {p[:-2] for p in files if p.startswith(domain)} == {path[:-2]}
+
+
+def rows_of(archive: TowerArchive, key: Key) -> list[Version]:
+    """Return the versions of a part of a session."""
+    name, _, part = key[1].partition("|")
+    return [version for version in archive.history(name, key[0]) if version.part == part]
+
+
+def read(archive: TowerArchive, key: Key, version: VersionName | None = None) -> Tower:
+    """Return a part of a session."""
+    name, _, part = key[1].partition("|")
+    return archive.tower(archive.parts.directory.version(name, key[0], version, part))
 
 
 def tokens_of(session: Any) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.storage.s3 import ObjectStore, RangedObject
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from tests.archive.conftest import ZlibCodec
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 HANDLES = 3
 NAMES = st.sampled_from(["a", "b", "c"])
+PARTS = st.sampled_from(["", "a", "b/c"])
 ALIKE = np.random.default_rng(5).integers(0, 60_000, 80)
 TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size=3)
 
@@ -49,6 +50,52 @@ def any_gain() -> Iterator[None]:
         yield
 
 
+class Parts:
+    """A model of one session with parts: the tokens of each by its moment, and which of them are forgotten."""
+
+    NAME = "p"
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, str], tuple[int, ...]] = {}
+        self.forgotten: set[tuple[int, str]] = set()
+
+    def state(self, moment: int) -> dict[str, tuple[int, str]]:
+        """Return the newest row of each part up to a moment that is not forgotten."""
+        return {part: (at, part) for at, part in sorted(self.rows.keys() - self.forgotten) if at <= moment}
+
+    @property
+    def staying(self) -> set[int]:
+        """Return the moments of the versions of which nothing is forgotten."""
+        return {at for at, _ in self.rows} - {at for at, _ in self.forgotten}
+
+    def learn(self, receipt: CommitReceipt, tokens: tuple[int, ...]) -> None:
+        last = self.state(receipt.moment).get(receipt.part)
+        assert receipt.unchanged == (last is not None and self.rows[last] == tokens and last[0] == receipt.moment)
+        self.rows[receipt.moment, receipt.part] = tokens
+
+    def forget(self, moment: int) -> None:
+        needed = {row for at in self.staying - {moment} for row in self.state(at).values()}
+        gone = self.rows.keys() - self.forgotten - needed
+        self.forgotten |= {row for row in gone if row[0] == moment or row[0] not in self.staying}
+
+    def freed(self, archive: TowerArchive) -> None:
+        """Drop what a collector may have freed: the rest of its version is a version of its own."""
+        there = {(v.moment, v.part) for v in archive.history(self.NAME, "x")}
+        assert self.rows.keys() - self.forgotten <= there
+        for row in self.forgotten - there:
+            del self.rows[row]
+        self.forgotten &= there
+
+    def check(self, archive: TowerArchive) -> None:
+        """Check that each version of which nothing is forgotten has its parts."""
+        if not self.rows:
+            return
+        whole = {v.moment: v for v in archive.ls("x", history=True) if v.name == self.NAME}
+        for moment in self.staying:
+            found = {v.part: tuple(archive.tower(v).tokens.tolist()) for v in whole[moment].each}
+            assert found == {part: self.rows[row] for part, row in self.state(moment).items()}
+
+
 class ArchiveMachine(RuleBasedStateMachine):
     """A model (tenant, name) -> tokens of versions by their ids. Forgotten versions may vanish when collected."""
 
@@ -58,6 +105,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.codec: SegmentCodec = BytesCodec()
         self.model: dict[tuple[str, str], dict[bytes, tuple[int, ...]]] = {}
         self.forgotten: set[tuple[str, str, bytes]] = set()
+        self.parts = Parts()
         self.handles: list[TowerArchive] = []
 
     @initialize()
@@ -93,16 +141,42 @@ class ArchiveMachine(RuleBasedStateMachine):
         for session, receipt in zip(sessions, self.handles[handle].put(sessions), strict=True):
             self.learn(session, receipt.id)
 
+    @rule(handle=st.integers(0, HANDLES - 1), turns=st.dictionaries(PARTS, st.integers(0, 2), min_size=1))
+    def put_parts(self, handle: int, turns: dict[str, int]) -> None:
+        self.parts.freed(self.handles[handle])
+        rows = {part: self.session("x", Parts.NAME, [[7], [turn]]) for part, turn in turns.items()}
+        receipts = self.handles[handle].put([replace(row, part=part) for part, row in rows.items()])
+        for receipt, row in zip(receipts, rows.values(), strict=True):
+            self.parts.learn(receipt, tuple(np.concatenate(list(row.segments)).astype(int).tolist()))
+
+    @rule(handle=st.integers(0, HANDLES - 1), undelete=st.booleans(), data=st.data())
+    def forget_parts(self, handle: int, undelete: bool, data: st.DataObject) -> None:
+        archive = self.handles[handle]
+        self.parts.freed(archive)
+        known = [v for v in archive.ls("x", history=True, forgotten=True) if v.name == Parts.NAME]
+        if known and not undelete:
+            version = data.draw(st.sampled_from(known))
+            archive.forget([version])
+            self.parts.forget(version.moment)
+        elif known:
+            version = data.draw(st.sampled_from(known))
+            try:
+                archive.undelete([version])
+            except (ArchiveError, NotFound):
+                return  # its segments were collected
+            self.parts.forgotten -= {(v.moment, v.part) for v in version.each}
+
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def forget(self, handle: int, data: st.DataObject) -> None:
-        if known := list(self.handles[handle].ls(history=True)):
+        if known := [v for v in self.handles[handle].ls(history=True) if v.name != Parts.NAME]:
             v = data.draw(st.sampled_from(known))
             assert self.handles[handle].forget([v]) == 1
             self.forgotten.add((v.tenant, v.name, v.id))
 
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def restore(self, handle: int, data: st.DataObject) -> None:
-        known = [v for v in self.handles[handle].ls(history=True, forgotten=True) if v.forgotten]
+        listed = self.handles[handle].ls(history=True, forgotten=True)
+        known = [v for v in listed if v.forgotten and v.name != Parts.NAME]
         if known:
             v = data.draw(st.sampled_from(known))
             try:
@@ -191,8 +265,10 @@ class ArchiveMachine(RuleBasedStateMachine):
             found = {
                 (v.tenant, v.name, v.id): tuple(archive.tower(v).tokens.tolist())
                 for v in archive.ls(history=True)
+                if v.name != Parts.NAME
             }
             assert found == expected
+            self.parts.check(archive)
 
 
 TestArchive = ArchiveMachine.TestCase

@@ -127,7 +127,7 @@ def test_who_always_meets_an_older_manifest_is_told(
     """Nothing is acknowledged, and the work is not tried for ever."""
     archive, calls = opened(), list[int]()
 
-    def publish(**_: Any) -> bool:
+    def publish(*_: Any, **__: Any) -> bool:
         calls.append(1)
         raise Outdated("again")
 

@@ -195,7 +195,7 @@ class TowerArchive:
     def join(self) -> int:
         """Join the turns of all sessions, as a collector does with those that it copies."""
         self.load_codecs()
-        return self.joiner().sessions(sorted({(v.tenant, v.name) for v in self.ls()}))
+        return self.joiner().sessions((v.tenant, v.name, v.part) for whole in list(self.ls()) for v in whole.each)
 
     def put_and_join(self, sessions: Sequence[NewSession]) -> list[CommitReceipt]:
         """Put sessions and join the last turns of those that grew, as `Archive.put_many` does."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,7 +21,7 @@ from tests.second_reader.model import Bundle, Model, digest, layout_of, tokens_o
 from tests.second_reader.sealed import Keyring, keyed, unseal
 from tests.second_reader.state import Files, manifest_of, restored, settings_of
 
-PACK_VERSION, COLUMNS, NONE = 8, tuple(range(13)), bytes(16)
+PACK_VERSION, COLUMNS, NONE = 9, tuple(range(14)), bytes(16)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
 ABOVE, FAST, RUN = 1, 2, 8  # bits of a mode
 MOST_ABOVE = 1 << 22
@@ -44,6 +45,15 @@ class Context(NamedTuple):
     name: bytes  # of the domain; empty where it is sealed
 
 
+class About(NamedTuple):
+    """What is known about a session. ``numbers``: turns, size, file time, first, and seconds to last."""
+
+    part: str
+    title: str
+    numbers: list[int]
+    tags: dict[str, str]
+
+
 class Record(NamedTuple):
     """A record of a pack. Ids have 16 bytes; NONE: there is none."""
 
@@ -55,10 +65,11 @@ class Record(NamedTuple):
     data: bytes
     key: bytes  # of its session
     name: bytes
-    tags: dict[str, str]
+    about: About
     moment: int
     time: int
     mark: tuple[bytes, int, int]  # version id, counter, verb
+    part: int  # key of its part
 
 
 class Version(NamedTuple):
@@ -137,23 +148,42 @@ def _records(
         inline = parts.take(10) if how == 3 else b""
         parents.append(inline if how in (0, 3) else table[number] if how == 1 else segments[row - number])
     names = [parts.take(size) for size in columns[6]]
-    tags = [parts.take(size) for size in columns[9]]
+    abouts = [parts.take(size) for size in columns[9]]
     parts.end()
     for row in n:
-        (_, number, _, _, tokens, _, _, seconds, apart, _, verb, ticks, later) = (columns[c][row] for c in COLUMNS)
+        (_, number, _, _, tokens, _, _, seconds, apart, _, verb, ticks, later, part) = (
+            columns[c][row] for c in COLUMNS
+        )
         moment = begin + (seconds << 20 | ticks)
         time = (moment >> 20) + (apart | later >> 1 << 32) * (1 if later & 1 else -1)
         context, name, (a, b) = contexts[number], names[row], found.spans[row]
         record = Record(
             context, kinds[row], segments[row].ljust(16, b"\0"), parents[row].ljust(16, b"\0"), tokens, data[a:b],
             digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
-            json.loads(tags[row] or b"{}"), moment, time, (marks[row], tokens, verb),
+            about_of(abouts[row]), moment, time, (marks[row], tokens, verb), part,
         )  # fmt: skip
         if bool(context.cipher) != (keys is not None):
             raise Damaged("a record in the clear in a sealed archive, or the other way round")
         if keys and kinds[row] != MARK:
             record = opened(record, keys)
+        of_path = partial(digest, "pltz part", record.key, size=4)
+        if not context.cipher and part != part_of(record.about.part, of_path):
+            raise Damaged("a record of another part")
         yield record
+
+
+def about_of(data: bytes) -> About:
+    """Return what is known about a session beside its name."""
+    fields = Fields(data)
+    there = fields.number(1) if data else 0
+    words = [fields.take(fields.varint()) if there >> bit & 1 else b"" for bit in range(7)]
+    numbers = [int.from_bytes(word, "little") for word in words[2:]]
+    return About(words[0].decode(), words[1].decode(), numbers, json.loads(fields.rest() if there >> 7 else b"{}"))
+
+
+def part_of(path: str, key: Callable[[bytes], bytes]) -> int:
+    """Return the key of a part. ``key``: gives the digest of its path."""
+    return max(1, int.from_bytes(key(path.encode()), "little")) if path else 0
 
 
 def opened(record: Record, keys: Keyring) -> Record:
@@ -169,15 +199,17 @@ def opened(record: Record, keys: Keyring) -> Record:
         record = record._replace(data=record.data[:head] + plain, kind=record.kind if key else record.kind & SESSION)
     if record.kind in (SESSION, BOTH):
         unit, box = record.name[:8], record.name[8:]
-        what = about + c.target + struct.pack("<BQQ", c.kind, record.moment, record.time)
+        what = about + c.target + struct.pack("<BQQI", c.kind, record.moment, record.time, record.part)
         leaf = record.parent if record.segment == NONE else record.segment
         if (key := own.key(c.root, unit)) is None:
             return record._replace(kind=record.kind & SEGMENT, key=NONE)
         fields = Fields(unseal(key, box, b"session", what, unit, leaf))
-        name, tags = fields.take(fields.varint()), json.loads(fields.rest() or b"{}")
-        record = record._replace(name=name, tags=tags, key=unit + bytes(8))
+        name, known = fields.take(fields.varint()), about_of(fields.rest())
+        record = record._replace(name=name, about=known, key=unit + bytes(8))
         if keyed(own.id, "pltz session", c.domain, name, size=8) != unit:
             raise Damaged("a session of another key")
+        if record.part != part_of(known.part, partial(keyed, own.id, "pltz part", record.key, size=4)):
+            raise Damaged("a record of another part")
     return record
 
 
@@ -262,7 +294,7 @@ class Archive:
             leaf = record.parent if record.segment == NONE else record.segment
             rows = [(0, record.moment, record.time, leaf[:4]), *(run.versions if run else ())]
             for lacks, moment, time, leaf in rows:
-                number = digest("pltz version", record.key, struct.pack("<Q4sQ", moment, leaf, time))
+                number = digest("pltz version", record.key, struct.pack("<Q4sQI", moment, leaf, time, record.part))
                 version = Version(record, number, moment, time, leaf, lacks)
                 known = self.versions.setdefault(record.key, {}).get(number)
                 if known is None or _counts(version) > _counts(known):
@@ -279,6 +311,12 @@ class Archive:
         """Return the versions of a session, the oldest first, forgotten ones too."""
         found = self.versions.get(self.session_key(name, tenant), {}).values()
         return sorted(found, key=lambda version: (version.moment, version.id))
+
+    def state(self, history: list[Version], moment: int) -> dict[str, Version]:
+        """Return the newest version of each part up to a moment. Where one of that moment is forgotten, of all."""
+        own = any(self.forgotten(version) for version in history if version.moment == moment)
+        rows = (version for version in history if version.moment <= moment)
+        return {row.record.about.part: row for row in rows if own or not self.forgotten(row)}
 
     def forgotten(self, version: Version) -> bool:
         """Return whether a mark forgets a version."""

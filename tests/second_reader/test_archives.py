@@ -18,7 +18,19 @@ from pltz.archive.format.parity import Parity
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.towers import TowerArchive
-from tests.golden.archives.make import FORGOTTEN, GREW, KEY, LOGS, SESSIONS, TURNS, disk_of, lines, turn
+from tests.golden.archives.make import (
+    FORGOTTEN,
+    GREW,
+    KEY,
+    LOGS,
+    PARTS,
+    SESSIONS,
+    TOLD,
+    TURNS,
+    disk_of,
+    lines,
+    turn,
+)
 from tests.models import target_tokenizers as targets
 from tests.second_reader.archive import Archive
 from tests.second_reader.bridge import Bridge
@@ -30,7 +42,7 @@ from tests.second_reader.test_second_reader import ThatOfHuggingFace
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = {path.stem: path for path in sorted((ROOT / "tests/golden/archives").glob("*.zip"))}
-PLAIN = [name for name in GOLDEN if not name.startswith(("good-grown", "good-logs"))]
+PLAIN = [name for name in GOLDEN if not name.startswith(("good-grown", "good-logs", "good-parts"))]
 ALL = frozenset((name, tuple(tokens)) for (name, _), tokens in SESSIONS.items())
 A, B = (FORGOTTEN[0], tuple(SESSIONS[FORGOTTEN])), ("b", tuple(SESSIONS["b", 1]))
 LEFT = {"good-deleted-by-collector": ALL - {A}, "good-loss-acknowledged": ALL - {B}, "bad-loss-recorded": ALL - {B}}
@@ -108,11 +120,23 @@ def test_versions_are_those_of_the_product(name: str) -> None:
     product = TowerArchive.open(DirectoryStore(disk_of(files)), [BytesCodec()], key=key)
     for session in {session for session, _ in SESSIONS}:
         found = [
-            (v.id, n, v.moment, v.time, v.record.tags, archive.forgotten(v))
+            (v.id, n, v.moment, v.time, v.record.about.tags, archive.forgotten(v))
             for n, v in enumerate(archive.history(session), 1)
         ]
         want = [v for v in product.ls(history=True, forgotten=True) if v.name == session]
         assert found == [(v.id, v.version, v.moment, v.time, dict(v.tags), v.forgotten) for v in want]
+
+
+@pytest.mark.parametrize("name", ["good-parts", "good-parts-sealed"])
+def test_parts(name: str) -> None:
+    archive = opened(name, golden(name))
+    history, wanted = archive.history("log"), dict[str, list[int]]()
+    for moment, each in zip(sorted({version.moment for version in history}), PARTS, strict=True):
+        wanted |= each
+        state = archive.state(history, moment)
+        assert {part: archive.tokens(version) for part, version in state.items()} == wanted
+        told = state[""].record.about
+        assert (told.title, told.numbers) == (TOLD.title, [*TOLD[1:5], TOLD.last - TOLD.first])
 
 
 @pytest.mark.parametrize("name", ["good-grown", "good-grown-merged", "good-grown-merged-sealed"])
@@ -194,7 +218,7 @@ def test_what_the_product_puts(secret: str | None, by_zstd: bool, tmp_path: Path
     assert [archive.forgotten(version) for version in archive.history("chat", "acme")] == [False, True, False]
     for name, session in want.items():
         last = archive.history(name, "acme")[-1]
-        assert (last.id, last.record.tags) == (session.id, session.tags)
+        assert (last.id, last.record.about.tags) == (session.id, session.tags)
         value = archive.value(last)
         assert value == (session.value.tolist() if name == "ids" else session.value)
 

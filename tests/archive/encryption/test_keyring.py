@@ -72,9 +72,9 @@ def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) ->
 def test_a_sealed_session_keeps_name_and_tags(store: DirectoryStore) -> None:
     keys = opened(store)
     context = keys.context(TENANT, "acme")
-    sealed = keys.seal(context, Record(0, NONE, name="secret", tags=b'{"a":"b"}'))
-    assert sealed.name == "" and not sealed.tags and b"secret" not in sealed.veil
-    assert keys.session(context, sealed) == ("acme", "secret", b'{"a":"b"}')
+    sealed = keys.seal(context, Record(0, NONE, name="secret", about=b'\x80{"a":"b"}'))
+    assert sealed.name == "" and not sealed.about and b"secret" not in sealed.veil
+    assert keys.session(context, sealed) == ("acme", "secret", b'\x80{"a":"b"}')
 
 
 def test_an_erased_tenant_does_not_open_and_gets_new_keys(store: DirectoryStore) -> None:

@@ -37,8 +37,8 @@ def seed(offset: int = BEGIN) -> int:
 
 def oracle(rows: Sequence[Record], data: bytes) -> bytes:
     """Encode a block part by part, as the tables in FORMAT.md say, with the shapes of ``data``."""
-    columns = [[0] * len(rows) for _ in range(13)]
-    ids, versions, parents, titles, tags = b"", b"", b"", b"", b""
+    columns = [[0] * len(rows) for _ in range(14)]
+    ids, versions, parents, titles, about = b"", b"", b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
     for n, r in enumerate(rows):
         columns[1][n] = r.context
@@ -55,8 +55,9 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
             columns[2][n] = 3
             parents += r.parent[:10]
         title = r.veil or (r.name or "").encode()
-        columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
-        ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
+        columns[4][n], columns[5][n], columns[6][n] = r.tokens, len(r.bitstring), len(title)
+        columns[9][n], columns[13][n] = len(r.about), r.part
+        ids, titles, about = ids + (r.id or b"")[:10], titles + title, about + r.about
         if r.name is not None:
             columns[7][n], columns[11][n] = divmod(r.moment - MOMENT, 1 << 20)
             put = r.moment >> 20
@@ -70,7 +71,7 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
         if len(piece) >= 4096:
             checks, piece = checks + zlib.crc32(piece).to_bytes(4, "little"), b""
     checks += zlib.crc32(piece).to_bytes(4, "little") if piece else b""
-    parts = ids, versions, parents, titles, tags, checks
+    parts = ids, versions, parents, titles, about, checks
     rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + columned + b"".join(parts)
     head = SALT[:2] + write_varint(len(rest)) + write_varint(len(body)) + rest
     return head + zlib.crc32(head, seed()).to_bytes(4, "little") + body
@@ -97,11 +98,11 @@ def records(draw: st.DrawFn) -> Record:
         return r
     moment = MOMENT + draw(st.sampled_from([0, 1, 128, (1 << 20) - 78, 1 << 20, (1 << 51) + 3]))
     time = draw(st.sampled_from([moment >> 20, (moment >> 20) + 1, TIME, 0, 2**32, 2**40 - 1]))
+    r = r._replace(moment=moment, time=time, part=draw(st.sampled_from([0, 0, 1, 2**32 - 1])))
     if context == SEALED:
-        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), moment=moment, time=time)
-    tags = draw(st.sampled_from([b"", b"{}", b"l" * 200]))
+        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)))
     name = draw(st.text(st.characters(codec="utf-8"), max_size=100))
-    return r._replace(name=name, moment=moment, time=time, tags=tags)
+    return r._replace(name=name, about=draw(st.sampled_from([b"", b"{}", b"l" * 200])))
 
 
 def encoded(rows: Sequence[Record]) -> bytes:
@@ -163,7 +164,7 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
     assert len(read) == found.count
     for r in read:
         assert r.mark or 0 <= r.tokens <= 65536 * (len(r.bitstring) + 1)
-        assert r.context < 2 and len(r.tags) <= 16384 and len((r.name or "").encode()) <= 1024
+        assert r.context < 2 and len(r.about) <= 17778 and len((r.name or "").encode()) <= 1024
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -194,7 +195,7 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
     # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
     assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x04, 4, 1, 1])
-    for change in ({6: 0x24}, {7: 5}, {9: 2}):
+    for change in ({6: 0x44}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
@@ -210,7 +211,7 @@ def test_a_field_that_a_kind_of_record_has_not_is_refused() -> None:
     crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x04" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(CorruptError, match="has a field that its kind of record has not"):
         Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
-    unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x20" + named[7:9] + b"\1" + named[9:-4]
+    unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x40" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(VersionError, match="newer pltz"):
         Block.of(unknown + zlib.crc32(unknown, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
 
@@ -245,7 +246,7 @@ class Wrong:
         Wrong(Record(0, NONE, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
         Wrong(Record(0, NONE, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "name of a session has 1025"),
         Wrong(Record(1, NONE, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", MOMENT, TIME, tags=b"l" * 16385), ContentError, "tags"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", MOMENT, TIME, about=b"l" * 17779), ContentError, "tags"),
         Wrong(Record(0, name="n", moment=MOMENT - 1, time=TIME), UsageError, "before its pack's moment"),
         Wrong(Record(0, name="n", moment=MOMENT + (1 << 52), time=1 << 32), UsageError, "or a century after"),
         Wrong(Record(0, name="n", moment=MOMENT, time=1 << 40), UsageError, "below 2\\^40"),
@@ -266,7 +267,7 @@ def test_what_the_format_cannot_hold_is_refused(wrong: Wrong) -> None:
 def test_blocks_end_by_records_text_and_bytes() -> None:
     plain = [Record(0, bitstring=b"b")] * 300
     assert [(s.start, s.stop) for s in split(plain)] == [(0, 128), (128, 256), (256, 300)]
-    text = [Record(0, name="n", tags=b"t" * 16384)] * 9
+    text = [Record(0, name="n", about=b"t" * 16384)] * 9
     assert [(s.start, s.stop) for s in split(text)] == [(0, 4), (4, 8), (8, 9)]
     long = [Record(0, bitstring=bytes(700_000))] * 3
     assert [(s.start, s.stop) for s in split(long)] == [(0, 2), (2, 3)]

@@ -62,7 +62,7 @@ def test_packs_vanish_when_a_step_begins(
         return inner(self, *words, **named)
 
     monkeypatch.setattr(TurnJoiner, step, wrapped)
-    joined = archive.joiner().sessions((f"t{int(name[1:]) % 2}", name) for name in sessions)
+    joined = archive.joiner().sessions((f"t{int(name[1:]) % 2}", name, "") for name in sessions)
     assert joined or all("again" in problem.what for problem in inside(archive).catalog.damage.problems)
     after = Archive.open(tmp_path)
     assert after.verify(decode=True).sound

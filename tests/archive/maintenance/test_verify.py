@@ -251,7 +251,7 @@ def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes]], leaf: by
     """Put records of segments (id, parent) that no session has, and a session of one of them."""
     archive.put([NewSession("sound", [np.arange(9)])])
     [first] = peek(archive, "sound")
-    bare = first.record._replace(name=None, tags=b"", time=0, moment=0)
+    bare = first.record._replace(name=None, about=b"", time=0, moment=0)
     session = first.record._replace(id=None, parent=leaf, name="crafted", tokens=0, bitstring=b"")
     new = [bare._replace(id=id_, parent=parent) for id_, parent in rows]
     archive.parts.writer.copy([(first.context, record) for record in new])

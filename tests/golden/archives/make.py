@@ -25,6 +25,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON, VERSION as MANIFEST_VERSION, Manifest
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.record import NOTHING, ContentFacts
 from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
@@ -84,6 +85,27 @@ def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
         assert archive.join() == 1
         for _ in range(2):
             archive.collect(dead_share=0.01)
+    return disk.seen.files()
+
+
+PARTS: list[dict[str, list[int]]] = [  # parts of a session that were put at once, by their paths
+    {"": PROMPT, "agents/one": [5] * 30, "agents/two": [5] * 30, "results/1.txt": []},
+    {"agents/one": [5] * 30 + [6]},
+    {"": [*PROMPT, 8], "z": [0]},
+]
+TOLD = ContentFacts("Where are the bells?", 12, 4711, 1_770_000_000_123_456_789, 1_769_990_000, 1_769_999_999)
+
+
+def parts(key: Secret | None = None) -> Files:
+    """A session with parts, of which one version is forgotten and some facts are known."""
+    disk = SimDisk(seed=6)
+    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key)
+    for each in PARTS:
+        rows = {part: [np.array(tokens)] if tokens else [] for part, tokens in each.items()}
+        archive.put(
+            [NewSession("log", row, part=part, content=TOLD if not part else NOTHING) for part, row in rows.items()]
+        )
+    archive.forget([archive.version("log", version=1)])
     return disk.seen.files()
 
 
@@ -299,8 +321,9 @@ def grown_archives() -> dict[str, Files]:
 
 
 def log_archives() -> dict[str, Files]:
-    """Return the golden archives of logs of agents, by name."""
-    return {"good-logs": logs(), "good-logs-sealed": logs(KEY)}
+    """Return the golden archives of logs of agents, and of a session with parts, by name."""
+    of_parts = {"good-parts": parts(), "good-parts-sealed": parts(KEY)}
+    return {"good-logs": logs(), "good-logs-sealed": logs(KEY), **of_parts}
 
 
 def renamed(files: Files, old: str, new: str) -> Files:
