@@ -17,7 +17,7 @@ from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
 from tests.second_reader.container import CHAT, TEXT
 from tests.second_reader.fields import Block, Damaged, Fields, LowBits, Newer, block, fallback
-from tests.second_reader.model import Bundle, Model, digest, layout_of, tokens_of, u32
+from tests.second_reader.model import Bundle, digest, layout_of, tokens_of, u32
 from tests.second_reader.sealed import Keyring, keyed, unseal
 from tests.second_reader.state import Files, manifest_of, restored, settings_of
 
@@ -265,7 +265,7 @@ class Archive:
         self._bundles, self._bridges = {bundle.id: bundle for bundle in bundles}, bridges
         dictionaries = [b"", *(bundle.dictionary for bundle in bundles)]
         self._dictionaries = {digest("pltz bundle", b"zstd 1", one): one for one in dictionaries}
-        self._models, self._towers = dict[bytes, Model](), dict[bytes, list[tuple[bytes, list[int]]]]()
+        self._towers = dict[bytes, list[tuple[bytes, list[int]]]]()
         self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
         self._marks = dict[bytes, tuple[int, bool]]()
         self.damage += [f"pack {pack.hex()} is lost" for pack, known in self.manifest.lost.items() if not known]
@@ -386,16 +386,15 @@ class Archive:
         if c.bundle not in self._bundles:
             raise LookupError(f"bundle {c.bundle.hex()}")
         bundle, past = self._bundles[c.bundle], above if c.mode & ABOVE else []
-        model = self._models.setdefault(bundle.id, Model(bundle.shape, bundle.tensors))
         if c.tokenizer == BYTES:
-            return list(log.content(data, count, bytes(past[-MOST_ABOVE:]), bundle, model))
+            return list(log.content(data, count, bytes(past[-MOST_ABOVE:]), bundle))
         fields, patch = Fields(data), b""
         if c.tokenizer != bundle.fingerprint:
-            past = self._bridges[c.tokenizer].context(past[-model.memory :])
+            past = self._bridges[c.tokenizer].context(past[-bundle.model.memory :])
             count = fields.varint()
             patch = fields.take(fields.varint()) if count & 1 else b""
             count >>= 1
-        found = tokens_of(model, fields.rest(), count, layout_of(bool(c.mode & FAST), count), past)
+        found = tokens_of(bundle.model, fields.rest(), count, layout_of(bool(c.mode & FAST), count), past)
         return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
 
 

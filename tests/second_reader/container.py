@@ -10,7 +10,7 @@ from zlib import crc32
 from tests.second_reader import chat, log
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, block, fallback
-from tests.second_reader.model import Bundle, Model, layout_of, tokens_of, u32
+from tests.second_reader.model import Bundle, layout_of, tokens_of, u32
 
 MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 9, 128, 0b11000011
 COLUMNS = CODING, COUNT, SIZE, COPIED, STEP = 1, 4, 5, 12, 13
@@ -46,7 +46,6 @@ class File:
 
     def __init__(self, data: bytes, bundle: Bundle | None = None, ids: Ids | None = None) -> None:
         self._bundle, self._ids = bundle, ids
-        self._model = Model(bundle.shape, bundle.tensors) if bundle else None
         self._tokens: dict[int, list[int]] = {}
         if data[:4] != MAGIC:
             raise Damaged("no .pltz file")
@@ -142,7 +141,7 @@ class File:
         frame = self.sessions[number]
         if frame.coding.method == LOG:
             above = self._decoded(number - frame.step) if frame.step else b""
-            return log.content(frame.data, frame.units, above, self._bundle, self._model)
+            return log.content(frame.data, frame.units, above, self._bundle)
         if frame.coding.method == BYTES:
             return fallback(frame.data, frame.units, self._bundle.dictionary if self._bundle else b"")
         tokens, patch = self._model_tokens(number)
@@ -157,11 +156,11 @@ class File:
         if number not in self._tokens:
             copies = copies_of(fields, frame.units, CONTEXT_TOKENS if frame.step else 0) if frame.copied else []
             literals = frame.units - sum(length for _, length, _ in copies)
-            if self._model is None:
+            if self._bundle is None:
                 raise LookupError("a frame of a model without its bundle")
             context = self._context(number)
             layout = layout_of(frame.coding.layout, literals)
-            tokens = tokens_of(self._model, fields.rest(), literals, layout, context)
+            tokens = tokens_of(self._bundle.model, fields.rest(), literals, layout, context)
             self._tokens[number] = joined(copies, tokens, context)
         return self._tokens[number], patch
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.second_reader.copies import copies_of, joined
 from tests.second_reader.fields import Damaged, Fields, Newer, fallback
-from tests.second_reader.model import Model, Vocabulary, digest, layout_of, tokens_of
+from tests.second_reader.model import Bundle, digest, layout_of, tokens_of
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
@@ -49,14 +49,12 @@ def parts_of(data: bytes) -> LogParts:
     return LogParts(method, bool(head & 4), head >> 3 & 1, check, columns, opaque, sizes[2], fields.rest())
 
 
-def content(
-    data: bytes, count: int, above: bytes, bundle: Vocabulary | None = None, model: Model | None = None
-) -> bytes:
+def content(data: bytes, count: int, above: bytes, bundle: Bundle | None = None) -> bytes:
     """Return the content of a log frame. ``above``: the bytes that stand before it, or those of a log like it.
 
     Raises:
         AfterOthers: methods 1 and 2, with bytes above.
-        LookupError: method 2, without a model.
+        LookupError: method 2, without a bundle.
     """
     if not count:
         if data:
@@ -69,15 +67,13 @@ def content(
     elif above:
         raise AfterOthers(f"method {parts.method}")
     else:
-        found = Log.after_known_lines().join(parts.columns, parts.opaque, pieces(parts, bundle, model, b"", ()), count)
+        found = Log.after_known_lines().join(parts.columns, parts.opaque, pieces(parts, bundle, b"", ()), count)
     if digest("pltz log", found, size=8) != parts.check:
         raise Damaged("a log that differs from its check")
     return found
 
 
-def pieces(
-    parts: LogParts, bundle: Vocabulary | None, model: Model | None, data: bytes, tokens: Sequence[int]
-) -> list[bytes]:
+def pieces(parts: LogParts, bundle: Bundle | None, data: bytes, tokens: Sequence[int]) -> list[bytes]:
     """Return the pieces of a frame of methods 1 and 2. ``data``, ``tokens``: the text above, in bytes and in tokens."""
     count = parts.text_count
     if parts.method == 1:
@@ -85,13 +81,13 @@ def pieces(
         if text and text[-1] != 0xFF:
             raise Damaged("a text that ends within a piece")
         return text.split(b"\xff")[:-1]
-    if bundle is None or model is None:
+    if bundle is None:
         raise LookupError("a log of a model without its bundle")
     fields = Fields(parts.text)
     copies = copies_of(fields, count, len(tokens)) if parts.copied else []
     literals = count - sum(length for _, length, _ in copies)
     layout = layout_of(parts.layout, literals)
-    found = joined(copies, tokens_of(model, fields.rest(), literals, layout, tokens), tokens)
+    found = joined(copies, tokens_of(bundle.model, fields.rest(), literals, layout, tokens), tokens)
     starts = [place for place, token in enumerate(found) if token in bundle.special]
     if starts[:1] != [0][: len(found)] or not {bundle.special[found[place]] for place in starts} <= VOICES:
         raise Damaged("a piece without its voice")

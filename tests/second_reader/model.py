@@ -10,6 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -58,45 +59,6 @@ class Vocabulary:
         """Return a token per byte."""
         numbers = {piece: number for number, piece in self._bytes_of.items()}
         return [numbers[bytes([byte])] for byte in data]
-
-
-class Bundle(Vocabulary):
-    """A bundle's folder: weights, the bytes and names of its tokens, its dictionary, its identity."""
-
-    def __init__(self, folder: Path) -> None:
-        about = json.loads((folder / "bundle.json").read_text("utf8"))
-        if about["format"] != 1 or about["contract"] not in (1, 2):
-            raise Damaged("a bundle of another format")
-        self.contract, self.shape = about["contract"], about["shape"]
-        self.tensors: dict[str, Array] = {}
-        for name, entry in about["files"].items():
-            data = (folder / name).read_bytes()
-            if len(data) != entry["size"] or hashlib.blake2b(data, digest_size=16).hexdigest() != entry["blake2b"]:
-                raise Damaged(f"{name} differs from its digest")
-            if name.endswith(".zst"):
-                data = zstandard.ZstdDecompressor().decompress(data)
-            if name.startswith("weights-"):
-                self.tensors |= tensors_of(data)
-            elif name.startswith("tokenizer"):
-                self.tokenizer = data.decode()
-            else:
-                self.dictionary = data
-        self.fingerprint = digest("pltz tokenizer", self.tokenizer.encode())
-        rows = [json.dumps([self.contract, self.shape], sort_keys=True, separators=(",", ":")).encode()]
-        for name, tensor in sorted(self.tensors.items()):
-            kind = {1: "|i1", 2: "<i2", 4: "<i4"}[tensor.itemsize]
-            rows += [f"{name} {kind} {tensor.shape}\n".encode(), tensor.tobytes()]
-        dictionary = hashlib.blake2b(self.dictionary, digest_size=16).digest()
-        self.id = digest("pltz bundle", *rows, self.fingerprint, dictionary)
-        if self.id.hex() != about["id"]:
-            raise Damaged("a bundle that differs from its identity")
-        special, bytes_of, letters = dict[int, str](), dict[int, bytes](), byte_letters()
-        for piece, number in json.loads(self.tokenizer)["model"]["vocab"].items():
-            if number < 32:
-                special[number] = piece[2:-2]
-            else:
-                bytes_of[number] = bytes(letters[letter] for letter in piece)
-        super().__init__(special, bytes_of)
 
 
 def byte_letters() -> dict[str, int]:
@@ -212,6 +174,50 @@ class Model:
         cumulative = np.arange(n + 1) + ((sums * rate) >> 20)
         cumulative[n] = 1 << 24
         return np.asarray(cumulative)
+
+
+class Bundle(Vocabulary):
+    """A bundle's folder: weights, the bytes and names of its tokens, its dictionary, its identity."""
+
+    def __init__(self, folder: Path) -> None:
+        about = json.loads((folder / "bundle.json").read_text("utf8"))
+        if about["format"] != 1 or about["contract"] not in (1, 2):
+            raise Damaged("a bundle of another format")
+        self.contract, self.shape = about["contract"], about["shape"]
+        self.tensors: dict[str, Array] = {}
+        for name, entry in about["files"].items():
+            data = (folder / name).read_bytes()
+            if len(data) != entry["size"] or hashlib.blake2b(data, digest_size=16).hexdigest() != entry["blake2b"]:
+                raise Damaged(f"{name} differs from its digest")
+            if name.endswith(".zst"):
+                data = zstandard.ZstdDecompressor().decompress(data)
+            if name.startswith("weights-"):
+                self.tensors |= tensors_of(data)
+            elif name.startswith("tokenizer"):
+                self.tokenizer = data.decode()
+            else:
+                self.dictionary = data
+        self.fingerprint = digest("pltz tokenizer", self.tokenizer.encode())
+        rows = [json.dumps([self.contract, self.shape], sort_keys=True, separators=(",", ":")).encode()]
+        for name, tensor in sorted(self.tensors.items()):
+            kind = {1: "|i1", 2: "<i2", 4: "<i4"}[tensor.itemsize]
+            rows += [f"{name} {kind} {tensor.shape}\n".encode(), tensor.tobytes()]
+        dictionary = hashlib.blake2b(self.dictionary, digest_size=16).digest()
+        self.id = digest("pltz bundle", *rows, self.fingerprint, dictionary)
+        if self.id.hex() != about["id"]:
+            raise Damaged("a bundle that differs from its identity")
+        special, bytes_of, letters = dict[int, str](), dict[int, bytes](), byte_letters()
+        for piece, number in json.loads(self.tokenizer)["model"]["vocab"].items():
+            if number < 32:
+                special[number] = piece[2:-2]
+            else:
+                bytes_of[number] = bytes(letters[letter] for letter in piece)
+        super().__init__(special, bytes_of)
+
+    @cached_property
+    def model(self) -> Model:
+        """Return the model."""
+        return Model(self.shape, self.tensors)
 
 
 class Memory:

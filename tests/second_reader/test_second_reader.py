@@ -212,18 +212,18 @@ def test_pieces_of_log_frames(by_model: bool) -> None:
     """Split what is above a log by the product: no text describes that part."""
     make = log_maker()
     product, second = ProductBundle.load("nano"), bundle("nano")
-    coder, model = LogCoder(product, product.coder()), Model(second.shape, second.tensors)
+    coder = LogCoder(product, product.coder())
     begin, end = make.log(0, 12), make.log(12, 18)
     for content, above in ((begin, b""), (end, begin)):
         [frame] = coder.encode([(content, above)], by_model=by_model)
         parts = log.parts_of(frame)
         text = coder._tables.past(above)
-        found = log.pieces(parts, second, model, text.data, text.tokens.tolist())
+        found = log.pieces(parts, second, text.data, text.tokens.tolist())
         split = table.split(content, above)
         assert parts.method == 1 + by_model and parts.columns == split.columns and parts.opaque == split.opaque
         assert found == [piece.text.encode() for piece in split.pieces]
         if not above:
-            assert log.content(frame, len(content), b"", second, model) == content
+            assert log.content(frame, len(content), b"", second) == content
 
 
 TABLES = json.loads((GOLDEN / "tables/version-7.json").read_text("utf8"))
