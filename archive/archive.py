@@ -679,10 +679,6 @@ class Archive:
         self,
         *,
         decode: bool = False,
-        fraction: float = 1.0,
-        max_seconds: int | None = None,
-        anywhere: bool = False,
-        resume: Report | None = None,
         expect: str | None = None,
         part: WorkPart | None = None,
         progress: Callable[[Report], None] | None = None,
@@ -691,11 +687,6 @@ class Archive:
 
         Args:
             decode: also decode every segment, and prove it by its id.
-            fraction: share of the packs to check, chosen at random, 0 to 1.
-            max_seconds: stop after about this many seconds.
-            anywhere: begin at a random record and go round, so that runs that never finish cover everything in the
-                end.
-            resume: the report of a run that was stopped; checking goes on where it stopped.
             expect: the ``token`` of an earlier report. An archive older than that is not sound.
             part: check one of several parts, each in a call of its own. The archive is sound if all reports are.
             progress: called with the report so far, from time to time.
@@ -706,16 +697,11 @@ class Archive:
         from pltz.archive.catalog.catalog import Catalog
         from pltz.archive.maintenance.verify import Verifier
 
-        arguments.share(fraction=fraction)
-        arguments.number_or_none(max_seconds=max_seconds)
         arguments.text_or_none(expect=expect)
         codecs = self.codecs.registry if decode else self.parts.codecs
         catalog = Catalog(self.parts.store, self.parts.keys)
-        return Verifier(catalog, codecs, self.parts.settings, resume).run(
+        return Verifier(catalog, codecs, self.parts.settings).run(
             decode=decode,
-            fraction=fraction,
-            max_seconds=max_seconds,
-            anywhere=anywhere,
             expect=None if expect is None else Token.parse(expect),
             part=part,
             progress=progress,

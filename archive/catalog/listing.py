@@ -25,6 +25,7 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, ManifestLost, Outdated, StoreError, WriterFailed
 from pltz.archive.format import object_names
+from pltz.archive.format.byte_source import File
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -516,14 +517,14 @@ class Listing:
         self._opened.move_to_end(pack)
         return self._opened[pack]
 
-    def scan(self, pack: bytes, *, bodies: bool = True) -> Iterator[Found | Damage]:
-        """Yield all records and damaged ranges of a pack.
+    def scan(self, pack: bytes, *, bodies: bool = True, file: File | None = None) -> Iterator[Found | Damage]:
+        """Yield all records and damaged ranges of a pack. ``file``: its bytes, where the caller has them.
 
         The pack is read from end to end in pieces. Without ``bodies`` the records come without their bitstrings, but
         for runs of sessions, whose bitstrings have their older versions. A run whose bitstring is damaged comes without
         it then, behind the damage. Raises FormatError, FileNotFoundError, StoreError.
         """
-        file = self.store.open(object_names.pack(pack))
+        file = file or self.store.open(object_names.pack(pack))
         opened = Pack(file.read, file.size, archive=self.archive, name=pack)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used", ())

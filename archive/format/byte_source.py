@@ -25,12 +25,6 @@ class File(Protocol):
         Raises OSError where the disk fails.
         """
 
-    def fill(self, room: memoryview, offset: int) -> int:
-        """Read into ``room`` and return the bytes read, fewer than its size only at the end of the file.
-
-        Raises OSError where the disk fails.
-        """
-
 
 class Held:
     """A file whose bytes are in memory."""
@@ -41,11 +35,6 @@ class Held:
 
     def read(self, offset: int, size: int) -> memoryview:
         return self._data[offset : offset + size]
-
-    def fill(self, room: memoryview, offset: int) -> int:
-        data = self._data[offset : offset + len(room)]
-        room[: len(data)] = data
-        return len(data)
 
 
 def pieces(read: Reader, begin: int, end: int, most: int = PIECE) -> Iterator[bytes | memoryview]:

@@ -1,19 +1,21 @@
-"""Verify: read everything, report every problem exactly, and name the sessions it costs. Changes nothing.
+"""Verify: one walk that reads everything, reports every problem exactly, and names the sessions it costs.
 
-    packs     digest against name, both headers, footer, every record's check; packs that bulk verification
-              (`bulk_verify.py`) proves are not read record by record
-    indexes   digest against name; every record is found through them; every entry points at its record
-    towers    every version's segments are there
+    packs     digest against name, both headers, footer; the blocks of a pack against its index entries, both ways. What
+              `pack_walk.py` proves by columns is not looked at record by record, but to decode it
     decode    (on request) every segment decodes to tokens whose hash is its id
+    indexes   digest against name
+    towers    every version's segments are there
+
+Changes nothing.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from functools import partial
+from itertools import chain
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import (
@@ -27,29 +29,30 @@ from pltz.archive.catalog.chain import (
 )
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.history import SHOWN
-from pltz.archive.catalog.listing import ATTEMPTS, Found
+from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import KeyFolder
-from pltz.archive.errors import KeyMismatch, LostError
+from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
+from pltz.archive.format.byte_source import File
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS, Settings
 from pltz.archive.humanize import counted
-from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, absent, inner_blocks
 from pltz.archive.maintenance.erase import unfinished
+from pltz.archive.maintenance.pack_walk import PackColumns, PackWalk, WalkedPack, absent, inner_blocks
 from pltz.archive.storage.store import is_there
 from pltz.archive.work_part import WorkPart
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
+from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
-DECODE_RECORDS = 256  # records decoded between two looks at the clock
+DECODE_RECORDS = 256  # records decoded at once, of one pack or of several
 
 
 @dataclass
@@ -60,15 +63,11 @@ class Report:
         undecoded: number of segments whose bundle or key was not at hand.
         unreadable: number of records that damaged packs had and that were not read. A version among them has no
             name any more, so it is not in ``lost``.
-        complete: nothing was left out.
         lost: versions that cannot be thawed.
         missing_copies: paths of redundant files that are gone (parity, second copies); `repair` makes them again.
         unfinished: erases that were cut off or are running; they damage nothing.
         unnamed: number of packs of puts that were cut off or are running: no manifest named them.
         token: see `freshness`.
-        cursor: the last pack that was checked; a run that resumes from this report goes on after it.
-        within: the pack being checked, whose records before byte ``offset`` are done.
-        bad: ids of segments that did not decode.
     """
 
     packs: int = 0
@@ -77,16 +76,11 @@ class Report:
     undecoded: int = 0
     unreadable: int = 0
     unnamed: int = 0
-    complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
     missing_copies: list[str] = field(default_factory=list)
     unfinished: list[Problem] = field(default_factory=list)
     token: str = ""
-    cursor: bytes = b""
-    within: bytes = b""
-    offset: int = 0  # bytes
-    bad: set[bytes] = field(default_factory=set)
 
     @property
     def sound(self) -> bool:
@@ -94,56 +88,28 @@ class Report:
         return not (self.problems or self.lost or self.unreadable)
 
 
-@dataclass(frozen=True)
-class PackSpan:
-    """A pack, or its records that begin at byte ``start`` or later and before byte ``stop``."""
-
-    pack: bytes
-    start: int = 0  # bytes
-    stop: int | None = None  # bytes
-
-
 class Verifier:
-    """Checks an archive through a fresh catalog of its files.
+    """Checks an archive through a fresh catalog of its files."""
 
-    ``resume``: the report of a run that was stopped.
-    """
-
-    def __init__(
-        self, catalog: Catalog, codecs: CodecRegistry, settings: Settings, resume: Report | None = None
-    ):
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry, settings: Settings):
         self.catalog, self.codecs, self.settings = catalog, codecs, settings
-        self.report = resume or Report()
+        self.report = Report()
         self._problems = Problems(self.report.problems)
-        self._end: float | None = None
-        self._stop: int | None = None  # bytes
-        self._part = WorkPart()
+        self._bad = set[bytes]()  # segments of which a record did not decode
         self._hidden: dict[int, bytes] = {}  # keys of sessions with records that cannot be read, and packs of these
-        self._progress: Callable[[Report], None] | None = None
 
     def run(
         self,
         *,
         decode: bool = False,
-        fraction: float = 1.0,
-        max_seconds: int | None = None,
-        anywhere: bool = False,
         expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
         part: WorkPart | None = None,
     ) -> Report:
-        """Check all packs, or a random ``fraction`` of them, and return the report.
-
-        Packs are taken in the order of their names. A pack put behind the cursor meanwhile was proved when it
-        was put; the next run from the start checks it.
+        """Check all packs in the order of their names, and return the report.
 
         Args:
             decode: also decode every segment and compare its id.
-            fraction: share of the packs to check, 0 to 1.
-            max_seconds: approximate limit in seconds. Decoding a pack may take hours, so the clock is read after every
-                `DECODE_RECORDS` segments.
-            anywhere: begin at a random record and go round, so that runs that never finish cover everything in the
-                end. Nothing can resume from their reports.
             expect: token that `freshness.token_of` returned earlier. An archive older than that is not sound.
             progress: called with the report after each pack, and between batches of decoded segments.
             part: check only the packs of this part, and that the segments are there that they need of other parts. What
@@ -152,72 +118,180 @@ class Verifier:
         Raises ManifestLost, RolledBack where repair has to make the manifest again, StoreError where the store fails or
         files cannot be read at all, ArchiveError where collectors interfere. Other damage is in the report, not raised.
         """
+        listing, damage = self.catalog.listing, self.catalog.damage
+        part, progress = part or WorkPart(), progress or (lambda report: None)
         self.catalog.refresh()
         # known before anything is read: lost packs, a roll back
-        for pack in sorted(self.catalog.damage.missing()):
+        for pack in sorted(damage.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector took it out: run pltz archive repair")
-        for loss in self.catalog.damage.losses():
+        for loss in damage.losses():
             self._wrong("loss", loss.pack.hex(), str(loss))
         if expect and (why := rolled_back(self.catalog, expect)):
             self._wrong("freshness", str(expect), why)
         self.report.token = str(token_of(self.catalog))
-        self._progress = progress
-        if max_seconds is not None:
-            self._end = self.catalog.store.now() + max_seconds
         # packs, while the digests of indexes are computed beside
-        swept: list[BulkVerified] = []
-        doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
-        self._part = part or WorkPart()
-        spans = self._chosen(fraction, anywhere and decode)
-        with run_alongside(self._index_digests) as digests:
-            self._check_packs(spans, decode, swept, doubted)
-        if self._part.number == 1:
+        indexes = {name: index for name, index in listing.indexes.items() if part.has(name.encode())}
+        with run_alongside(partial(self._index_faults, indexes)) as faults:
+            proved, doubted = self._walk(sorted(filter(part.has, listing.packs)), decode, progress)
+        for name, what in faults():
+            self._wrong("index", name, what)
+        if part.number == 1:
             self._check_copies()
             self._check_redundancy()
-        self._check_indexes(digests(), doubted)
         # sessions that are lost are looked for only where something may be
-        self._hidden = self.catalog.damage.hidden_sessions(doubted)
-        astray = self.catalog.listing.stable(lambda: self._astray(swept))
-        if doubted or self._hidden or not self.report.complete or astray:
-            self.report.lost += self.catalog.listing.stable(self._lost)
-        for problem in self.catalog.damage.problems:
+        self._hidden = damage.hidden_sessions(doubted)
+        if doubted or self._hidden or self._bad or listing.stable(lambda: self._astray(proved)):
+            self.report.lost += listing.stable(self._lost)
+        for problem in damage.problems:
             self._problems.add(problem)
         return self.report
 
-    def _check_packs(self, spans: list[PackSpan], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
-        """Check as many packs as there is time for.
+    # ---- packs
 
-        Adds packs proved in bulk to ``swept`` and all other packs to ``doubted``.
+    def _walk(
+        self, packs: Sequence[bytes], decode: bool, progress: Callable[[Report], None]
+    ) -> tuple[list[PackColumns], set[bytes]]:
+        """Check packs, and return what they have that are proved sound, and the others.
+
+        With ``decode`` their segments are decoded, those of several packs at once.
         """
-        for span, found in self._swept(spans, decode):
-            pack = span.pack
-            if self._late():
-                self.report.complete = False
-                break
-            if found:
-                self.report.packs += 1
-                self.report.records += found.records
-                swept.append(found)
+        proved, doubted = list[PackColumns](), set[bytes]()
+        waiting: list[Found] = []
+        walk = PackWalk(self.catalog)
+        for pack in walk.run(packs):
+            if pack.columns:
+                proved.append(pack.columns)
+                self.report.records += pack.columns.records
             else:
-                doubted.add(pack)
-                self.report.within, self.report.offset, self._stop = pack, span.start, span.stop
-                self._check_pack(pack, decode)
-                if self.report.within:
-                    self.report.complete = False
-                    break
-                self.report.packs += span.stop is None
-            self._check_parity(pack)
-            self.report.cursor = pack
-            if self._progress:
-                self._progress(self.report)
+                doubted.add(pack.name)
+            if pack.file and (decode or not pack.columns):
+                self._check_entries(pack, pack.file, walk.entries(pack.name))
+                for item in self._records(pack, pack.file):
+                    segment = item.record.id
+                    if decode and segment and not self.catalog.keys.gone(item.context, segment):
+                        waiting.append(item)
+                    if len(waiting) == DECODE_RECORDS:
+                        self._decode(waiting)
+                        waiting.clear()
+                        progress(self.report)
+            self._check_parity(pack.name)
+            self.report.packs += 1
+            progress(self.report)
+        self._decode(waiting)
+        return proved, doubted
 
-    def _astray(self, swept: Sequence[BulkVerified]) -> set[bytes]:
+    def _records(self, pack: WalkedPack, file: File) -> Iterator[Found]:
+        """Yield the records of a pack that can be read, and report what cannot."""
+        name, read, seen = pack.name.hex(), 0, len(self.report.problems)
+        if pack.why:
+            self._wrong("pack", name, pack.why)
+        try:
+            for item in self.catalog.listing.scan(pack.name, file=file):
+                if isinstance(item, Damage):
+                    self._wrong("pack", name, f"{item.size} bytes at {item.offset}: {item.why}")
+                else:
+                    read += 1
+                    yield item
+        except FormatError as exc:
+            self._wrong("pack", name, str(exc))
+        if pack.columns:
+            return
+        self.report.records += read
+        with suppress(FormatError):  # without a footer nothing tells how many there were
+            count = Pack(file.read, file.size).count()
+            self.report.unreadable += max(0, count - read)  # one that counts too few must not offset another pack
+            if count != read and len(self.report.problems) == seen:
+                self._wrong("pack", name, f"expected {count} records in the pack, found {read}")
+
+    def _check_entries(self, pack: WalkedPack, file: File, entries: set[tuple[int, int, int]]) -> None:
+        """Check that entries, each a section, a key and an offset, name the records of a pack and nothing else.
+
+        Damaged blocks are reported with the pack.
+        """
+        there, blocks, name = set[tuple[int, int, int]](), set[int](), pack.name.hex()
+        with suppress(FormatError):
+            for item in self.catalog.listing.scan(pack.name, bodies=False, file=file):
+                if not isinstance(item, Damage):
+                    blocks.add(offset := item.location.offset)
+                    there |= {(section, key_of(i), offset) for section, i in keys_of(item.record, item.context)}
+        for section, _, offset in sorted(there - entries):
+            where = f"{name} at {offset}"
+            self._wrong("index", SECTIONS[section], f"the record in {where} is not found through any index")
+        for _, _, offset in sorted(entry for entry in entries - there if entry[2] in blocks):
+            indexes = (index for index, known in self.catalog.listing.indexes.items() if pack.name in known.packs)
+            what = f"an entry names the block at byte {offset} of {name}, where no such record is"
+            self._wrong("index", ", ".join(sorted(indexes)), what)
+
+    def _check_parity(self, pack: bytes) -> None:
+        """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
+        try:
+            parity = Parity.decode(self.catalog.store.view(object_names.parity(pack)))
+            parity.verify()
+            if parity.pack != pack:
+                self._wrong("parity", pack.hex(), "is that of another pack")
+        except FormatError as exc:
+            self._wrong("parity", pack.hex(), str(exc))
+        except FileNotFoundError:
+            return
+
+    # ---- segments
+
+    def _decode(self, items: Sequence[Found]) -> None:
+        """Decode these records in groups and compare their ids."""
+        for group in decodable_groups(items, lambda item: item.record.tokens):
+            self._note(group, self.catalog.listing.stable(partial(self._answers, group)))
+
+    def _answers(self, items: Sequence[Found]) -> list[Answer]:
+        """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
+        self.catalog.keys.refresh()
+        chains = Chains(self.catalog, self.codecs)
+        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
+        above = [chains.above(i) for i in items]
+        pairs = zip(items, above, strict=True)
+        wanted = [RecordToDecode(item, tokens) for item, tokens in pairs if not isinstance(tokens, PltzError)]
+        answers = iter(decode_records(self.codecs, self.catalog.keys, wanted))
+        return [a if isinstance(a, PltzError) else next(answers) for a in above]
+
+    def _note(self, items: Sequence[Found], answers: Sequence[Answer]) -> None:
+        """Count the segments that decoded, and report the others.
+
+        A record whose parent was collected is no damage in itself. If a version needs it, that version is found lost.
+        """
+        rooted = {NONE}  # segments of which all that they need is there
+        for item, answer in zip(items, answers, strict=True):
+            if not isinstance(answer, PltzError):
+                self.report.decoded += 1
+            elif isinstance(answer, BundleMismatch | KeyMismatch):
+                self.report.undecoded += 1
+            elif item.record.id and not isinstance(answer, Erased):  # else it was erased meanwhile
+                self._bad.add(item.record.id)
+                if not (isinstance(answer, LostError) and self._is_orphan(item, rooted)):
+                    where = f"{item.location.pack.hex()} at {item.location.offset}"
+                    self._wrong("record", where, str(answer))
+
+    def _is_orphan(self, item: Found, rooted: set[bytes]) -> bool:
+        """Return whether a segment above a record is absent, and no damage hides it.
+
+        Nothing live needed it then. ``rooted``: segments that need no absent one; others are added.
+        """
+        seen, at = set[bytes](), item.record.parent
+        while at not in seen and at not in rooted:
+            seen.add(at)
+            if not (places := self.catalog.lookup.find(SEGMENTS, at)):
+                return not self.catalog.damage.hiding()
+            at = places[0].record.parent
+        rooted |= seen
+        return False
+
+    # ---- towers
+
+    def _astray(self, proved: Sequence[PackColumns]) -> set[bytes]:
         """Return the segments of circles, those below too many others, and those that are needed and not there.
 
         Dead records count, so no reader may need these: versions that do are lost. Nothing is decoded.
         """
         records: dict[bytes, set[bytes]] = {}
-        for place in inner_blocks(swept):
+        for place in inner_blocks(proved):
             if place.pack not in self.catalog.listing.packs:
                 continue  # a collector deleted it, and what is live is in another
             try:
@@ -230,7 +304,7 @@ class Verifier:
             for record in block.heads():
                 if record.id is not None:
                     records.setdefault(record.id, set()).add(record.parent)
-        needed, missing = absent(swept), set[bytes]()  # of packs of other parts, which may be deep themselves
+        needed, missing = absent(proved), set[bytes]()  # of packs of other parts, which may be deep themselves
         while needed:
             if (segment := needed.pop()) == NONE or segment in records:
                 continue
@@ -243,7 +317,7 @@ class Verifier:
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
         versions = chain.from_iterable(map(self._named, self.catalog.lookup.histories()))
-        lost = list(lost_versions(self.catalog, versions, self._unread(self.report.bad)))
+        lost = list(lost_versions(self.catalog, versions, self._unread(self._bad)))
         for key, pack in sorted(self._hidden.items()):
             self._wrong("session", f"{key:09x}", f"has a record in pack {pack.hex()} that cannot be read")
         return lost
@@ -271,200 +345,7 @@ class Verifier:
                     self._wrong("session", name, what)
         return history
 
-    def _late(self) -> bool:
-        return self._end is not None and self.catalog.store.now() >= self._end
-
-    def _chosen(self, fraction: float, anywhere: bool) -> list[PackSpan]:
-        """Return the spans to check, in order."""
-        dice = random.Random(self.catalog.store.random(8))
-        packs = sorted(p for p in self.catalog.listing.packs if p > self.report.cursor and self._part.has(p))
-        if fraction < 1:
-            self.report.complete = False
-            packs = [pack for pack in packs if dice.random() < fraction]
-        if anywhere and packs:
-            return self._round(packs, dice)
-        return [PackSpan(pack, self.report.offset if pack == self.report.within else 0) for pack in packs]
-
-    def _round(self, packs: list[bytes], dice: random.Random) -> list[PackSpan]:
-        """Return all packs from a random byte of a random pack on, and round to that byte again."""
-        at = dice.randrange(len(packs))
-        first = packs[at]
-        try:
-            byte = dice.randrange(max(1, self.catalog.listing.opened(first).size))
-        except (FormatError, FileNotFoundError):  # the check reports it
-            byte = 0
-        others = [*packs[at + 1 :], *packs[:at]]
-        return [PackSpan(first, byte), *map(PackSpan, others), *([PackSpan(first, 0, byte)] if byte else [])]
-
-    def _swept(self, spans: list[PackSpan], decode: bool) -> Iterator[tuple[PackSpan, BulkVerified | None]]:
-        """Yield packs with their contents where bulk verification proves them.
-
-        With ``decode`` none is proved in bulk.
-        """
-        if decode:
-            yield from ((span, None) for span in spans)
-        else:
-            found = BulkVerifier(self.catalog).run([span.pack for span in spans])
-            yield from ((PackSpan(pack), swept) for pack, swept in found)
-
-    def _check_pack(self, pack: bytes, decode: bool) -> None:
-        """Check a pack's records from the report's ``offset`` on.
-
-        If the time runs out before the last record, the report stays ``within`` the pack.
-        """
-        start = self.report.offset
-        try:
-            file = self.catalog.store.open(object_names.pack(pack))
-            if Pack(file.read, file.size, archive=self.catalog.listing.archive).verify() != pack:
-                self._wrong("pack", pack.hex(), "its digest is not its name")
-        except FormatError as exc:
-            self._wrong("pack", pack.hex(), str(exc))
-        except FileNotFoundError:
-            return self._pass(b"")  # a collector deleted it
-        # record by record, from where the last run stopped
-        waiting: list[Found] = []
-        read = 0
-        for item in self._records(pack):
-            read += 1
-            if item.location.offset < start:
-                continue
-            if len(waiting) >= DECODE_RECORDS and item.location.offset > waiting[-1].location.offset:
-                self._decode(waiting)  # after whole blocks, because a run resumes at a block
-                waiting = []
-                self._pass(pack, item.location.offset)
-                if self._progress:
-                    self._progress(self.report)
-                if self._late():
-                    return
-            if self._stop is not None and item.location.offset >= self._stop:
-                break
-            self.report.records += 1
-            self._check_found(item)
-            if decode and item.record.id is not None and not self._erased(item):
-                waiting.append(item)
-        self._decode(waiting)
-        if self._stop is None:
-            self._count(pack, read)
-        self._pass(b"")
-
-    def _count(self, pack: bytes, read: int) -> None:
-        """Compare the number of records in the footer with those read.
-
-        A pack without a footer is a problem already told.
-        """
-        with suppress(FormatError, FileNotFoundError):
-            missing = self.catalog.listing.opened(pack).count() - read
-            self.report.unreadable += max(
-                0, missing
-            )  # a footer that counts too few must not offset another pack
-
-    def _pass(self, pack: bytes, offset: int = 0) -> None:
-        self.report.within, self.report.offset = pack, offset
-
-    def _erased(self, item: Found) -> bool:
-        return item.record.id is not None and self.catalog.keys.gone(item.context, item.record.id)
-
-    def _records(self, pack: bytes) -> Iterator[Found]:
-        try:
-            for item in self.catalog.listing.scan(pack):
-                if isinstance(item, Damage):
-                    self._wrong("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
-                else:
-                    yield item
-        except FormatError as exc:
-            self._wrong("pack", pack.hex(), str(exc))
-        except FileNotFoundError:
-            return
-
-    def _check_found(self, item: Found) -> None:
-        """Check that the indexes find the record by each of its identities, unless its pack was deleted since."""
-        if item.location.pack not in self.catalog.listing.packs:
-            return
-        for section, identity in keys_of(item.record, item.context):
-            if item.location.block not in self.catalog.lookup.places(section, identity):
-                where = f"{item.location.pack.hex()} at {item.location.offset}"
-                self._wrong(
-                    "index", SECTIONS[section], f"the record in {where} is not found through any index"
-                )
-
-    def _decode(self, items: Sequence[Found]) -> None:
-        """Decode these records in groups and compare their ids."""
-        for group in decodable_groups(items, lambda item: item.record.tokens):
-            self._decode_group(group)
-
-    def _decode_group(self, items: Sequence[Found]) -> None:
-        """Decode these records at once and compare their ids.
-
-        Where a pack vanished meanwhile, a collector moved its records: look again for those that failed. A record
-        whose parent was collected is no damage in itself. If a version needs it, that version is found lost.
-        """
-        for _ in range(ATTEMPTS):
-            before, answers = self.catalog.listing.staleness, self._answers(items)
-            if self.catalog.listing.staleness == before:
-                return self._note(items, answers)
-            self.catalog.refresh()
-            ready = [not isinstance(answer, CorruptError) for answer in answers]
-            self._note(list(compress(items, ready)), list(compress(answers, ready)))
-            items = [i for i, done in zip(items, ready, strict=True) if not (done or self._erased(i))]
-        self._note(items, self._answers(items))
-
-    def _note(self, items: Sequence[Found], answers: Sequence[Answer]) -> None:
-        """Count the segments that decoded, and report the others."""
-        rooted = {NONE}  # segments of which all that they need is there
-        for item, answer in zip(items, answers, strict=True):
-            if not isinstance(answer, PltzError):
-                self.report.decoded += 1
-            elif isinstance(answer, BundleMismatch | KeyMismatch):
-                self.report.undecoded += 1
-            elif isinstance(answer, LostError) and item.record.id and self._orphan(item, rooted):
-                self.report.bad.add(item.record.id)
-            else:
-                self._undecodable(item, answer)
-
-    def _orphan(self, item: Found, rooted: set[bytes]) -> bool:
-        """Return whether a segment above a record is absent, and no damage hides it.
-
-        Nothing live needed it then. ``rooted``: segments that need no absent one; others are added.
-        """
-        seen, at = set[bytes](), item.record.parent
-        while at not in seen and at not in rooted:
-            seen.add(at)
-            if not (places := self.catalog.lookup.find(SEGMENTS, at)):
-                return not self.catalog.damage.hiding()
-            at = places[0].record.parent
-        rooted |= seen
-        return False
-
-    def _answers(self, items: Sequence[Found]) -> list[Answer]:
-        """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
-        chains = Chains(self.catalog, self.codecs)
-        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
-        above = [chains.above(i) for i in items]
-        wanted = [
-            RecordToDecode(i, a)
-            for i, a in zip(items, above, strict=True)
-            if not isinstance(a, PltzError)
-        ]
-        answers = iter(decode_records(self.codecs, self.catalog.keys, wanted))
-        return [a if isinstance(a, PltzError) else next(answers) for a in above]
-
-    def _undecodable(self, item: Found, exc: PltzError) -> None:
-        if item.record.id is not None:
-            self.report.bad.add(item.record.id)
-        self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
-
-    def _check_parity(self, pack: bytes) -> None:
-        """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
-        try:
-            data = self.catalog.store.view(object_names.parity(pack))
-            parity = Parity.decode(data)
-            parity.verify()
-            if parity.pack != pack:
-                self._wrong("parity", pack.hex(), "is that of another pack")
-        except FormatError as exc:
-            self._wrong("parity", pack.hex(), str(exc))
-        except FileNotFoundError:
-            return
+    # ---- what is of no pack
 
     def _check_copies(self) -> None:
         """Check second copies of small files, key files, and what lost packs had."""
@@ -541,55 +422,16 @@ class Verifier:
             first, second = object_names.key_copies(domain, generations[-1])
             yield from ((first, second), (second, first))
 
-    def _index_digests(self) -> dict[str, bytes | FormatError]:
-        """Return the digest of each index file, or the error it raises.
-
-        Holds the GIL for little of its time.
-        """
-        found: dict[str, bytes | FormatError] = {}
-        for name, index in list(self.catalog.listing.indexes.items()):
-            if not self._part.has(name.encode()):
-                continue
+    def _index_faults(self, indexes: Mapping[str, FileIndex]) -> list[tuple[str, str]]:
+        """Return the name of each index that is damaged, and what is wrong. Holds the GIL for little of its time."""
+        faults: list[tuple[str, str]] = []
+        for name, index in indexes.items():
             try:
-                found[name] = index.verify()
+                if index.verify().hex() != name:
+                    faults.append((name, "its digest is not its name"))
             except FormatError as exc:
-                found[name] = exc
-        return found
-
-    def _check_indexes(self, digests: dict[str, bytes | FormatError], doubted: set[bytes]) -> None:
-        for name, index in list(self.catalog.listing.indexes.items()):
-            try:
-                if self._part.has(name.encode()):
-                    found = digests[name] if name in digests else index.verify()
-                    if isinstance(found, FormatError):
-                        raise found
-                    if found.hex() != name:
-                        self._wrong("index", name, "its digest is not its name")
-                for pack in sorted(doubted & index.packs.keys() & self.catalog.listing.packs.keys()):
-                    self._check_entries(name, index, pack)
-            except FormatError as exc:
-                self._wrong("index", name, str(exc))
-
-    def _check_entries(self, name: str, index: FileIndex, pack: bytes) -> None:
-        """Check that the entries of a pack name its blocks and records. Damaged blocks are reported with the pack."""
-        there, blocks = set[tuple[int, int, int]](), set[int]()
-        try:
-            for item in self.catalog.listing.scan(pack, bodies=False):
-                if isinstance(item, Damage):
-                    continue
-                offset = item.location.offset
-                blocks.add(offset)
-                there |= {(section, key_of(i), offset) for section, i in keys_of(item.record, item.context)}
-        except (FormatError, FileNotFoundError):
-            return
-        number = index.names.index(pack)
-        for section in range(len(SECTIONS)):
-            keys, numbers, offsets = index.columns(section)
-            mine = numbers == number
-            for key, offset in zip(keys[mine].tolist(), offsets[mine].tolist(), strict=True):
-                if offset in blocks and (section, key, offset) not in there:
-                    what = f"an entry names the block at byte {offset} of {pack.hex()}, where no such record is"
-                    self._wrong("index", name, what)
+                faults.append((name, str(exc)))
+        return faults
 
     def _wrong(self, kind: str, name: str, what: str) -> None:
         self._problems.note(kind, name, what)

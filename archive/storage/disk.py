@@ -49,13 +49,6 @@ class OsFile:
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def fill(self, room: memoryview, offset: int) -> int:
-        """Read into ``room`` and return the bytes read. Raises OSError."""
-        at = 0
-        while at < len(room) and (size := os.preadv(self._handle, [room[at : at + (1 << 30)]], offset + at)):
-            at += size
-        return at
-
 
 class Stamp(NamedTuple):
     """The bytes of a file, the time of its last write, and what tells it from another of its name."""

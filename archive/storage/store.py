@@ -199,13 +199,6 @@ class Opened:
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
-    def fill(self, room: memoryview, offset: int) -> int:
-        """Read into ``room`` and return the bytes read. Raises StoreError, UnreadableError."""
-        try:
-            return self._file.fill(room, offset)
-        except OSError as exc:
-            raise _unread(self._name, exc) from exc
-
 
 class DirectoryStore:
     """A local directory over a `Disk`.

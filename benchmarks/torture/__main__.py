@@ -65,8 +65,7 @@ tenant = "night"
 grace = "0s"
 
 [verify]
-share = 0.2
-max_seconds = 5
+runs = 5
 """
 SETTINGS = "archive.json"
 FAULTS = ("early-put", "early-erase", "drop-pack")

@@ -95,7 +95,7 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
     found = counts | {
         "missing_copies": len(report.missing_copies),
         "unnamed": report.unnamed,
-        "complete": report.complete and not part,  # of a part only the join says so
+        "complete": not part,  # of a part only the join says so
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
     }
@@ -112,7 +112,7 @@ def _print(report: "Report", part: WorkPart | None, as_json: bool) -> None:
         remarks.append(f"{missing:,} {copies} missing: run repair")
     if remarks:
         state += (", but " if report.sound else ", and ") + " and ".join(remarks)
-    extent = "all of it" if report.complete and not report.undecoded else "a part of it"
+    extent = "all of it" if not report.undecoded else "a part of it"
     extent = f"part {part} of it" if part else extent
     told = [counted(n, key[:-1]) if key.endswith("s") else f"{n:,} {key}" for key, n in counts.items()]
     text = f"{state}{';' if remarks else ','} {extent}: {', '.join(told)}"

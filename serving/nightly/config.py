@@ -89,9 +89,8 @@ keep_within = "90d"
 [collect]                         # frees what was forgotten, in two runs
 grace = "7d"                      # what was forgotten can be undeleted for so long at least
 
-[verify]                          # a sample is read and decoded every night
-share = 0.02                      # of the packs, but 8 at least
-max_seconds = 600
+[verify]                          # a part of the packs is read and decoded every night
+runs = 30                         # in which all of them are, but not fewer than 8 packs a night
 
 [report]
 keep = 400                        # of the last reports
@@ -121,10 +120,9 @@ class Retention:
 
 @dataclass(frozen=True)
 class VerifySample:
-    """A check of a sample. ``share``: of the packs, 0 to 1."""
+    """A check of a part of the packs. ``runs``: in which all are checked."""
 
-    share: Annotated[float, Limits(0, 1)] = 0.02
-    max_seconds: Annotated[int, Limits(1, MANY)] = 600
+    runs: Annotated[int, Limits(1, 1 << 20)] = 30
 
 
 @dataclass(frozen=True)

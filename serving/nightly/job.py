@@ -11,7 +11,7 @@ Exit codes, of which the last one that applies is returned:
 
     0    success
     5    sessions were refused, all others are in
-    3    the verified sample is damaged
+    3    what was verified is damaged
     7    something could not be done now: run it again
 """
 
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pltz.archive import Version, as_sessions, counted, disk_bytes, expired, opener, seconds, stat_of
+from pltz.archive import Version, WorkPart, as_sessions, counted, disk_bytes, expired, opener, seconds, stat_of
 from pltz.plt_codec import PltzError
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
@@ -34,7 +34,7 @@ from pltz.serving.nightly.run_stats import LISTED, RunStats
 from pltz.serving.nightly.sources.source import SourceShard
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
-LEAST_PACKS = 8  # packs in a sample, at least
+LEAST_PACKS = 8  # packs in a part, about, at least
 FORGET = 4096  # versions per commit
 
 Seen = Callable[[RunStats], None]
@@ -210,14 +210,13 @@ class _NightlyRun:
         wanted = self.config.verify
         assert wanted is not None
         cold = self.freezer.open()
-        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(cold.parts.catalog.listing.packs))))
-        found = cold.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
+        parts = max(1, min(wanted.runs, len(cold.parts.catalog.listing.packs) // LEAST_PACKS))
+        found = cold.verify(decode=True, part=WorkPart(1 + self.freezer.run % parts, parts))
         return {
             "sound": found.sound,
             "packs": found.packs,
             "records": found.records,
             "decoded": found.decoded,
-            "complete": found.complete,
             "missing_copies": len(found.missing_copies),
             "problems": [vars(problem) for problem in found.problems[:LISTED]],
             "lost": [f"{v.tenant} {v.name} version {v.version}" for v in found.lost[:LISTED]],

@@ -534,8 +534,6 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         (lambda cold: pltz.Archive.open("cold", threads=BAD), "a whole number as threads"),
         (lambda cold: cold.collect(grace="1d"), "seconds, 0 or more, as grace, found str"),
         (lambda cold: cold.collect(dead_share=20), "a share, 0 to 1, as dead_share, found int"),
-        (lambda cold: cold.verify(fraction="all"), "a share, 0 to 1, as fraction, found str"),
-        (lambda cold: cold.verify(max_seconds="1h"), "a whole number as max_seconds, found str"),
         (lambda cold: cold.verify(expect=BAD), "a string as expect"),
         (lambda cold: cold.erase(base=BAD), "a string as base"),
     ],

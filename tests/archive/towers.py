@@ -203,12 +203,12 @@ class TowerArchive:
         self.joiner().after(receipts)
         return receipts
 
-    def verify(self, *, resume: Report | None = None, expect: str | None = None, **options: Any) -> Report:
+    def verify(self, *, expect: str | None = None, **options: Any) -> Report:
         if options.get("decode"):
             self.load_codecs()
         catalog = Catalog(self.parts.store, self.parts.keys)
         token = None if expect is None else Token.parse(expect)
-        return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(expect=token, **options)
+        return Verifier(catalog, self.parts.codecs, self.parts.settings).run(expect=token, **options)
 
     def erase(self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False) -> Erasure:
         return Archive(self.parts).erase(name, tenant=tenant, everything=name is None, bases=bases, dry_run=dry_run)

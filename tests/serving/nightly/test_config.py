@@ -39,7 +39,7 @@ def test_the_example_is_a_configuration() -> None:
     assert found.retention == (Retention(3, "90d"),)
     assert found.retention[0].policy == Policy(keep_last=3, keep_within=90 * 86400)
     assert found.collect == CollectSettings("7d")
-    assert (found.verify, found.report) == (VerifySample(0.02, 600), ReportFiles(400))
+    assert (found.verify, found.report) == (VerifySample(30), ReportFiles(400))
 
 
 def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
@@ -97,8 +97,8 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected grace as a string"),
-        (HEAD + SOURCE + "[verify]\nshare = 2", "expected share from 0 to 1"),
-        (HEAD + SOURCE + "[verify]\nshares = 1", r"\[verify\]: expected .*, found 'shares'"),
+        (HEAD + SOURCE + "[verify]\nruns = 0", "expected runs from 1 to"),
+        (HEAD + SOURCE + "[verify]\nrun = 1", r"\[verify\]: expected .*, found 'run'"),
         (HEAD.replace('"state"', '"s3://bucket/state"') + SOURCE, "expected a folder as state"),
     ],
 )  # fmt: skip

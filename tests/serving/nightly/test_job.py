@@ -164,7 +164,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 def test_retention_collects_and_verifies(nightly: Nightly) -> None:
     nightly.rest = (
-        '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nshare = 1.0\n'
+        '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nruns = 1\n'
     )
     for turns in (1, 2, 3):
         nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(5)))

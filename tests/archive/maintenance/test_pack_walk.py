@@ -1,4 +1,4 @@
-"""The sweep against reading record by record, and the batch lookups of indexes against their single ones."""
+"""The walk over packs against reading record by record, and the batch lookups of indexes against single ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pltz.archive.format import index_file
 from pltz.archive.format.index_file import SEGMENTS, U64, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
-from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _order, absent
+from pltz.archive.maintenance.pack_walk import PackColumns, PackWalk, absent
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
@@ -53,25 +53,30 @@ def filled(archive: TowerArchive) -> TowerArchive:
     return archive
 
 
+def walked(catalog: Catalog) -> list[PackColumns]:
+    """Return the columns of all packs that are proved."""
+    return [pack.columns for pack in PackWalk(catalog).run(sorted(catalog.listing.packs)) if pack.columns]
+
+
 def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive) -> None:
     catalog = Catalog(filled.store)
     catalog.refresh()
-    found = dict(BulkVerifier(catalog).run(sorted(catalog.listing.packs)))
-    assert len(found) > 5 and all(found.values())
-    for pack, swept in found.items():
-        items = [i for i in catalog.listing.scan(pack) if not isinstance(i, Damage)]
-        assert swept and swept.records == len(items)
+    found = walked(catalog)
+    assert len(found) == len(catalog.listing.packs) > 5
+    for swept in found:
+        items = [i for i in catalog.listing.scan(swept.pack) if not isinstance(i, Damage)]
+        assert swept.records == len(items)
         assert swept.ids.tobytes() == b"".join(i.record.id for i in items if i.record.id)
         parents = {i.record.parent for i in items if not i.record.mark and i.record.parent != bytes(SIZE)}
         found_parents = {row.tobytes() for row in swept.parents}
         assert parents - {i.record.id for i in items} <= found_parents <= parents
-    assert not absent([s for s in found.values() if s])
+    assert not absent(found)
 
 
 def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
     catalog = Catalog(filled.store)
     catalog.refresh()
-    swept = [s for _, s in BulkVerifier(catalog).run(sorted(catalog.listing.packs)) if s]
+    swept = walked(catalog)
     assert any(absent(swept[:n] + swept[n + 1 :]) for n in range(len(swept)))
     fewer = [s for s in swept if not len(s.parents)]
     assert not absent(fewer)
@@ -128,19 +133,13 @@ def test_indexes_may_say_the_same(filled: TowerArchive) -> None:
     catalog = Catalog(filled.store)
     catalog.refresh()
     assert len(catalog.listing.indexes) == 1 + len(before) and before
-    assert all(found for _, found in BulkVerifier(catalog).run(sorted(catalog.listing.packs)))
+    assert len(walked(catalog)) == len(catalog.listing.packs)
 
 
-@given(st.lists(st.integers(0, (1 << 44) - 1) | st.integers(0, 99)))
-def test_the_order_of_numbers(numbers: list[int]) -> None:
-    signed, unsigned = np.array(numbers, np.int64), np.array(numbers, np.uint64)
-    assert _order(signed).tolist() == _order(unsigned).tolist() == np.argsort(signed, kind="stable").tolist()
-
-
-def proved(records: int, ids: U64, parents: U64) -> BulkVerified:
+def proved(records: int, ids: U64, parents: U64) -> PackColumns:
     """Return a pack of one block."""
     zero = np.zeros(1, np.int64)
-    return BulkVerified(bytes(16), records, zero, zero + len(ids), ids, parents)
+    return PackColumns(bytes(16), records, zero, zero + len(ids), ids, parents)
 
 
 def test_parents_anywhere_and_nowhere() -> None:
