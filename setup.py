@@ -69,14 +69,6 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.archive.format._batch",
-            sources=["archive/format/batch.c"],
-            depends=["archive/format/blake2b_lanes.h"],
-            extra_compile_args=[*FLAGS, *EXTRA],
-            extra_link_args=EXTRA,
-            optional=True,
-        ),
-        Extension(
             "pltz.kv.engines._ans",
             sources=["kv/engines/ans.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
@@ -98,7 +90,7 @@ setup(
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.plt_codec.container": ["*.c"],
         "pltz.coding": ["*.c"],
-        "pltz.archive.format": ["*.c", "*.h", "*.md"],
+        "pltz.archive.format": ["*.md"],
         "pltz.kv": ["*.md"],
         "pltz.kv.engines": ["ans.c"],
         "pltz.kv.pool": ["attend.c", "attend_body.h"],

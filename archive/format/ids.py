@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.concurrency import run_alongside
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.identity import MAX_POSITION, NONE, SIZE, digest
-
-try:
-    from pltz.archive.format import _batch
-except ImportError:  # built only where there is a C compiler
-    _batch = None  # type: ignore[assignment]
-many = _batch  # may be None: check before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
@@ -37,13 +26,7 @@ SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and pa
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = MAX_POSITION
 U32 = np.dtype("<u4")
-MOST_THREADS = 4  # hashing at once
-# mean tokens per row, and rows, from which several threads hash: below 2 KiB hashlib holds the GIL
-LEAST_ROW, LEAST_ROWS = 600, 64
-FEW_ROWS = 4  # rows of few tokens that are hashed at once, without looking for what is faster
-LEAST_ABREAST = 1 << 18  # tokens from which several threads hash with `batch.c`
 SEGMENT = b"pltz segment"
-BLOCK = 128  # bytes of a BLAKE2b block, to which a key is padded
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
 
@@ -90,10 +73,6 @@ class Head(NamedTuple):
         """Return the hash state after the head."""
         return hashlib.blake2b(self.data, digest_size=2 * SIZE, key=self.key, person=SEGMENT)
 
-    def block(self) -> bytes:
-        """Return the head as it is hashed: a key fills a block of its own."""
-        return self.key.ljust(BLOCK, b"\0") + self.data if self.key else self.data
-
 
 def segment_head(domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
     """Return the head of the segments below ``parent``, without a key."""
@@ -101,70 +80,12 @@ def segment_head(domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
 
 
 def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
-    """Return the digest, 32 bytes, of each head and its row of (T,) tokens.
-
-    Rows are contiguous arrays of type U32. Several rows are hashed side by side where the processor can.
-    Several threads share much work, because hashing releases the GIL.
+    """Return the digest, 32 bytes, of each head and its row of (T,) tokens: contiguous arrays of type U32.
 
     >>> row = np.array([1, 2], np.uint32)
     >>> digests([segment_head(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
     True
     """
-    if len(rows) <= FEW_ROWS and sum(map(len, rows)) < LEAST_ROW:
-        return [head.digest(row) for head, row in zip(heads, rows, strict=True)]
-    known = set(heads)
-    keys = {len(head.key) for head in known}
-    fast = many is not None and many.lanes > 0 and len(keys) == 1 and _right(many)
-    blocks = {head: head.block() for head in known}
-    hashed = partial(_abreast, blocks, max(keys), compiled=many) if fast else _one_by_one
-    threads = min(MOST_THREADS, _processors())
-    ends = np.cumsum([len(row) for row in rows])
-    least = LEAST_ABREAST if fast else LEAST_ROW * max(len(rows), LEAST_ROWS)
-    if threads == 1 or not len(rows) or ends[-1] < least:
-        return hashed(heads, rows)
-    bounds = [*np.searchsorted(ends, ends[-1] * np.arange(threads) // threads).tolist(), len(rows)]
-    parts = [slice(*bound) for bound in pairwise(bounds)]  # of about equal numbers of tokens
-    with ExitStack() as stack:
-        works = [partial(hashed, heads[part], rows[part]) for part in parts]
-        others = [stack.enter_context(run_alongside(work)) for work in works[1:]]
-        return sum((other() for other in others), works[0]())
-
-
-@functools.cache
-def _processors() -> int:
-    """Return the number of processors, which the system takes 20 us to tell."""
-    return os.cpu_count() or 1
-
-
-@functools.cache
-def _right(compiled: Any) -> bool:
-    """Return whether the compiled module gives hashlib's digests, for messages around the ends of blocks.
-
-    Checked once per process, because wrong names would be noticed late.
-    """
-    rows = [np.arange(n, dtype=U32) for n in (0, 1, 19, 20, 21, 32, 52, 530, 4000)]
-    for key in (b"", b"k" * 32):
-        heads = [Head(bytes([n]) * 48, key) for n in range(len(rows))]
-        if _abreast({head: head.block() for head in heads}, len(key), heads, rows, compiled) != _one_by_one(
-            heads, rows
-        ):
-            return False
-    return True
-
-
-def _abreast(
-    blocks: Mapping[Head, bytes], key: int, heads: Sequence[Head], rows: Sequence[Tokens], compiled: Any
-) -> list[bytes]:
-    """Return digests of the compiled module.
-
-    ``key``: bytes of the keys; ``compiled``: the module of `batch.c`.
-    """
-    person = SEGMENT.ljust(hashlib.blake2b.PERSON_SIZE, b"\0")
-    found = compiled.digests(person, 2 * SIZE, key, tuple(map(blocks.__getitem__, heads)), list(rows))
-    return [found[at : at + 2 * SIZE] for at in range(0, len(found), 2 * SIZE)]
-
-
-def _one_by_one(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     states = {head: head.state() for head in set(heads)}
     out = []
     for head, row in zip(heads, rows, strict=True):

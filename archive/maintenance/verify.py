@@ -12,6 +12,7 @@ Changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +33,6 @@ from pltz.archive.catalog.history import SHOWN
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
@@ -131,9 +131,10 @@ class Verifier:
         self.report.token = str(token_of(self.catalog))
         # packs, while the digests of indexes are computed beside
         indexes = {name: index for name, index in listing.indexes.items() if part.has(name.encode())}
-        with run_alongside(partial(self._index_faults, indexes)) as faults:
+        with ThreadPoolExecutor(1) as pool:
+            faults = pool.submit(self._index_faults, indexes)
             proved, doubted = self._walk(sorted(filter(part.has, listing.packs)), decode, progress)
-        for name, what in faults():
+        for name, what in faults.result():
             self._wrong("index", name, what)
         if part.number == 1:
             self._check_copies()

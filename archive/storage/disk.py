@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pltz.archive.concurrency import run_alongside
 from pltz.archive.format.byte_source import File
 
 AT_ONCE = 1 << 17  # bytes that are read without asking for the size of the file
@@ -184,12 +184,15 @@ class OsDisk:
         self._sync(path, os.O_RDWR)
 
     def sync_files(self, paths: Sequence[str]) -> None:
-        with ExitStack() as stack:  # a file system commits all that wait for it at once
-            others = [stack.enter_context(run_alongside(partial(self.sync_file, path))) for path in paths[1:]]
-            for path in paths[:1]:
-                self.sync_file(path)
-            for synced in others:
-                synced()
+        with ThreadPoolExecutor() as pool:  # a file system commits all that wait for it at once
+            synced = list[Callable[[], object]]()
+            for path in paths:
+                try:
+                    synced.append(pool.submit(self.sync_file, path).result)
+                except RuntimeError:  # the interpreter shuts down, or has too many threads
+                    synced.append(partial(self.sync_file, path))
+            for done in synced:
+                done()
 
     def link(self, source: str, target: str) -> None:
         os.link(self.root / source, self.root / target)

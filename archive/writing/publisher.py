@@ -8,22 +8,18 @@ A crash leaves all records of a pack or none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
-from contextlib import ExitStack, nullcontext
-from functools import partial
+from contextlib import ExitStack
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, Outdated, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
-from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace, digest_before, sealed
+from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.prove import unproved
-
-WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
 
 
 class Publisher:
@@ -82,32 +78,21 @@ class Publisher:
             builder = Builder(moment, salt, archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
-            # it is hashed while it is read back, record by record
-            out = builder.lay_out()
-            long = len(out.getbuffer()) >= WORTH
-            hashing = partial(digest_before, out)
-            with run_alongside(hashing) if long else nullcontext(hashing) as digest:
-                places = _read_back(out.getbuffer(), builder)
-            data = sealed(out, digest())
+            data = builder.finish()
+            places = _read_back(data, builder)
             # every new segment is decoded and compared before the pack has a name
             segments = [new.get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
-            # put and described at once; parity follows, as a copy that may be lost
-            name = _pack_name(data)
-            describing = partial(self._about, data, part, places)
-            if long:
-                with run_alongside(describing) as about:
-                    self._put_pack(name, data)
-                entries, parity = about()
-                listing.add_pack(name, len(data), entries)
-            else:  # pack, manifest and parity are written and synced together, and get their names one by one
-                entries, parity = describing()
-                listing.add_pack(name, len(data), entries)
-                files = [data, parity]
-                if not rows and (manifest := listing.draft()):
-                    files.append(manifest)
-                ahead.enter_context(self.catalog.store.ahead(files))
-                self._put_pack(name, data)
+            # pack, manifest and parity are written and synced together, and get their names one by one
+            name, parity = _pack_name(data), Parity.of(_pack_name(data), data).encode()
+            listing.add_pack(name, len(data), _entries(part, places))
+            files = [data, parity]
+            if not rows and (manifest := listing.draft()):
+                files.append(manifest)
+            ahead.enter_context(self.catalog.store.ahead(files))
+            path = object_names.pack(name)
+            if not self.catalog.store.put(path, data):
+                raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
             proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]
             yield name, parity
 
@@ -124,24 +109,6 @@ class Publisher:
             if unproved(codec.decode, coded, [s.tokens for _, s in part]):
                 raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 
-    def _put_pack(self, name: bytes, data: bytes) -> None:
-        path = object_names.pack(name)
-        if not self.catalog.store.put(path, data):
-            raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
-
-    def _about(
-        self, data: bytes, rows: Sequence[Row], places: Sequence[RecordPlace]
-    ) -> tuple[dict[int, Entries], bytes]:
-        """Return the index entries of a pack by section, and its parity file."""
-        records, offsets = [r for _, r in rows], [at.offset for at in places]
-        identities = {
-            SEGMENTS: [r.id for r in records],
-            SESSIONS: [None if r.name is None else key_of_session(r, c) for c, r in rows],
-            MARKS: [r.mark.version if r.mark else None for r in records],
-        }
-        entries = {section: Entries.of(names, offsets) for section, names in identities.items()}
-        return entries, Parity.of(_pack_name(data), data).encode()
-
     def _put_parity(self, name: bytes, parity: bytes) -> None:
         """Put parity after the manifest, so that no parity stands for a pack that was never named; see WRITING.md.
 
@@ -156,7 +123,18 @@ class Publisher:
             self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
 
-def _read_back(data: memoryview, builder: Builder) -> list[RecordPlace]:
+def _entries(rows: Sequence[Row], places: Sequence[RecordPlace]) -> dict[int, Entries]:
+    """Return the index entries of a pack by section."""
+    records, offsets = [r for _, r in rows], [at.offset for at in places]
+    identities = {
+        SEGMENTS: [r.id for r in records],
+        SESSIONS: [None if r.name is None else key_of_session(r, c) for c, r in rows],
+        MARKS: [r.mark.version if r.mark else None for r in records],
+    }
+    return {section: Entries.of(names, offsets) for section, names in identities.items()}
+
+
+def _read_back(data: bytes, builder: Builder) -> list[RecordPlace]:
     """Read a pack as a reader would and return the places of its records.
 
     Raises ArchiveError where a record differs from the one put into it.

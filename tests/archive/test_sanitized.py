@@ -1,4 +1,4 @@
-"""The C code of archive, coding, hook and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C code of packs, coding and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -12,7 +12,6 @@ from tests.compiled import compiled, preprocessed
 
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
-    "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
     "pltz.plt_codec.container._block_columns": (
         "plt_codec/container/block_columns.c",
         "tests/plt_codec/container/test_block_columns.py",
@@ -36,7 +35,7 @@ for name, path in {built!r}.items():
 
 
 @pytest.mark.slow
-@pytest.mark.seldom(*(file for pair in MODULES.values() for file in pair), "archive/format/*.h", "kv/engines/*.h")
+@pytest.mark.seldom(*(file for pair in MODULES.values() for file in pair), "kv/engines/*.h")
 def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
     compiler, asan_library = sanitizers
     include = Path(sysconfig.get_path("include"))

@@ -88,6 +88,18 @@ class NotedSyncs(OsDisk):
         super().sync_directory(path)
 
 
+def test_files_are_synced_where_no_thread_can_be_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*about: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    disk = NotedSyncs(tmp_path)
+    for path in (paths := ["a", "b"]):
+        disk.write_new(path, b"x")
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    disk.sync_files(paths)
+    assert disk.files == paths
+
+
 def test_a_name_that_another_put_and_has_not_synced_yet_outlives_a_power_cut() -> None:
     disk = SimDisk()
     store = DirectoryStore(disk)
