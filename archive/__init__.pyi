@@ -7,9 +7,7 @@ from pltz.archive.catalog.lookup import (
     VersionName as VersionName,
     as_sessions as as_sessions,
 )
-from pltz.archive.catalog.reader import Tower as Tower
-from pltz.archive.catalog.recent_towers import RecentTowers as RecentTowers
-from pltz.archive.catalog.session_reader import SessionReader as SessionReader
+from pltz.archive.catalog.reader import SessionReader as SessionReader, Tower as Tower
 from pltz.archive.catalog.stat import disk_bytes as disk_bytes, stat_of as stat_of
 from pltz.archive.encryption.keys import Secret as Secret
 from pltz.archive.errors import (
@@ -47,4 +45,7 @@ from pltz.archive.storage.store import DirectoryStore as DirectoryStore
 from pltz.archive.version_sizes import method_of as method_of, tokens_of as tokens_of
 from pltz.archive.work_part import WorkPart as WorkPart
 from pltz.archive.writing.put_request import PutReceipt as PutReceipt, PutRequest as PutRequest
-from pltz.archive.writing.verified_segments import VerifiedSegments as VerifiedSegments
+from pltz.archive.writing.verified_segments import (
+    RecentTowers as RecentTowers,
+    VerifiedSegments as VerifiedSegments,
+)

@@ -23,22 +23,27 @@ from pltz.archive.catalog import stat
 from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
-from pltz.archive.catalog.reader import Tower
-from pltz.archive.catalog.session_reader import SessionReader
+from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
-from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
 from pltz.archive.work_part import WorkPart
-from pltz.archive.writing.commits import Commits, CutRequest, Refused
+from pltz.archive.writing.commits import (
+    COMMIT_BYTES,
+    COMMIT_SECONDS,
+    Commits,
+    CutRequest,
+    Pace,
+    Refused,
+    put_parts,
+    with_parts,
+)
 from pltz.archive.writing.cut import SessionCutter, size_of
-from pltz.archive.writing.log_parts import put_parts, with_parts
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
 from pltz.archive.writing.put_request import (
     PreparedRequest,
     PutReceipt,
@@ -52,7 +57,7 @@ from pltz.coding.host_work import HostWork
 from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
-from pltz.plt_codec.errors import ContentError, PltzError, UsageError, refusing
+from pltz.plt_codec.errors import ContentError, UsageError, refusing
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
@@ -71,7 +76,6 @@ if TYPE_CHECKING:
     from pltz.plt_codec.lanes import LayoutName
 
 
-COUNTED = 10_000  # versions up to which `repr` counts sessions and tenants
 QUICK_TOKENS = 1 << 14  # tokens cut within milliseconds: what others put in that time is not looked for
 
 
@@ -183,7 +187,6 @@ class Archive:
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
         self._merge_turns = merge_turns
-        # the last one, behind the packs that it is of
 
     @classmethod
     def open(
@@ -274,18 +277,7 @@ class Archive:
     def __repr__(self) -> str:
         if isinstance(self.parts, _Closed):
             return f"<pltz.Archive {self._name}, closed>"
-        return f"<pltz.Archive {self._name}{self._counted()}>"
-
-    def _counted(self) -> str:
-        """Return the numbers of sessions and tenants in words, as of the last look; nothing where they are many."""
-        try:
-            if self.stat().sessions > COUNTED:
-                return f", more than {COUNTED:,} versions"
-            found = [(v.tenant, v.name) for v in self.directory.ls()]
-        except PltzError as exc:  # a repr raises nothing
-            return f", {type(exc).__name__}"
-        tenants = len({tenant for tenant, _ in found})
-        return f", {counted(len(found), 'session')} of {counted(tenants, 'tenant')}"
+        return f"<pltz.Archive {self._name}>"
 
     # ---- in
 
@@ -588,34 +580,6 @@ class Archive:
         if not partial:
             self.directory.want_whole("listed what is there", tenant)
 
-    def find(
-        self,
-        text: str = "",
-        *,
-        tenant: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        partial: bool = False,
-    ) -> Iterator[SessionVersion]:
-        """Yield the last versions of sessions whose name contains a text.
-
-        Args:
-            text: part of the name; empty for all.
-            since, until: only sessions with ``since <= time < until``, in seconds since 1970.
-            tenant, tags, partial: as in `list`.
-
-        Raises the errors of `list`.
-        """
-        arguments.text(text=text)
-        arguments.text_or_none(tenant=tenant)
-        arguments.number_or_none(since=since, until=until)
-        arguments.tags(tags)
-        found = self.directory.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
-        yield from map(SessionVersion.of, found)
-        if not partial:
-            self.directory.want_whole("listed what is there", tenant)
-
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.
 
@@ -807,7 +771,6 @@ class Archive:
         *,
         tenant: str | None = None,
         everything: bool = False,
-        bases: bool = False,
         base: str | None = None,
         dry_run: bool = False,
     ) -> Erasure:
@@ -818,7 +781,6 @@ class Archive:
         Args:
             name, tenant: the session, with all its versions.
             everything: instead of a name: everything of the tenant except base domains.
-            bases: with ``everything``: also the base domains that no other tenant's session uses.
             base: instead of all these: a base domain that no session uses any more.
             dry_run: only report the content to erase.
 
@@ -831,12 +793,10 @@ class Archive:
         """
         arguments.text_or_none(name=name, tenant=tenant, base=base)
         if base is not None:
-            if name is not None or tenant is not None or everything or bases:
-                raise UsageError("a base is erased alone: leave name, tenant, everything and bases out")
+            if name is not None or tenant is not None or everything:
+                raise UsageError("a base is erased alone: leave name, tenant and everything out")
         elif tenant is None or (name is None) != everything:
             raise UsageError("expected a tenant with either a name or everything=True, or a base")
-        elif name is not None and bases:
-            raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         from pltz.archive.maintenance.erase import Eraser
 
         eraser = Eraser(self.parts.catalog, self.parts.writer)
@@ -845,7 +805,7 @@ class Archive:
             return eraser.base(base, dry_run=dry_run)
         if name is not None:
             return eraser.session(tenant or "", name, dry_run=dry_run)
-        return eraser.tenant(tenant or "", bases=bases, dry_run=dry_run)
+        return eraser.tenant(tenant or "", dry_run=dry_run)
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.

@@ -43,6 +43,7 @@ NOTHING: Tokens = np.zeros(0, np.int64)
 
 T = TypeVar("T")
 Answer = Tokens | PltzError
+Segments = list[tuple[bytes, Tokens]]  # (id, tokens (T,)) from the root to a leaf
 # called with each proved record and all 32 bytes of its segment's digest
 Heard = Callable[["Found", bytes], None]
 
@@ -306,7 +307,7 @@ class Chains:
         self._look_up(leaf)
         return self._tokens.get(leaf, 0)
 
-    def tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
+    def tower(self, leaf: bytes) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment from the root to the leaf.
 
         Raises LostError, MissingPack, CorruptError, BundleMismatch, KeyMismatch, Erased.
@@ -320,7 +321,7 @@ class Chains:
                     return Chains(self.catalog, self.codecs, self._known, self._heard, runs=runs)._tower(leaf)
             raise
 
-    def version(self, version: Version) -> list[tuple[bytes, Tokens]]:
+    def version(self, version: Version) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
         tower = self.tower(version.leaf)
         tower = tower[: len(tower) - version.lacks]
@@ -330,9 +331,9 @@ class Chains:
             )
         return tower
 
-    def _tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
+    def _tower(self, leaf: bytes) -> Segments:
         self.load([leaf])
-        done: list[tuple[bytes, Tokens]] = []
+        done: Segments = []
         while leaf != NONE:
             answer = self._answers[leaf]
             if isinstance(answer, PltzError):

@@ -120,26 +120,6 @@ class SessionDirectory:
             if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):
                 yield v
 
-    def find(
-        self,
-        tags: dict[str, str] | None = None,
-        *,
-        tenant: str | None = None,
-        name: str = "",
-        since: int | None = None,
-        until: int | None = None,
-    ) -> Iterator[Version]:
-        """Yield last versions whose name contains ``name`` and that have all these tags.
-
-        ``since``, ``until``: seconds since 1970; ``since`` <= time < ``until``. Raises ArchiveError,
-        StoreError.
-        """
-        wanted = (tags or {}).items()
-        for v in self.ls(tenant):
-            in_time = (since is None or v.time >= since) and (until is None or v.time < until)
-            if name in v.name and in_time and wanted <= v.tags.items():
-                yield v
-
     def want_whole(self, what: str, tenant: str | None = None) -> None:
         """Raise ArchiveError where a listing may lack sessions because packs or keys are damaged or gone.
 

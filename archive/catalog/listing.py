@@ -286,10 +286,6 @@ class Listing:
         """Return the packs that repair gave up, acknowledged or not. Raises StoreError."""
         return self._losses.of(self.present.lost)
 
-    def is_gone(self, pack: bytes) -> bool:
-        """Return whether a collector took a pack out, as far as the manifest tells."""
-        return pack in self.present.gone
-
     def stable(self, work: Callable[[], T]) -> T:
         """Return the result of ``work`` from an attempt during which no named pack turned out to be gone.
 

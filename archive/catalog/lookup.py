@@ -44,7 +44,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
 
-READ = 1 << 14  # sessions of blocks kept in memory, and versions of sessions
+READ = 1 << 14  # sessions of blocks kept in memory
 BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
@@ -201,8 +201,6 @@ class RecordLookup:
         self._listing, self._keys, self._problems = listing, keys, problems
         # records of sessions without their bitstrings, by block and session key, for `versions`
         self._read: dict[tuple[Location, bytes], list[Found]] = {}
-        self._parsed: dict[tuple[Location, bytes], list[Version]] = {}  # by record and session key, as `_in_record`
-        self._parsed_count = 0  # versions in it
         self._blocks: Blocks | None = None  # those parsed inside of `keeping_blocks`
 
     def find(self, section: int, identity: bytes) -> list[Found]:
@@ -468,22 +466,6 @@ class RecordLookup:
         items = (item for pack in sorted(self._listing.packs) for item in self._session_heads(pack, domain))
         return self._distinct(items, [])
 
-    def _versions_in(self, item: Found, key: bytes) -> list[Version]:
-        """Return what `_in_record` yields, for a session that is looked at again and again: parsed once.
-
-        With a cipher names and tags are opened each time. Raises the errors of `_in_record`.
-        """
-        place = item.location, key
-        if (versions := self._parsed.get(place)) is None:
-            versions = list(self._in_record(item, key))
-            if not self._keys.cipher and not _cut_short(item):
-                if self._parsed_count >= READ:
-                    self._parsed.clear()
-                    self._parsed_count = 0
-                self._parsed[place] = versions
-                self._parsed_count += len(versions)
-        return versions
-
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
@@ -541,7 +523,7 @@ class RecordLookup:
             if self._keys.gone(item.context, key):
                 continue
             try:
-                versions = self._versions_in(item, key) if session else list(self._in_record(item, key))
+                versions = list(self._in_record(item, key))
             except MissingKeys as exc:
                 self._problems.note("keys", item.context.domain.hex(), str(exc))
                 failures.append(exc)

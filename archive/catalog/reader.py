@@ -1,34 +1,39 @@
-"""TowerReader: the tokens of versions and segments, read from an archive.
+"""TowerReader: the tokens of versions and segments, read from an archive. SessionReader: the sessions of versions.
 
     reader = TowerReader(catalog, codecs)
     reader.tower(version).tokens            # (T,), decoded and proved by the ids of its segments
     for tower in reader.each(versions):     # side by side, in groups that memory holds
         ...
 
-Which version a name has is found by `directory.SessionDirectory`. A tower becomes a session again by
-`session_reader.SessionReader`.
+    sessions = SessionReader(reader, codecs)
+    sessions.read(version)                  # the session that was put, value for value
+
+Which version a name has is found by `directory.SessionDirectory`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, decodable_groups
+from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, Segments, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.catalog.losses import PackState
-from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
 from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.humanize import counted
+from pltz.coding.codecs.bundle_codecs import BundleCodecs
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.models.session import transcript
+from pltz.models.session.session import Kind, Session, kind_of, writing_in
 
 
 @dataclass(frozen=True)
@@ -151,3 +156,36 @@ class TowerReader:
                 break
             shared, name = shared + 1, self.catalog.keys.domain_name(found[0].context)
         return shared, name
+
+
+class SessionReader:
+    """Reads sessions of one archive, with the tokenizers of the bundles that it is open with."""
+
+    def __init__(self, reader: TowerReader, codecs: BundleCodecs) -> None:
+        self._reader, self._codecs = reader, codecs
+
+    def read(self, version: Version) -> Session:
+        """Return the session of a version. Raises LostError, BundleMismatch."""
+        return self.session(self._reader.tower(version))
+
+    def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
+        """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
+
+        ``blocks``: as in `TowerReader.each`.
+        """
+        return map(self.session, self._reader.each(versions, blocks))
+
+    def session(self, tower: Tower) -> Session:
+        """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
+        session = self._session(tower, kind_of(tower.version.kind))
+        writing = writing_in(tower.version.kind)
+        return replace(session, writing=writing) if writing else session
+
+    def _session(self, tower: Tower, kind: Kind) -> Session:
+        version = tower.version
+        if version.tokenizer == BytesCodec.tokenizer:
+            content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
+            return Session.from_bytes(kind, content)
+        if kind == "ids":
+            return Session("ids", tower.tokens)
+        return transcript.from_tokens(kind, tower.tokens, self._codecs.tokenizer_of(version.tokenizer))

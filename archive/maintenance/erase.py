@@ -70,7 +70,7 @@ class BaseUse:
     Attributes:
         own: number of sessions of the same tenant that still stand on it, forgotten ones included.
         others: number of such sessions of other tenants.
-        erased: whether its keys were destroyed as well; in a dry run, whether they would be.
+        erased: whether its keys were destroyed as well, because its own erase had begun and was cut off.
     """
 
     name: str
@@ -149,15 +149,12 @@ class Eraser:
             )
         self.catalog, self.keys, self._writer = catalog, catalog.keys, writer
 
-    def tenant(self, tenant: str, *, bases: bool = False, dry_run: bool = False) -> Erasure:
-        """Erase all sessions, segments and names of a tenant.
-
-        With ``bases`` also the base domains on which only this tenant's sessions stand.
+    def tenant(self, tenant: str, *, dry_run: bool = False) -> Erasure:
+        """Erase all sessions, segments and names of a tenant. Damage does not hinder it.
 
         Raises:
             NotFound: there is no such tenant, or it was erased.
             Fenced: something else of this tenant was erased at the same time.
-            ArchiveError: with ``bases``, packs are damaged or gone, so the users of a base are unknown.
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
@@ -165,33 +162,18 @@ class Eraser:
             return self._give_up(TENANT, tenant, finished, dry_run)
         known = self._known(TENANT, tenant)
         if known.erased:
-            over = self._over(Erasure(tenant, None), known, finished, bases, dry_run)
+            over = self._over(Erasure(tenant, None), known, finished, dry_run)
             if dry_run:
                 return over
             left, unread = self._prove(known.domain, None, None)
             return replace(over, records=over.records + left, unread=unread)
-        # damage hinders the erasure of bases, not of the tenant
         records = DomainRecords(self.catalog, known.domain)
-        look = self._still if bases else self.catalog.listing.stable
-        versions, uses = look(lambda: self._whole(tenant, records))
-        free = [use for use in uses if bases and not use.others]
+        versions, uses = self.catalog.listing.stable(lambda: self._whole(tenant, records))
+        erasure = Erasure(tenant, None, versions=versions)
         if dry_run:
-            uses = [replace(use, erased=use in free) for use in uses]
-            return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses)
-        for use in free:
-            self._begin(self._known(BASE, use.name))
+            return self._receipt(erasure, known, finished, uses)
         gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=frozenset[int]())
-        done = [self._destroy(gone.following(), None, None, records)]
-        for use in free:
-            base = self._known(BASE, use.name)
-            if users := self.users(base.domain, base.since):
-                others = sum(whose != tenant for whose, _ in users)
-                seen = replace(use, own=len(users) - others, others=others)
-            else:
-                done.append(self._empty(base))
-                seen = replace(use, erased=True)
-            uses[uses.index(use)] = seen
-        return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses, done)
+        return self._receipt(erasure, known, finished, uses, [self._destroy(gone.following(), None, None, records)])
 
     def _whole(self, tenant: str, records: DomainRecords) -> tuple[int, list[BaseUse]]:
         """Return the number of versions of a tenant, and the bases on which they stand.
@@ -225,7 +207,7 @@ class Eraser:
         records = (record for record in self._records(known.domain) if record)
         found = {unit for r in records for unit in r.units if known.has(r.root, unit)}
         if not found:
-            return self._over(Erasure(None, None, name), known, finished, True, dry_run)
+            return self._over(Erasure(None, None, name), known, finished, dry_run)
         erasure = Erasure(None, None, name, segments=len(found))
         if dry_run:
             return self._receipt(erasure, known, finished)
@@ -280,7 +262,7 @@ class Eraser:
             lambda: (self._towers(records, name), self._dead(records), self._used_by_others(records, name))
         )
         if not towers:
-            return self._over(Erasure(tenant, name), known, finished, False, dry_run)
+            return self._over(Erasure(tenant, name), known, finished, dry_run)
         # what the session had
         begun, doomed = known, dead.union(*towers) - used
         if not dry_run:
@@ -376,14 +358,12 @@ class Eraser:
             finished=sum(others.values()),
         )
 
-    def _over(
-        self, erasure: Erasure, known: DomainKeys, finished: _Finished, bases: bool, dry_run: bool
-    ) -> Erasure:
+    def _over(self, erasure: Erasure, known: DomainKeys, finished: _Finished, dry_run: bool) -> Erasure:
         """Return the receipt of an erase that had nothing to do but finish an unfinished one.
 
-        ``bases``: whether a finished base counts. Raises NotFound where nothing was finished.
+        Raises NotFound where nothing was finished.
         """
-        if known.domain in finished.files or (bases and finished.bases):
+        if known.domain in finished.files or (erasure.base is not None and finished.bases):
             return self._receipt(erasure, known, finished)
         what = (
             f"base {erasure.base!r}"

@@ -29,11 +29,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains, KnownSegment
+from pltz.archive.catalog.chain import Chains, KnownSegment, Segments
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.ids import LEAF, TENANT, Tokens

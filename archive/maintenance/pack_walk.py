@@ -96,7 +96,7 @@ class _Sealed(NamedTuple):
     file: File | None = None
     why: str = ""
     pack: Pack | None = None
-    count: int = 0
+    records: int = 0
 
 
 class PlacedEntries:

@@ -40,9 +40,9 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.format import object_names
-from pltz.archive.format.byte_source import Held
+from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import (
     SEGMENTS,
     SESSIONS,
@@ -74,7 +74,6 @@ from pltz.archive.format.pack import (
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
-from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
@@ -86,6 +85,7 @@ T = TypeVar("T")
 
 PERSON = b"pltz damaged"
 FROM_A_BACKUP = "bring one of them from a backup"
+SECTOR = 4096  # smallest unit that a disk loses, in bytes
 MOST_ROWS = 32  # packs that get rows in the manifest; more get an index
 
 
@@ -693,6 +693,49 @@ class Repairer:
         """Return the remains of a file, in memory; None if it does not exist."""
         found = SalvageReader.of(self.store, name, most)
         return None if found is None else found.whole()
+
+
+class SalvageReader:
+    """The remains of a file, at most ``most`` bytes: zeros where the disk gives none. A `prefix_crc.ByteSource`."""
+
+    def __init__(self, file: File, most: int) -> None:
+        self._file, self._size = file, min(file.size, most)
+
+    @classmethod
+    def of(cls, store: Store, name: str, most: int) -> SalvageReader | None:
+        """Return the remains of a file, None if it does not exist. Raises StoreError."""
+        try:
+            return cls(store.open(name), most)
+        except FileNotFoundError:
+            return None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview:
+        begin, end, _ = part.indices(self._size)
+        return self.read(begin, max(0, end - begin))
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """Return at most ``size`` bytes from ``offset``, fewer at the end, as `disk.Reader` does."""
+        size = max(0, min(size, self._size - offset))
+        try:
+            found = self._file.read(offset, size)
+        except UnreadableError:
+            found = self._by_sector(offset, size)
+        return found if len(found) == size else bytes(found).ljust(size, b"\0")  # the file was cut off meanwhile
+
+    def whole(self) -> bytes:
+        """Return all bytes, in memory."""
+        return bytes(self.read(0, self._size))
+
+    def _by_sector(self, offset: int, size: int) -> bytes:
+        data = bytearray(size)
+        for at in range(0, size, SECTOR):
+            with suppress(UnreadableError):
+                found = self._file.read(offset + at, min(SECTOR, size - at))
+                data[at : at + len(found)] = found
+        return bytes(data)
 
 
 def _opened(data: ByteSource) -> Pack:

@@ -6,12 +6,18 @@
 
 A part of a session comes once per commit, because its second version builds on the first, as a fork on its parent.
 Parts of one session that follow each other are in one commit, so that they are one version.
+
+Parts of large logs are put before the whole (`put_parts`), as segments without a version, so that a put that is cut off
+goes on behind them: the next put of the log finds them by their ids. Nothing names them until then, so a collector
+frees them once it would free what was forgotten.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -21,13 +27,14 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS
-from pltz.archive.writing.cut import SessionCutter, Tokenised, size_of
+from pltz.archive.writing.cut import LOG_PART, SessionCutter, Tokenised, size_of
 from pltz.archive.writing.last_towers import LastTowers
-from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.pace import Pace
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
@@ -35,12 +42,49 @@ from pltz.plt_codec.limits import MAX_BYTES
 
 COMMIT_SESSIONS = 4096
 TOGETHER = 1 << 26  # bytes of parts of one session that are in one commit: of more the last ones are another version
+COMMIT_BYTES = 16 << 20  # of content: what keeps a GPU busy; on a CPU the seconds decide
+COMMIT_SECONDS = 30.0
+FIRST = 1 << 18  # bytes of content of the first commit: how long coding takes is not known yet
+TELLING = 1 << 16  # bytes of content from which a commit tells how long coding takes
+REMEMBERED = 4  # commits
+SAFETY = 0.7  # share of the time that is aimed at
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
 PARTS_AHEAD = 32  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
 GROUP, GROUP_BYTES = 64, 1 << 19  # sessions that a process tokenises in one call, or their bytes
 
 Refused = Callable[[PutRequest, PltzError], None]
+
+
+class Pace:
+    """The size of commits: at most ``most_bytes`` of content, or what is coded in ``most_seconds``.
+
+    The slowest of the last commits counts: sessions that zstd codes in no time stand between those that the model
+    codes.
+
+        pace.is_full(size, began)     # before a session is added to a commit
+        pace.took(size, seconds)      # after a commit: the next ones are as large as can be coded in that time
+    """
+
+    def __init__(self, most_bytes: int, most_seconds: float) -> None:
+        self._most_bytes, self._most_seconds = most_bytes, most_seconds
+        self._rates: deque[float] = deque(maxlen=REMEMBERED)  # bytes per second of commits
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes of content from which a commit is full."""
+        if not self._rates:
+            return min(self._most_bytes, FIRST)
+        return min(self._most_bytes, int(SAFETY * self._most_seconds * min(self._rates)))
+
+    def is_full(self, size: int, began: float) -> bool:
+        """Return whether a commit of ``size`` bytes of content, begun at a time of the monotonic clock, is full."""
+        return size >= self.limit or time.monotonic() - began >= self._most_seconds
+
+    def took(self, size: int, seconds: float) -> None:
+        """Count a commit of so many new bytes of content that took so long to code."""
+        if size >= TELLING or (size and seconds >= self._most_seconds):
+            self._rates.append(size / max(seconds, 1e-6))
 
 
 class CutRequest(NamedTuple):
@@ -218,3 +262,50 @@ def _names(request: PreparedRequest) -> set[tuple[str, str, str]]:
 def _is_of(request: PreparedRequest, other: PreparedRequest) -> bool:
     """Return whether two requests are of one session."""
     return (request.tenant, request.name) == (other.tenant, other.name)
+
+
+class StoredPart(NamedTuple):
+    """A part of a log that is durable. ``size``: bytes of its content."""
+
+    size: int
+    receipt: CommitReceipt
+
+
+def put_parts(
+    writer: ArchiveWriter,
+    sessions: Iterable[NewSession],
+    pace: Pace,
+    coding: Callable[[int, int], None] | None = None,
+) -> Iterator[StoredPart]:
+    """Put the beginnings of large logs, each longer by what a commit should have, and yield each part.
+
+    They are segments without a version until the whole is put: what is cut off is never taken for all of a log.
+
+    ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
+    """
+    for cut in sessions:
+        if not isinstance(cut.codec, LogCodec):
+            continue
+        size = 0
+        for count, part in enumerate(cut.segments[:-1], 1):
+            if len(part) >= LOG_PART:
+                size += len(part)
+            if size and size >= pace.limit:
+                if coding:
+                    coding(1, size)
+                began = time.monotonic()
+                [receipt] = writer.put([replace(cut, segments=cut.segments[:count], begins=True)])
+                yield StoredPart(size, receipt)
+                pace.took(size if receipt.new else 0, time.monotonic() - began)
+                size = 0
+
+
+def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitReceipt:
+    """Return the receipt of a session together with those of its parts, if it was put in parts."""
+    parts = [one.receipt for one in before if one.receipt[:3] == last[:3]]
+    if not parts:
+        return last
+    coded: Sequence[bytes] = [*(data for one in parts for data in one.coded), *last.coded]
+    return last._replace(
+        new=last.new + sum(one.new for one in parts), size=last.size + sum(one.size for one in parts), coded=coded
+    )

@@ -35,13 +35,11 @@ import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.reader import Tower, TowerReader
-from pltz.archive.catalog.session_reader import SessionReader
+from pltz.archive.catalog.reader import SessionReader, Tower, TowerReader
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.writing.last_towers import LastTowers
-from pltz.archive.writing.log_parts import line_ends
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
@@ -66,6 +64,8 @@ META_AFTER = 512  # tokens before a chat's other keys from which these get a seg
 MAX_TOWER = 1024  # segments above which a session is cut anew
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
+LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
+PACKED_PART = 1 << 24  # the same where zstd codes the text: quicker, and with more to look back on
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 Tokenised = Callable[[], Ids | None]
 UNREADABLE = (NotFound, FormatError, BundleMismatch)  # errors of a last version that a put does not build on
@@ -306,6 +306,24 @@ def size_of(cut: NewSession) -> int:
     """Return the bytes of content of a session."""
     way = cut.otherwise[0] if cut.otherwise else cut
     return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
+
+
+def line_ends(content: bytes, begin: int, zstd_above: int | None = None) -> list[int]:
+    """Return where the new part of a log is cut, so that a put that is cut off goes on there.
+
+    The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places. The last part
+    has half the bytes of another, at least.
+
+    ``zstd_above``: of a log that zstd codes, the bytes above which it does. Each part has more.
+    """
+    part = LOG_PART if zstd_above is None else max(PACKED_PART, 2 * (zstd_above + 1))
+    ends = list[int]()
+    while len(content) - begin >= part + part // 2:
+        begin = content.find(b"\n", begin + part) + 1
+        if not 0 < begin <= len(content) - part // 2:
+            break
+        ends.append(begin)
+    return ends
 
 
 def common(tower: Tower, tokens: Tokens) -> list[int]:

@@ -8,13 +8,14 @@ asks the file system whether the pack was written, cut off, replaced or removed 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains
+from pltz.archive.catalog.chain import NOTHING, Chains, Segments
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
@@ -28,6 +29,7 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
+BUDGET = 32 << 20  # bytes of remembered towers
 
 
 class VerifiedSegments:
@@ -214,3 +216,53 @@ def collision(segment: bytes) -> CorruptError:
     return CorruptError(
         f"two different segments have the id {segment.hex()}: this content is crafted, and refused"
     )
+
+
+class RecentTowers:
+    """Towers put or read last, by their leaf: (id, tokens of shape (t,)) of each segment, from the root.
+
+    So a session's next version need not decode them: it took 3.6 s of CPU time for a chat of 4000 tokens in 40 turns. A
+    leaf's id is a digest of all tokens of its tower. A remembered tower is never taken as proof: the writer looks up
+    every stored segment that it relies on (`VerifiedSegments.place`).
+
+    ``budget``: most bytes of all their tokens. The least recently used go first. Not for several threads.
+    """
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._free = budget
+        self._towers: OrderedDict[bytes, Segments] = OrderedDict()
+
+    def add(self, segments: Segments) -> None:
+        """Remember a tower, (id, tokens of shape (t,)) from its root.
+
+        Towers that it extends are forgotten: the next version builds on this one.
+        """
+        if not segments:
+            return
+        for segment, _ in segments:
+            self._drop(segment)
+        leaf = segments[-1][0]
+        self._towers[leaf] = list(segments)
+        self._free -= _size(self._towers[leaf])
+        while self._free < 0:
+            self._drop(next(iter(self._towers)))
+
+    def get(self, leaf: bytes) -> Segments | None:
+        """Return the tower of a leaf, or None where it is not remembered."""
+        if leaf not in self._towers:
+            return None
+        self._towers.move_to_end(leaf)
+        return list(self._towers[leaf])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self._towers:
+            self._drop(next(iter(self._towers)))
+
+    def _drop(self, leaf: bytes) -> None:
+        if (tower := self._towers.pop(leaf, None)) is not None:
+            self._free += _size(tower)
+
+
+def _size(segments: Segments) -> int:
+    return sum(tokens.nbytes for _, tokens in segments)

@@ -25,7 +25,6 @@ from pltz.archive.catalog.history import History
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.errors import ArchiveError, Fenced, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
@@ -43,7 +42,7 @@ from pltz.archive.writing.batch import (
 )
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
-from pltz.archive.writing.verified_segments import VerifiedSegments, collision
+from pltz.archive.writing.verified_segments import RecentTowers, VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of

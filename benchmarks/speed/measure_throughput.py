@@ -35,7 +35,7 @@ from unittest import mock
 import click
 
 from pltz.archive.archive import Archive
-from pltz.archive.writing.pace import COMMIT_BYTES
+from pltz.archive.writing.commits import COMMIT_BYTES
 from pltz.archive.writing.put_request import PutRequest
 from pltz.cli.bench import machine
 from pltz.coding.codec import Codec

@@ -511,7 +511,7 @@ class Erase(Operation):
 
 
 class EraseTenant(Erase):
-    """Erase all of a tenant, and half of the time the bases on which only this tenant stands."""
+    """Erase all of a tenant."""
 
     kind = "erase tenant"
 
@@ -524,7 +524,7 @@ class EraseTenant(Erase):
         tenants = [t for t in tenants if any(k[0] == t and s.known for k, s in draw.record.main.items())]
         if not draw.world.sealed or not tenants:
             return False
-        self.tenant, self.bases = draw.dice.choice(tenants), draw.dice.random() < 0.5
+        self.tenant = draw.dice.choice(tenants)
         self.keys = [key for key in draw.record.main if key[0] == self.tenant]
         self.leases = {self.tenant, *self.keys}
         self._note(draw)
@@ -536,7 +536,7 @@ class EraseTenant(Erase):
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open_to_maintain("main")
         voice.begin()
-        archive.erase(tenant=self.tenant, everything=True, bases=self.bases)
+        archive.erase(tenant=self.tenant, everything=True)
         voice.ack(erased=True)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     examples=[
         "pltz archive erase -r /data/cold --tenant acme --name chat-7 --key-file key --dry-run",
         "pltz archive erase --tenant acme --name chat-7 --yes",
-        "pltz archive erase --tenant acme --all --bases --key-command my-vault --yes",
+        "pltz archive erase --tenant acme --all --key-command my-vault --yes",
         "pltz archive erase --base prompts",
     ],
 )
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     "--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too."
 )
 @click.option("--all", "everything", is_flag=True, help="All sessions of the tenant. Base domains stay.")
-@click.option(
-    "--bases", is_flag=True, help="With --all: also the base domains that no other tenant's session uses."
-)
 @click.option(
     "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
 )
@@ -47,7 +44,6 @@ def erase(
     tenant: str | None,
     name: str | None,
     everything: bool,
-    bases: bool,
     base: str | None,
     dry_run: bool,
     yes: bool,
@@ -64,16 +60,14 @@ def erase(
     copy-on-write file system or a flash disk keeps. Such copies open only with the archive's key. Every erase first
     finishes an earlier one that was cut off. The next runs of collect free the bytes.
     """
-    if base is not None and (tenant is not None or name is not None or everything or bases):
-        raise UsageError("--base NAME stands alone: leave --tenant, --name, --all and --bases out")
+    if base is not None and (tenant is not None or name is not None or everything):
+        raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
     if base is None and (tenant is None or (name is None) != everything):
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
-    if bases and not everything:
-        raise UsageError("--bases needs --all")
     cold = open_archive()
 
     def run(dry_run: bool) -> "Erasure":
-        return cold.erase(name, tenant=tenant, everything=everything, bases=bases, base=base, dry_run=dry_run)
+        return cold.erase(name, tenant=tenant, everything=everything, base=base, dry_run=dry_run)
 
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
@@ -86,9 +80,7 @@ def question(found: "Erasure") -> str:
     if found.base is not None:
         return f"Erase base {found.base!r}, segments: {found.segments}? This cannot be undone"
     what = f"session {found.name!r}" if found.name is not None else "everything"
-    going = ", ".join(repr(use.name) for use in found.bases if use.erased)
-    also = f", and bases {going}" if going else ""
-    return f"Erase {what} of tenant {found.tenant!r}, versions: {found.versions}{also}? This cannot be undone"
+    return f"Erase {what} of tenant {found.tenant!r}, versions: {found.versions}? This cannot be undone"
 
 
 def as_text(done: "Erasure", dry_run: bool) -> str:

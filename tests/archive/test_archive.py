@@ -123,7 +123,7 @@ def test_no_bundle_is_loaded_to_list_and_forget(
     cold.put("a", "b", tags={"x": "y"})
     monkeypatch.setattr(Bundle, "load", lambda *given, **options: pytest.fail("a bundle was loaded"))
     other = pltz.Archive.open(tmp_path / "cold")
-    assert names(other.list()) == names(other.find("a")) == names(other.history("a")) == ["a"]
+    assert names(other.list()) == names(other.history("a")) == ["a"]
     assert other.stat().sessions == 1 and other.verify().sound
     assert names(other.forget("a")) == names(other.undelete("a")) == ["a"]
 
@@ -346,15 +346,14 @@ def test_ids_are_only_what_are_ids(cold: pltz.Archive) -> None:
 # ---- list, find, history, forget, undelete
 
 
-def test_list_and_find(cold: pltz.Archive) -> None:
+def test_list(cold: pltz.Archive) -> None:
     cold.put("support/1", "one", tags={"channel": "web"}, time=10)
     cold.put("support/1", "two", tags={"channel": "web"}, time=20)
     cold.put("sales/1", "three", tenant="acme", time=30)
     assert names(cold.list()) == ["sales/1", "support/1"] and names(cold.list("acme")) == ["sales/1"]
     assert [version.version for version in cold.list(history=True)] == [1, 1, 2]
-    assert names(cold.list(tags={"channel": "web"})) == names(cold.find("support")) == ["support/1"]
-    assert names(cold.find(tags={"channel": "mail"})) == []
-    assert names(cold.find(since=20, until=30)) == ["support/1"] and names(cold.find(since=30)) == ["sales/1"]
+    assert names(cold.list(tags={"channel": "web"})) == ["support/1"]
+    assert names(cold.list(tags={"channel": "mail"})) == []
     assert [(v.version, v.time, v.kind) for v in cold.history("support/1")] == [
         (1, 10, "text"),
         (2, 20, "text"),
@@ -420,9 +419,7 @@ def test_absence_is_not_said_of_what_damage_may_hide(
     assert next(listed).name == "a"
     with pytest.raises(pltz.ArchiveError, match="sessions may be missing"):
         next(listed)
-    with pytest.raises(pltz.ArchiveError, match="sessions may be missing"):
-        list(other.find("b"))
-    assert names(other.list(partial=True)) == ["a"] and names(other.find("b", partial=True)) == []
+    assert names(other.list(partial=True)) == ["a"]
     for call in (other.get, other.history, other.forget, other.undelete):
         with pytest.raises(MissingPack):
             call("b")
@@ -497,15 +494,13 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         cold.put("a", "one", tenant="acme")
         cold.put("b", "two", tenant="acme")
         cold.put("c", "three")
-        assert repr(cold) == f"<pltz.Archive {tmp_path / 'cold'}, 3 sessions of 2 tenants>"
+        assert repr(cold) == f"<pltz.Archive {tmp_path / 'cold'}>"
     assert repr(cold) == f"<pltz.Archive {tmp_path / 'cold'}, closed>"
     with pytest.raises(UsageError, match="was closed: open it again"):
         cold.get("a", tenant="acme")
     cold.close()
     with pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1) as again:
         assert again.get("a", tenant="acme").value == b"one"
-        (tmp_path / "cold").rename(tmp_path / "moved")
-        assert "Error" in repr(again)  # it raised
 
 
 @pytest.mark.parametrize(
@@ -525,7 +520,6 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         (lambda cold: list(cold.get_many([BAD])), "a string as names"),
         (lambda cold: cold.history(BAD), "a string as name"),
         (lambda cold: list(cold.list(BAD)), "a string as tenant"),
-        (lambda cold: list(cold.find(BAD)), "a string as text"),
         (lambda cold: cold.forget(BAD), "a name or several as names"),
         (lambda cold: cold.undelete(["a", BAD]), "a string as names"),
         (lambda cold: pltz.Thawer(cold).thaw(BAD), "a string as name"),

@@ -18,9 +18,9 @@ from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.writing import log_parts
+from pltz.archive.writing import commits, cut
+from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.pace import Pace
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import LogCoder
@@ -102,8 +102,9 @@ def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log be put in parts of few lines."""
-    monkeypatch.setattr(log_parts, "LOG_PART", 4000)
-    monkeypatch.setattr(log_parts, "PACKED_PART", 5000)
+    monkeypatch.setattr(cut, "LOG_PART", 4000)
+    monkeypatch.setattr(commits, "LOG_PART", 4000)
+    monkeypatch.setattr(cut, "PACKED_PART", 5000)
     monkeypatch.setattr(Pace, "limit", property(lambda _: 1))
 
 
@@ -151,15 +152,16 @@ def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
 KILLED = """
 import os, signal, sys
 from unittest import mock
-from pltz.archive.writing import log_parts
-from pltz.archive.writing.pace import Pace
+from pltz.archive.writing import commits, cut
+from pltz.archive.writing.commits import Pace
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle import bundle
 from tests.archive.test_logs import put
 from tests.archive.towers import SessionArchive
 
 bundle.DEFAULT = "nano"
-log_parts.LOG_PART, encode, left = 4000, LogCoder.encode_begun, [3]
+commits.LOG_PART = cut.LOG_PART = 4000
+encode, left = LogCoder.encode_begun, [3]
 
 def killed(self, batch, *rest, **options):
     left[0] -= bool(batch)

@@ -88,19 +88,6 @@ def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: TowerArchiv
     assert [v.version for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
 
 
-def test_find_by_label_name_and_time(archive: TowerArchive) -> None:
-    archive.put(
-        [
-            chat("red one", [1], tags={"c": "red"}, time=100),
-            chat("blue", [2], tags={"c": "blue"}, time=200),
-        ]
-    )
-    assert [v.name for v in archive.find({"c": "red"})] == ["red one"]
-    assert [v.name for v in archive.find(name="lu")] == ["blue"]
-    assert [v.name for v in archive.find(since=100, until=200)] == ["red one"]
-    assert [v.time for v in archive.ls()] == [200, 100]
-
-
 def test_a_segment_is_found_by_its_id(archive: TowerArchive) -> None:
     (receipt,) = archive.put([chat("a", [1, 2])])
     assert [t.tolist() for _, t in archive.segment(receipt.leaf)][-1] == [1, 2]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pltz.archive import copy as copying, opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import KnownSegment
+from pltz.archive.catalog.chain import KnownSegment, Segments
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.history import History
 from pltz.archive.catalog.listing import Found
@@ -24,7 +24,6 @@ from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.catalog.losses import Loss
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
-from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
 from pltz.archive.encryption.keys import Encryption, Secret
 from pltz.archive.format.ids import Tokens, tenant_of
@@ -122,9 +121,6 @@ class TowerArchive:
     def ls(self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False) -> Iterator[Version]:
         return self.parts.directory.ls(tenant, forgotten=forgotten, history=history)
 
-    def find(self, tags: dict[str, str] | None = None, **options: Any) -> Iterator[Version]:
-        return self.parts.directory.find(tags, **options)
-
     def want_whole(self, what: str, tenant: str | None = None) -> None:
         self.parts.directory.want_whole(what, tenant)
 
@@ -210,8 +206,8 @@ class TowerArchive:
         token = None if expect is None else Token.parse(expect)
         return Verifier(catalog, self.parts.codecs, self.parts.settings).run(expect=token, **options)
 
-    def erase(self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False) -> Erasure:
-        return Archive(self.parts).erase(name, tenant=tenant, everything=name is None, bases=bases, dry_run=dry_run)
+    def erase(self, tenant: str, name: str | None = None, *, dry_run: bool = False) -> Erasure:
+        return Archive(self.parts).erase(name, tenant=tenant, everything=name is None, dry_run=dry_run)
 
     def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
         return Archive(self.parts).erase(base=name, dry_run=dry_run)

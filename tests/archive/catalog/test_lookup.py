@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import RecordLookup, Version, version_of
+from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
@@ -57,30 +55,6 @@ def test_all_versions_of_a_session_are_found_by_its_key(archive: TowerArchive, l
     assert [v.version for v in versions] == [1, 2]
     assert {version_of(item) for item in found} == {v.id for v in versions}
     assert lookup.versions(domain, "c") == []
-
-
-def test_versions_that_were_read_are_not_parsed_again(
-    archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mark put since counts all the same. Nothing is kept of a sealed archive, nor beyond a number of versions."""
-    domain = archive.keys.domain(TENANT, "default")
-    first, parsed = lookup.versions(domain, "a"), list[Found]()
-    whole = RecordLookup._in_record
-
-    def parsing(self: RecordLookup, item: Found, key: bytes) -> Iterator[Version]:
-        parsed.append(item)
-        return whole(self, item, key)
-
-    monkeypatch.setattr(RecordLookup, "_in_record", parsing)
-    assert lookup.versions(domain, "a") == first and not any(v.forgotten for v in first)
-    archive.forget([first[0]])
-    assert [v.forgotten for v in lookup.versions(domain, "a")] == [True, False]
-    assert len(parsed) == (2 * len(first) if archive.keys.cipher else 0)
-    monkeypatch.setattr("pltz.archive.catalog.lookup.READ", 1)
-    for number in (1, 2, 3):
-        archive.put([NewSession("d", [np.arange(number)])])
-        lookup.versions(archive.keys.domain(TENANT, "default"), "d")
-    assert sum(map(len, lookup._parsed.values())) <= 1
 
 
 @pytest.mark.parametrize("change", ["gone", "cut"])

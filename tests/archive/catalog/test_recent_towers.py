@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import Location
+from pltz.archive.writing.verified_segments import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 from tests.archive.peek import peek

@@ -74,7 +74,7 @@ def test_a_sealed_archive_gives_back_what_was_put(
         ("acme", "empty"),
         ("other", "a"),
     ]
-    assert [v.name for v in archive.find({"topic": "b-tag"})] == ["b"]
+    assert [v.name for v in archive.ls() if v.tags == {"topic": "b-tag"}] == ["b"]
     assert archive.put([chat("a", [1, 2])])[0].unchanged
     assert archive.put([chat("c", [1, 2], [4])])[0].new == 1  # the shared turns are there
     archive.forget([archive.version("c", "acme")])

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -410,7 +409,6 @@ ERASES: dict[
 ] = {  # what is erased; its domains
     "session": (lambda a: a.erase("acme", "b"), []),
     "tenant": (lambda a: a.erase("acme"), [(TENANT, "acme")]),
-    "tenant and bases": (lambda a: a.erase("acme", bases=True), [(TENANT, "acme"), (BASE, "own")]),
     "base": (lambda a: a.erase_base("spare"), [(BASE, "spare")]),
 }
 
@@ -438,7 +436,7 @@ def began_alone(archive: TowerArchive, domain: bytes, *, free: bool) -> bool:
 
 @pytest.mark.parametrize(
     "what",
-    ["session", "tenant", *(pytest.param(w, marks=pytest.mark.slow) for w in ("tenant and bases", "base"))],
+    ["session", "tenant", pytest.param("base", marks=pytest.mark.slow)],
 )
 def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str, codec: SegmentCodec) -> None:
     """Repair, another erase and the same one finish what is certain, and nothing else is unreadable at any time."""
@@ -593,23 +591,6 @@ def test_erasing_names_the_bases_and_who_else_uses_them(
     assert raw_records_open(disk, codec, sealed.keys.domain(BASE, "own"))
 
 
-def test_a_base_goes_with_its_last_tenant_where_that_is_asked_for(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1]), chat("c", [3], tenant="other"), on_base("o", "own", [4])])
-    asked = sealed.erase("acme", bases=True, dry_run=True)
-    assert asked.bases == (BaseUse("base", 0, 1, False), BaseUse("own", 0, 0, True))
-    assert catalogue(reopen(disk, codec)) == {("acme", "a"): [1], ("acme", "o"): [4], ("other", "c"): [3]}
-    done = sealed.erase("acme", bases=True)
-    assert done.bases == asked.bases and done.records == 3  # two of the tenant, one of the base
-    archive = reopen(disk, codec)
-    for kind, name, count in ((BASE, "own", 0), (TENANT, "acme", 0), (BASE, "base", 1)):
-        assert len(raw_records_open(disk, codec, archive.keys.domain(kind, name))) == count
-    assert catalogue(archive) == {("other", "c"): [3]} and archive.verify(decode=True).sound
-    archive.put([on_base("o", "own", [4])])  # the name may be used again
-    assert tokens(reopen(disk, codec), "o") == [4]
-
-
 def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
@@ -640,14 +621,12 @@ def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
     assert len(records_of(disk)) == 2 and reopen(disk, codec).verify(decode=True).sound
 
 
-@pytest.mark.parametrize("whole", [False, True])
 def test_a_writer_on_a_base_that_is_erased_meanwhile_looks_again(
-    whole: bool, disk: SimDisk, codec: SegmentCodec, sealed: TowerArchive
+    disk: SimDisk, codec: SegmentCodec, sealed: TowerArchive
 ) -> None:
     """It relied on a prompt that nobody else used any more; the eraser looked before its pack was there."""
     sealed.put([on_base("o", "own", [4]), chat("a", [1])])
-    if not whole:
-        sealed.erase("acme", "o")
+    sealed.erase("acme", "o")
     writer = reopen(disk, codec)
     done = False
 
@@ -656,8 +635,7 @@ def test_a_writer_on_a_base_that_is_erased_meanwhile_looks_again(
         unsynced = [disk.seen.data[c.inode][:4] for c in disk.pending if c.what == "bytes"]
         if not done and b"PLTp" in unsynced:  # a pack that has no name yet
             done = True
-            eraser = reopen(disk, codec)
-            _ = eraser.erase("acme", bases=True) if whole else eraser.erase_base("own")
+            reopen(disk, codec).erase_base("own")
 
     disk.watch = erase
     writer.put([on_base("x", "own", [9], tenant="other")])
@@ -695,29 +673,6 @@ def test_a_session_put_onto_a_base_meanwhile_is_seen(
     assert not reopen(disk, codec).verify().unfinished
 
 
-def test_another_tenant_that_comes_to_a_base_meanwhile_keeps_it(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sealed.put([on_base("o", "own", [4])])
-    other, destroy = reopen(disk, codec), Eraser._destroy
-
-    def late(self: Eraser, *args: Any, **changes: Any) -> Any:
-        monkeypatch.setattr(Eraser, "_destroy", destroy)
-        other.put([on_base("x", "own", [9], tenant="other")])
-        return destroy(self, *args, **changes)
-
-    monkeypatch.setattr(Eraser, "_destroy", late)
-    done = reopen(disk, codec).erase("acme", bases=True)
-    assert done.bases == (BaseUse("own", 0, 1, False),)
-    archive = reopen(disk, codec)
-    assert catalogue(archive) == {("other", "x"): [9]}
-    assert archive.verify(decode=True).sound and not archive.verify().unfinished
-    archive.erase("other", "x")
-    assert "next erase finishes it" in archive.verify().unfinished[0].what
-    assert archive.erase_base("own").bases == (BaseUse("own", 0, 0, True),)
-    assert raw_records_open(disk, codec, archive.keys.domain(BASE, "own")) == []
-
-
 def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
@@ -729,11 +684,9 @@ def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
     data[location.offset + 40] ^= 1
     disk.overwrite(path, bytes(data))
     with pytest.raises(ArchiveError, match="repair first"):
-        reopen(disk, codec).erase("acme", bases=True)
-    with pytest.raises(ArchiveError, match="repair first"):
         reopen(disk, codec).erase_base("own")
     assert Repairer(DirectoryStore(disk)).run().whole
-    done = reopen(disk, codec).erase("acme", bases=True)
+    done = reopen(disk, codec).erase("acme")
     assert done.bases == (BaseUse("own", 0, 1, False),) and tokens(reopen(disk, codec), "x", "other") == [9]
 
 
@@ -749,8 +702,6 @@ def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged
     for _ in range(2):
         with pytest.raises(ArchiveError, match=r"repair first.*--acknowledge"):
             reopen(disk, codec).erase("acme", "a")
-        with pytest.raises(ArchiveError, match=r"repair first.*--acknowledge"):
-            reopen(disk, codec).erase("acme", bases=True)
         assert not Repairer(DirectoryStore(disk)).run().whole
     assert reopen(disk, codec).acknowledge()
     assert reopen(disk, codec).erase("acme", "a").versions == 1

@@ -13,8 +13,7 @@ from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import TENANT, segment_of
 from pltz.archive.format.record import Record
-from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
+from pltz.archive.maintenance.repair import SECTOR, Repaired, Repairer, SalvageReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.writer import ArchiveWriter

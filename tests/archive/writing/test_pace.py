@@ -2,7 +2,7 @@
 
 import time
 
-from pltz.archive.writing.pace import FIRST, Pace
+from pltz.archive.writing.commits import FIRST, Pace
 
 
 def test_the_first_commit_is_small_and_later_ones_follow_the_slowest() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.writing import pace
+from pltz.archive.writing import commits
 from pltz.archive.writing.writer import ArchiveWriter
 from tests.cli.commands import Run, chat, lines
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 @pytest.fixture
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each session be a commit of its own."""
-    monkeypatch.setattr(pace, "FIRST", 1)
-    monkeypatch.setattr(pace, "TELLING", 1 << 40)
+    monkeypatch.setattr(commits, "FIRST", 1)
+    monkeypatch.setattr(commits, "TELLING", 1 << 40)
 
 
 @pytest.fixture

@@ -158,7 +158,6 @@ def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run)
         (("erase", cold, "--tenant", "t", "--yes"), 2, "--name NAME or --all"),
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key, "--passphrase"), 2, "one of"),
         (("erase", cold, "--yes"), 2, "or --base NAME"),
-        (("erase", cold, "--tenant", "t", "--name", "n", "--bases", "--yes"), 2, "--bases needs --all"),
         (("erase", cold, "--base", "b", "--tenant", "t", "--yes"), 2, "stands alone"),
         (("erase", cold, "--base", "b", "--key-file", key, "--yes"), 8, "no base 'b'"),
         (("repair", tmp_path / "nothing"), 2, "no archive"),
