@@ -91,7 +91,7 @@ class WalkedPack(NamedTuple):
 
 
 class _Sealed(NamedTuple):
-    """What reading and hashing a pack told. ``pack``: None where ``why`` says what is wrong."""
+    """A pack that was read and hashed. ``pack``: None where ``why`` says what is wrong."""
 
     file: File | None = None
     why: str = ""

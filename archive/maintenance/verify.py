@@ -139,9 +139,9 @@ class Verifier:
         if part.number == 1:
             self._check_copies()
             self._check_redundancy()
-        # sessions that are lost are looked for only where something may be
+        # sessions that are lost are looked for only where something may be, and with ``decode``, as names may not open
         self._hidden = damage.hidden_sessions(doubted)
-        if doubted or self._hidden or self._bad or listing.stable(lambda: self._astray(proved)):
+        if decode or doubted or self._hidden or listing.stable(lambda: self._astray(proved)):
             self.report.lost += listing.stable(self._lost)
         for problem in damage.problems:
             self._problems.add(problem)

@@ -71,7 +71,7 @@ def test_packs_vanish_when_a_step_begins(
         assert after.get(name, tenant=tenant).value == value and len(after.history(name, tenant=tenant)) == 3
 
 
-@pytest.mark.parametrize("step", ["_swept", "_check_packs", "_astray", "_check_indexes"])
+@pytest.mark.parametrize("step", ["_walk", "_check_parity", "_astray", "_index_faults"])
 def test_verify_calls_no_pack_damaged_that_a_collector_deletes(
     step: str, sessions: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
