@@ -43,7 +43,7 @@ class Token(NamedTuple):
 def token_of(catalog: Catalog) -> Token:
     """Return the token of the state that was looked at or put last."""
     manifest = catalog.listing.present
-    return Token(manifest.archive[:PREFIX], manifest.generation)
+    return Token(manifest.settings.archive[:PREFIX], manifest.generation)
 
 
 def rolled_back(catalog: Catalog, expected: Token) -> str | None:

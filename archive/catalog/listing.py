@@ -201,10 +201,10 @@ class Listing:
         before = None
         for _ in range(ATTEMPTS):
             manifest = self.register.load()
-            if self._archive not in (None, manifest.archive):
+            if self._archive not in (None, manifest.settings.archive):
                 raise ManifestLost("the manifest is that of another archive: run pltz archive repair")
             if manifest is self.manifest or self.take(manifest, scan=manifest is before):
-                self._archive = manifest.archive
+                self._archive = manifest.settings.archive
                 return
             before = manifest
         raise ManifestLost("an index is gone that the manifest names, and its pack table: run pltz archive repair")
@@ -258,7 +258,7 @@ class Listing:
     @property
     def archive(self) -> bytes:
         """Return the id of the archive."""
-        return self.present.archive
+        return self.present.settings.archive
 
     @property
     def rows(self) -> Mapping[bytes, NamedPack]:

@@ -23,12 +23,10 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, Segments, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
-from pltz.archive.catalog.losses import PackState
-from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
+from pltz.archive.errors import LostError
 from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.humanize import counted
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.coding.codecs.registry import CodecRegistry
@@ -114,24 +112,6 @@ class TowerReader:
             chains.note([version])
             return chains.length(version.leaf)
         return 0
-
-    def segment(self, segment: bytes) -> Segments:
-        """Return the tower that ends in a segment: (id, tokens of shape (T,)) from the root.
-
-        Raises NotFound, ArchiveError where damage may hide it, and the errors of `tower`.
-        """
-        if not self.catalog.twice(lambda: self.catalog.lookup.find(SEGMENTS, segment)):
-            damage, what = self.catalog.damage, f"segment {segment.hex()}"
-            if (state := damage.hides(SEGMENTS, segment)) is not None:
-                error = MissingPack if state is PackState.MISSING else LostError
-                raise error(f"a record of {what} is damaged or gone: see pltz archive repair")
-            if blind := damage.uncatalogued():
-                raise ArchiveError(
-                    f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
-                    "see pltz archive repair, then ask again"
-                )
-            raise NotFound(f"no {what} in this archive")
-        return self.catalog.twice(lambda: Chains(self.catalog, self.codecs).tower(segment))
 
     def record(self, segment: bytes) -> Found:
         """Return a segment's record with its location. Raises LostError."""

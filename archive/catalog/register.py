@@ -89,7 +89,7 @@ class ManifestRegister:
         """
         for data in self._store.earlier(MANIFEST):
             with suppress(CorruptError):
-                if (found := Manifest.decode(data)).archive == archive:
+                if (found := Manifest.decode(data)).settings.archive == archive:
                     return found
         return None
 
@@ -115,7 +115,7 @@ class ManifestRegister:
 
         Raises its errors, StoreError, WriterFailed. After a StoreError the manifest may have been put all the same.
         """
-        if self.manifest and self._store.seen.highest().get(self.manifest.archive, 0) > self._highest:
+        if self.manifest and self._store.seen.highest().get(self.manifest.settings.archive, 0) > self._highest:
             self.find()  # others swapped meanwhile, or it was brought back since it was loaded
         for turn in range(TURNS):
             base = self.manifest
@@ -123,7 +123,7 @@ class ManifestRegister:
             if base and fresh.state == base.state and not (repaired or anew):
                 self._store.settle(MANIFEST)
                 return False
-            generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.archive)
+            generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.settings.archive)
             drafted = self._drafted
             if base and drafted and drafted.base is base and not repaired and drafted.next.state == fresh.state:
                 data = drafted.data
@@ -133,7 +133,7 @@ class ManifestRegister:
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
             after = self._store.swap(MANIFEST, data, self._content, wait)
             if own := after is not None and after.data == data:
-                self._store.seen.note(fresh.archive, generation, durable=True)
+                self._store.seen.note(fresh.settings.archive, generation, durable=True)
             self._take(after, own=own)
             if own:
                 return True
@@ -176,9 +176,9 @@ class ManifestRegister:
         if found is None:
             return
         if not own:  # of the same content too: others may have put a newer one before it was brought back
-            self._highest = max(self._highest, self._store.seen.highest().get(found.archive, 0))
+            self._highest = max(self._highest, self._store.seen.highest().get(found.settings.archive, 0))
         if found.generation >= self._highest:
             self.manifest, self.older, self._highest = found, None, found.generation
-            self._store.seen.note(found.archive, found.generation, durable=self._store.remote)
+            self._store.seen.note(found.settings.archive, found.generation, durable=self._store.remote)
         else:
             self.manifest, self.older = None, found

@@ -93,11 +93,6 @@ class Manifest:
     lost: Mapping[bytes, LostPack] = field(default_factory=dict)
 
     @property
-    def archive(self) -> bytes:
-        """Return the id of the archive, 16 bytes."""
-        return self.settings.archive
-
-    @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
         return self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost
@@ -127,7 +122,8 @@ class Manifest:
     def encode(self) -> bytes:
         """Return its bytes."""
         tables = self.indexes, self.packs, self.condemned, self.gone, self.lost
-        head = MAGIC, VERSION, SEALED * self.settings.sealed, bytes(2), self.archive, self.generation, self.random
+        sealed, archive = self.settings.sealed, self.settings.archive
+        head = MAGIC, VERSION, SEALED * sealed, bytes(2), archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
         for name, pack in sorted(self.packs.items()):

@@ -198,7 +198,7 @@ class Repairer:
         """
         register = ManifestRegister(self.store)
         found = register.find() or register.older
-        own = found if found and found.archive == settings.archive else None
+        own = found if found and found.settings.archive == settings.archive else None
         self.report.rolled_back = own is not None and own is register.older
         before = own or register.earlier(settings.archive) or Manifest(settings)
         listing = Listing(self.store, Problems())
@@ -233,7 +233,7 @@ class Repairer:
         lost = {pack: LostPack(self.store.now(), None) for pack in self._doubted}
 
         def naming(base: Manifest | None) -> Manifest:
-            base = base if base and base.archive == settings.archive else before
+            base = base if base and base.settings.archive == settings.archive else before
             fresh = base.naming({} if made else rows).giving_up(lost)
             names = (fresh.indexes - unusable.keys()) | made.keys()
             return replace(
@@ -316,7 +316,7 @@ class Repairer:
                 raise CorruptError(str(exc)) from exc
             if not object_names.packs_listed(self.store.list(object_names.PACKS)):  # none says which is right
                 found = register.find() or register.older
-                if found and found.archive != settings.archive:
+                if found and found.settings.archive != settings.archive:
                     raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
             return settings
 
@@ -330,7 +330,7 @@ class Repairer:
             why = exc
         if (manifest := register.find() or register.older) is None:
             raise why
-        self._want_own(manifest.archive)
+        self._want_own(manifest.settings.archive)
         for name in (SETTINGS, SETTINGS_COPY):
             self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
         return manifest.settings

@@ -122,11 +122,7 @@ class PreparedRequest:
     tenant: str
     target: bytes | None
     tokenizer: bytes | None
-
-    @property
-    def name(self) -> str:
-        """Return the name of the session."""
-        return self.request.name
+    name: str
 
     @property
     def part(self) -> str:
@@ -196,6 +192,7 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
         tenant=tenant_of(request.tenant, request.salt),
         target=target or None,
         tokenizer=known,
+        name=request.name,
     )
 
 

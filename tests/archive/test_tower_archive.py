@@ -88,13 +88,6 @@ def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: TowerArchiv
     assert [v.version for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
 
 
-def test_a_segment_is_found_by_its_id(archive: TowerArchive) -> None:
-    (receipt,) = archive.put([chat("a", [1, 2])])
-    assert [t.tolist() for _, t in archive.segment(receipt.leaf)][-1] == [1, 2]
-    with pytest.raises(NotFound):
-        archive.segment(bytes(16))
-
-
 def test_ancestors_are_the_context_of_a_codec_that_wants_them(
     disk: SimDisk, tower_codec: SegmentCodec
 ) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pltz.archive import copy as copying, opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import KnownSegment, Segments
+from pltz.archive.catalog.chain import Chains, KnownSegment, Segments
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.history import History
 from pltz.archive.catalog.listing import Found
@@ -144,7 +144,7 @@ class TowerArchive:
         return self.parts.reader.record(segment)
 
     def segment(self, segment: bytes) -> Segments:
-        return self.parts.reader.segment(segment)
+        return Chains(self.catalog, self.codecs).tower(segment)
 
     def before(self, version: Version) -> Tower:
         return self.parts.last.of(version)
