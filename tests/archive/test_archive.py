@@ -218,14 +218,6 @@ def test_a_target_keeps_the_ids_it_would_see(cold: pltz.Archive, foreign: Path) 
     assert cold.get("text").ids.tolist() == stranger.tokenize("plain")
 
 
-def test_a_base_is_shared_with_all_tenants(cold: pltz.Archive) -> None:
-    ids = list(range(40, 240))
-    cold.put("a", ids, tenant="one", base="prompts", prefixes=(150,))
-    shared = cold.put("a", [*ids[:150], 7, 8], tenant="two", base="prompts", prefixes=(150,))
-    apart = cold.put("a", [*ids[:150], 7, 8], tenant="three", prefixes=(150,))
-    assert (shared.segments, apart.segments) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -295,20 +287,6 @@ def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive)
         (p.size, p.segments, p.tokens, p.tower) for p in put
     ]
     assert dry == many[0] and dry.size > 0
-
-
-def test_a_token_counts_packs_that_others_put_and_collected(cold: pltz.Archive, tmp_path: Path) -> None:
-    cold.put("a", CHAT)
-    cold.put("b", "a text")
-    reader, other = pltz.Archive.open(tmp_path / "cold"), pltz.Archive.open(tmp_path / "cold")
-    before, packs = reader.token(), len(inside(reader).catalog.listing.packs)
-    other.forget("a")
-    inside(other).collect()
-    inside(other).collect()
-    other.put("c", "another text")
-    list(reader.list())
-    assert len(inside(reader).catalog.listing.packs) == packs, "as many as before, and others"
-    assert before != reader.token() == pltz.Archive.open(tmp_path / "cold").token()
 
 
 def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_path: Path) -> None:
@@ -426,19 +404,6 @@ def test_absence_is_not_said_of_what_damage_may_hide(
 
 
 # ---- verify, erase
-
-
-def test_verify_proves_and_finds(cold: pltz.Archive, tmp_path: Path) -> None:
-    cold.put("a", [40, 41] * 30)
-    report = cold.verify(decode=True)
-    assert report.sound and report.decoded and not report.undecoded
-    assert cold.verify(expect=report.token).sound
-    [pack] = (tmp_path / "cold" / "packs").iterdir()
-    data = bytearray(pack.read_bytes())
-    data[len(data) // 2] ^= 1
-    pack.chmod(0o644)
-    pack.write_bytes(data)
-    assert not pltz.Archive.open(tmp_path / "cold").verify().sound
 
 
 def test_erase_says_what(sealed: pltz.Archive) -> None:

@@ -178,24 +178,6 @@ def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.
 # Indexes never block other work
 
 
-def test_no_room_for_an_index_is_no_failure_of_a_put(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "INDEX_PACKS", 1)
-    put = archive.store.put
-
-    def full(name: str, data: bytes) -> bool:
-        if name.startswith("index/"):
-            raise StoreError("the disk is full")
-        return put(name, data)
-
-    monkeypatch.setattr(archive.store, "put", full)
-    assert [r.version for r in archive.put([NewSession("a", [PROMPT])])] == [1]
-    assert [p.kind for p in archive.problems] == ["index"]
-    assert archive.get("a").tokens.tolist() == PROMPT.tolist()
-    assert reopen(disk, codec).get("a").tokens.tolist() == PROMPT.tolist()
-
-
 def test_an_index_is_written_before_opening_takes_long(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:

@@ -75,16 +75,6 @@ def test_a_session_that_grows_is_not_decoded_again(
     assert lengths(cold, "a") == [80, 50, 89]
 
 
-def test_a_reader_sees_what_others_put_since_it_looked(
-    tmp_path: Path, cold: SessionArchive, bundle: Bundle
-) -> None:
-    put(cold, "a", ids(50))
-    reader = SessionArchive.open(tmp_path / "cold", [bundle])
-    assert np.array_equal(reader.get_ids("a").ids, ids(50))
-    put(cold, "a", ids(70))
-    assert np.array_equal(reader.get_ids("a").ids, ids(70))
-
-
 def test_a_session_that_went_back_shares_what_it_can(cold: SessionArchive) -> None:
     put(cold, "a", ids(50))
     put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
