@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.format.ids import SEGMENT_SIZE
-from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import (
     FORGET,
     LEAST_VEIL,
@@ -244,15 +243,12 @@ class Block(BlockHead):
     _name_sizes: Sequence[int] = ()
 
     @classmethod
-    def of(
-        cls, data: ByteSource, at: int, offset: int, fields: PackFields, sums: PrefixCrcs | None = None
-    ) -> Block:
+    def of(cls, data: ByteSource, at: int, offset: int, fields: PackFields) -> Block:
         """Return the block whose head is at ``data[at]`` and that begins at byte ``offset`` of its pack.
 
-        ``sums``: those of ``data``, for callers that try many places. Raises CorruptError where the head is damaged
-        or breaks a rule, VersionError where a newer version wrote it.
+        Raises CorruptError where the head is damaged or breaks a rule, VersionError where a newer version wrote it.
         """
-        found = cls.read(data, at, offset, fields.salt, PACK_COLUMNS, sums.of if sums else None)
+        found = cls.read(data, at, offset, fields.salt, PACK_COLUMNS)
         found.fields = fields
         _check_rules(found, found.columns)
         _place_parts(found, found.columns)

@@ -25,7 +25,6 @@ from pltz.archive.format.block import Block, PackFields, encode, outside, split
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import SEGMENT_SIZE
-from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import MAX_MOMENT, Record
 from pltz.plt_codec.container.block import MAX_HEAD, PREFIX, span
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
@@ -52,6 +51,7 @@ FIRST_READ = 8192  # bytes of the first read of a block
 AHEAD = 1 << 16  # bytes of the first read of a block whose records are wanted: one read in place of two
 # bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
+CLAIMED = 64  # bytes of heads that are looked for behind damage, per byte of the pack
 AT_HAND = 4 << 20  # bytes of a pack in memory while it is read from end to end
 
 
@@ -312,7 +312,7 @@ class Pack:
         Without ``bodies`` the records come without their bitstrings, which are not read. Raises VersionError.
         """
         data = BufferedReader(self.read, self.begin, self.end)
-        sums: PrefixCrcs | None = None  # made where a block is damaged
+        left = CLAIMED * len(data)
         at = count = 0
         while at < len(data):
             if count >= MAX_RECORDS:
@@ -328,8 +328,7 @@ class Pack:
             except VersionError:
                 raise
             except FormatError as exc:
-                sums = sums or PrefixCrcs(data)
-                after = self._resynchronise(data, sums, at + 1)
+                after, left = self._resynchronise(data, at + 1, left)
                 yield Damage(self.begin + at, after - at, str(exc))
                 at = after
                 continue
@@ -345,17 +344,23 @@ class Pack:
                 yield Damage(begin, piece.end - piece.begin, why, heads, block.offset)
             at, count = block.end - self.begin, count + block.count
 
-    def _resynchronise(self, data: BufferedReader, sums: PrefixCrcs, at: int) -> int:
-        """Return the offset of the next block, or the end."""
+    def _resynchronise(self, data: BufferedReader, at: int, left: int) -> tuple[int, int]:
+        """Return the offset of the next block, or the end, and the bytes that later claims to be a head may have.
+
+        ``left``: those bytes so far. Where claims have had more, they are crafted, and nothing behind is looked for.
+        """
         for found in _places_of(self.fields.mark, data, at):
             try:
-                Block.of(data, found, self.begin + found, self.fields, sums)
-                return found
+                left -= span(data[found : found + PREFIX], 0, self.fields.mark)[0]
+                if left < 0:
+                    break
+                Block.of(data, found, self.begin + found, self.fields)
+                return found, left
             except VersionError:
-                return found
+                return found, left
             except FormatError:
                 continue
-        return len(data)
+        return len(data), left
 
     def uses(self) -> Counter[int]:
         """Return the number of records of each context, by its number, from the heads of the blocks.

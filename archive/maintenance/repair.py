@@ -696,7 +696,7 @@ class Repairer:
 
 
 class SalvageReader:
-    """The remains of a file, at most ``most`` bytes: zeros where the disk gives none. A `prefix_crc.ByteSource`."""
+    """The remains of a file, at most ``most`` bytes: zeros where the disk gives none. A `ByteSource`."""
 
     def __init__(self, file: File, most: int) -> None:
         self._file, self._size = file, min(file.size, most)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol, Self
@@ -155,19 +155,10 @@ class BlockHead:
     _ends: Sequence[int] = ()
 
     @classmethod
-    def read(
-        cls,
-        data: ByteSource,
-        at: int,
-        offset: int,
-        salt: bytes,
-        allowed: int,
-        crc: Callable[[int, int, int], int] | None = None,
-    ) -> Self:
+    def read(cls, data: ByteSource, at: int, offset: int, salt: bytes, allowed: int) -> Self:
         """Return the block whose head is at ``data[at]`` and that begins at byte ``offset`` of its file.
 
-        ``allowed``: a bit for each column that such a block may have; ``crc``: returns the crc32 of a range of
-        ``data`` from a start value, for callers that try many places. The parts are not looked at.
+        ``allowed``: a bit for each column that such a block may have. The parts are not looked at.
 
         Raises:
             CorruptError: the head is damaged or breaks a rule.
@@ -180,9 +171,7 @@ class BlockHead:
         size += begin + CHECK
         if at + size > len(data):
             raise CorruptError(f"the block at byte {offset} claims a head of {size} bytes, more than fit: damaged")
-        seed = seed_of(salt, offset)
-        check = crc(at, at + size, seed) if crc else zlib.crc32(data[at : at + size], seed)
-        if check != RESIDUE:
+        if zlib.crc32(data[at : at + size], seed_of(salt, offset)) != RESIDUE:
             raise CorruptError(f"the block at byte {offset} does not match its checksum: damaged")
         # the check is right: what is wrong from here on was written that way
         head = bytes(data[at : at + size])

@@ -157,7 +157,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
 
     monkeypatch.setattr(zlib, "crc32", counted)
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
-    assert summed[0] < 3 * 4096 * many
+    assert summed[0] < 70 * len(data)
 
 
 def small_records(count: int, archive: bytes = NONE) -> bytes:
