@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -122,10 +121,12 @@ class PlacedEntries:
 
 
 class PackWalk:
-    """Checks packs against the entries of all indexes, as they are when it begins."""
+    """Checks packs against the entries of all indexes, as they were at the last `look`."""
 
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
+        # the indexes that cover each pack, with the pack's number in each
+        self._indexed: dict[bytes, list[tuple[PlacedEntries, int]]] = {}
 
     def run(self, packs: Iterable[bytes]) -> Iterator[WalkedPack]:
         """Yield packs as they are read. Raises StoreError.
@@ -140,7 +141,6 @@ class PackWalk:
                     waiting.append((name, pool.submit(self._sealed, name)))
                 if not waiting:
                     return
-                _ = self._indexed  # while the first packs are hashed, and before anybody looks again
                 name, sealed = waiting.pop(0)
                 yield self._checked(name, sealed.result())
 
@@ -152,9 +152,11 @@ class PackWalk:
             for row in zip(*(column.tolist() for column in self._of(pack, section)), strict=True)
         }
 
-    @cached_property
-    def _indexed(self) -> dict[bytes, list[tuple[PlacedEntries, int]]]:
-        """Return the indexes that cover each pack, with the pack's number in each. A damaged one is dropped."""
+    def look(self) -> None:
+        """Read all indexes of the listing. A damaged one is dropped.
+
+        Raises FileNotFoundError where another replaced one meanwhile, StoreError.
+        """
         listing = self.catalog.listing
         found: dict[bytes, list[tuple[PlacedEntries, int]]] = {}
         for index in list(listing.indexes.values()):
@@ -168,7 +170,7 @@ class PackWalk:
         placed = PlacedEntries(listing.tail)  # behind the others: it has the packs of those that were dropped
         for number, pack in enumerate(listing.tail.names):
             found.setdefault(pack, []).append((placed, number))
-        return found
+        self._indexed = found
 
     def _sealed(self, name: bytes) -> _Sealed:
         file: File | None = None

@@ -130,10 +130,12 @@ class Verifier:
             self._wrong("freshness", str(expect), why)
         self.report.token = str(token_of(self.catalog))
         # packs, while the digests of indexes are computed beside
+        walk = PackWalk(self.catalog)
+        listing.stable(walk.look)
         indexes = {name: index for name, index in listing.indexes.items() if part.has(name.encode())}
         with ThreadPoolExecutor(1) as pool:
             faults = pool.submit(self._index_faults, indexes)
-            proved, doubted = self._walk(sorted(filter(part.has, listing.packs)), decode, progress)
+            proved, doubted = self._walk(walk, sorted(filter(part.has, listing.packs)), decode, progress)
         for name, what in faults.result():
             self._wrong("index", name, what)
         if part.number == 1:
@@ -150,7 +152,7 @@ class Verifier:
     # ---- packs
 
     def _walk(
-        self, packs: Sequence[bytes], decode: bool, progress: Callable[[Report], None]
+        self, walk: PackWalk, packs: Sequence[bytes], decode: bool, progress: Callable[[Report], None]
     ) -> tuple[list[PackColumns], set[bytes]]:
         """Check packs, and return what they have that are proved sound, and the others.
 
@@ -158,7 +160,6 @@ class Verifier:
         """
         proved, doubted = list[PackColumns](), set[bytes]()
         waiting: list[Found] = []
-        walk = PackWalk(self.catalog)
         for pack in walk.run(packs):
             if pack.columns:
                 proved.append(pack.columns)
@@ -432,6 +433,8 @@ class Verifier:
                     faults.append((name, "its digest is not its name"))
             except FormatError as exc:
                 faults.append((name, str(exc)))
+            except FileNotFoundError:  # another replaced it meanwhile
+                continue
         return faults
 
     def _wrong(self, kind: str, name: str, what: str) -> None:

@@ -55,7 +55,9 @@ def filled(archive: TowerArchive) -> TowerArchive:
 
 def walked(catalog: Catalog) -> list[PackColumns]:
     """Return the columns of all packs that are proved."""
-    return [pack.columns for pack in PackWalk(catalog).run(sorted(catalog.listing.packs)) if pack.columns]
+    walk = PackWalk(catalog)
+    walk.look()
+    return [pack.columns for pack in walk.run(sorted(catalog.listing.packs)) if pack.columns]
 
 
 def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive) -> None:
