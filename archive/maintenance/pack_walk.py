@@ -252,6 +252,8 @@ class PackWalk:
         """Return keys (N,) and offsets (N,) of a pack's entries, by offset and key, each entry once."""
         found = [placed.of(number, section) for placed, number in self._indexed.get(name, [])]
         keys, places = (np.concatenate(column) for column in zip((_NO_KEYS, _NO_PLACES), *found, strict=True))
+        if len(found) == 1 and ((places[1:] > places[:-1]) | (keys[1:] > keys[:-1])).all():
+            return keys, places
         order = np.lexsort((keys, places))
         keys, places = keys[order], places[order]
         new = np.ones(len(keys), bool)
