@@ -24,7 +24,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pltz.archive import Version, WorkPart, as_sessions, counted, disk_bytes, expired, opener, seconds, stat_of
+from pltz.archive import (
+    Version,
+    WorkPart,
+    as_sessions,
+    counted,
+    disk_bytes,
+    expired,
+    opener,
+    seconds,
+    stat_of,
+)
 from pltz.plt_codec import PltzError
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
