@@ -30,6 +30,7 @@ from pltz.plt_codec.errors import (
     TargetMismatch,
     UsageError,
 )
+from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.server import sessions
 from pltz.serving.server.answer import Answer
 from pltz.serving.server.app import PAGE, EventStream
@@ -147,12 +148,13 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) 
     assert (look["tokens"], look["digest"]) == (last["session"]["tokens"], last["session"]["digest"])
 
 
-def test_an_aborted_turn_changes_nothing(shared: Client, target: Target) -> None:
+def test_an_aborted_turn_changes_nothing(shared: Client, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
     before = shared.post(COMPLETE, session="aborted", **asked)["session"]
     stream = shared.stream(COMPLETE, session="aborted", prompt=" and then", **endless(target))
     next(stream)
     assert shared.ask("POST", COMPLETE, {"prompt": "x", "session": "aborted"})[0] == 409
+    monkeypatch.setattr(sessions, "GRACE", 60.0)
     stream.close()  # type: ignore[attr-defined]
     # a client that asks again at once waits for its own turn to be gone
     look = shared.post("/thaw", session="aborted")
@@ -162,16 +164,24 @@ def test_an_aborted_turn_changes_nothing(shared: Client, target: Target) -> None
 def test_a_turn_that_ends_while_another_waits_refuses_that(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It did not know of the tokens that it would follow."""
     monkeypatch.setattr(sessions, "GRACE", 60.0)
-    stream = shared.stream(COMPLETE, prompt="Once", max_tokens=250, session="both", temperature=0)  # to its end
+    stream = shared.stream(COMPLETE, prompt="Once", max_tokens=9, session="both", temperature=0)
+    waits, codes = threading.Event(), list[int]()
+    left, durable = sessions.Sessions._left, EvictionHook.durable
+
+    async def noted(table: sessions.Sessions, name: str) -> None:
+        waits.set()
+        await left(table, name)
+
+    monkeypatch.setattr(EvictionHook, "durable", lambda hook, ticket: waits.is_set() and durable(hook, ticket))
     next(stream)
-    waits: list[int] = []
+    monkeypatch.setattr(sessions.Sessions, "_left", noted)
     thread = threading.Thread(
-        target=lambda: waits.append(shared.ask("POST", COMPLETE, {"prompt": "x", "session": "both"})[0])
+        target=lambda: codes.append(shared.ask("POST", COMPLETE, {"prompt": "x", "session": "both"})[0])
     )
     thread.start()
     assert list(stream)[-1] == "[DONE]"
     thread.join(300)
-    assert waits == [409]
+    assert codes == [409]
     assert shared.post(COMPLETE, prompt="x", max_tokens=1, session="both")["session"]["tokens"]
 
 
