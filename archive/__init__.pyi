@@ -44,6 +44,7 @@ from pltz.archive.storage.disk import Disk as Disk, OsDisk as OsDisk
 from pltz.archive.storage.store import DirectoryStore as DirectoryStore
 from pltz.archive.version_sizes import method_of as method_of, tokens_of as tokens_of
 from pltz.archive.work_part import WorkPart as WorkPart
+from pltz.archive.writing.content_facts import facts_of as facts_of
 from pltz.archive.writing.put_request import PutReceipt as PutReceipt, PutRequest as PutRequest
 from pltz.archive.writing.verified_segments import (
     RecentTowers as RecentTowers,

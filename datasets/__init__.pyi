@@ -4,7 +4,7 @@ from pltz.datasets.byte_input import ByteInput as ByteInput, Readable as Readabl
 from pltz.datasets.conversation import messages_of as messages_of, rendered as rendered, seen_by as seen_by
 from pltz.datasets.dropped import tags_of as tags_of
 from pltz.datasets.file_forms import tags_of_file as tags_of_file
-from pltz.datasets.file_names import below as below, log_name as log_name
+from pltz.datasets.file_names import below as below, log_name as log_name, stem_of as stem_of
 from pltz.datasets.input_format import HEAD as HEAD, ReadOptions as ReadOptions
 from pltz.datasets.json_files import first_events as first_events
 from pltz.datasets.loaders import (
@@ -12,6 +12,7 @@ from pltz.datasets.loaders import (
     Format as Format,
     load as load,
     logs_of as logs_of,
+    part_of as part_of,
     recognise as recognise,
     sample_assignments as sample_assignments,
     sample_path as sample_path,

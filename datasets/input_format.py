@@ -46,6 +46,8 @@ class Recognised:
         size: bytes of the file that were read for it, unpacked.
         given: as of a `Part`.
         dropped: bytes of what was dropped from it (`dropped.py`).
+        mtime: when its file was changed last, in nanoseconds since 1970; 0: not known.
+        part: path of the file below the log that it belongs to, with `ReadOptions.parts`. Then ``file`` is that log's.
     """
 
     session: Session
@@ -56,6 +58,8 @@ class Recognised:
     size: int = 0
     given: RowName | None = None
     dropped: int = 0
+    mtime: int = 0
+    part: str = ""
 
     @property
     def is_log(self) -> bool:
@@ -87,6 +91,7 @@ class ReadOptions:
         drop: what is dropped from the logs of agents, names of `dropped.DROPS`. Not with exact.
         refused: called with the reason for each file of a folder that cannot be read, or only in part, and its bytes.
             The others are read. None: the first such file is an error.
+        parts: read the files below a folder that is named as a log beside it is as parts of that log's session.
     """
 
     format: str = "auto"
@@ -97,6 +102,7 @@ class ReadOptions:
     warn: Callable[[str], None] = _silent
     drop: tuple[str, ...] = ()
     refused: Callable[[str, int], None] | None = None
+    parts: bool = False
 
     def __post_init__(self) -> None:
         if unknown := set(self.drop) - set(DROPS):

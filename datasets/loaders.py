@@ -33,12 +33,14 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import dropped
+from pltz.datasets.file_names import stem_of
 from pltz.datasets.formats.messages import why_no_chat
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
@@ -255,17 +257,49 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
     paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         options.warn(f"{folder}: holds no file")
+    owners: dict[Path, Path] = {}  # the log of each folder that is named as it is
     for path in paths:
+        owner = next((parent for parent in reversed(path.parents) if parent in owners), None)
         try:
             with refusing(str(path)):
-                if path.is_file():  # a pipe or a socket in a folder would block for ever
-                    yield from _file(path, options)
+                if owner and path.is_file():
+                    yield _part(path, path.relative_to(owner).as_posix(), owners[owner], options)
+                elif path.is_file():  # a pipe or a socket in a folder would block for ever
+                    for found_in in _file(path, options):
+                        if options.parts and found_in.is_log:
+                            owners[path.with_name(stem_of(path.name))] = path
+                        yield found_in
                 else:
                     options.warn(f"{path}: no file, left out")
         except OSError as exc:
             _refuse(UsageError(f"{path}: cannot be read: {exc.strerror}"), options, path)
         except PltzError as error:
             _refuse(error, options, path)
+
+
+def part_of(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """Return the bytes of a part of a session, None where it is the log of an agent. Raises the errors of `logs_of`."""
+    numbers = [number for number, _ in islice(logs_of(path, max_bytes), 1)]
+    if numbers == [None]:
+        return None
+    return _whole(path, max_bytes)
+
+
+def _whole(path: Path, max_bytes: int) -> bytes:
+    with path.open("rb") as stream:
+        return ByteInput(stream, str(path), max_bytes, path).rest()
+
+
+def _part(path: Path, inside: str, log: Path, options: ReadOptions) -> Recognised:
+    """Return a file as a part of the session of a log: as a log too, or byte for byte."""
+    mtime = path.stat().st_mtime_ns
+    with suppress(PltzError):
+        if part_of(path, options.max_bytes) is None:
+            found = list(_file(path, replace(options, warn=lambda _: None)))
+            if len(found) == 1 and found[0].is_log:
+                return replace(found[0], file=str(log), part=inside)
+    data = _whole(path, options.max_bytes)
+    return Recognised(Session("text", data), "text", "text", str(log), str(path), len(data), mtime=mtime, part=inside)
 
 
 def _refuse(error: PltzError, options: ReadOptions, path: Path | None = None) -> None:
@@ -291,7 +325,8 @@ def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
         before = os.fstat(stream.fileno())
         whole = path if path.is_file() else None  # a pipe is read once, front to back
         source = ByteInput(stream, str(path), options.max_bytes, whole)
-        yield from _of_source(source, options, path.suffixes[-2:])
+        for found in _of_source(source, options, path.suffixes[-2:]):
+            yield replace(found, mtime=before.st_mtime_ns)
         after = os.fstat(stream.fileno())
         if whole and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             options.warn(

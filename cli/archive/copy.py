@@ -81,7 +81,8 @@ def copy(
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last, part=part))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
-    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
+    rows = len({row.id for version in chosen for row in version.each})
+    with Progress("copy", unit="versions", total=rows, shown=wanted(progress)) as bar:
         for done in transfer(source.parts, chosen, other.parts, dry_run=dry_run):
             there += done.there
             erased += done.erased

@@ -38,6 +38,11 @@ class StoredFile(NamedTuple):
     numbered: bool
     suffix: str | None = None
 
+    @property
+    def mtime(self) -> int:
+        """Return when the file was changed last, in nanoseconds since 1970, of one session; else 0."""
+        return self.versions[0].content.mtime if len(self.versions) == 1 else 0
+
 
 def is_folder(output: str) -> bool:
     """Return whether an output names a folder: one that is there, or that ends in a slash."""
@@ -59,6 +64,7 @@ class Folder:
             raise UsageError(f"{path} is no folder: name one")
         self._paths = Paths()
         self.written = self.there = self.refused = self.size = 0  # files, and the bytes of those written
+        self._fresh = False  # whether the last file was written
 
     def write(self, cold: "Archive", chosen: "Iterable[Version]", bar: Progress) -> int:
         """Write the files of sessions, and return the exit code: 0, or that of the worst refusal."""
@@ -72,6 +78,8 @@ class Folder:
                 with refusing(f"session {name!r}", "pltz archive get --format jsonl writes it as JSON"):
                     place, content = self._laid_out(file, members)
                     said = self._write(place, content)
+                    if file.mtime and not said and self._fresh:
+                        os.utime(self.path / place, ns=(file.mtime, file.mtime))
             except (UsageError, ContentError) as error:
                 code, self.refused = max(code, error.exit_code), self.refused + 1
                 said = f"refused: {error}"
@@ -102,6 +110,7 @@ class Folder:
 
         Raises UsageError where what lies there forbids it.
         """
+        self._fresh = False
         self.path.mkdir(parents=True, exist_ok=True)
         for below in reversed(place.parents[:-1]):
             path = self.path / below
@@ -134,6 +143,7 @@ class Folder:
         output = Output(str(path), force=self._force)  # a temporary file gets the name: no link is opened on the way
         output.write(content)
         self.written, self.size = self.written + 1, self.size + output.written
+        self._fresh = True
         return ""
 
     def counts(self) -> dict[str, Any]:
@@ -187,16 +197,23 @@ def want_session(session: "Session | ContentError") -> "Session":
 
 
 def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
-    """Return the files that versions were put from: those of STEM/NUMBER together, in the order of their numbers."""
+    """Return the files that versions were put from: those of STEM/NUMBER together, in the order of their numbers.
+
+    The other parts of a session have their paths in a folder of the name of its main one.
+    """
     from pltz.datasets.file_forms import file_of
 
     rows = list(versions)
     tenants = {version.tenant for version in rows}
     found: dict[tuple[str, str, bool], list[tuple[int, str | None, Version]]] = {}
-    for version in rows:
-        file = file_of(version.name, version.tags)
-        place = version.tenant, file.stem, file.number is not None
-        found.setdefault(place, []).append((file.number or 0, file.suffix, version))
+    for whole in rows:
+        for version in whole.each:
+            file = file_of(version.name, whole.tags)
+            if version.part:
+                found[version.tenant, f"{file.stem}/{version.part}", False] = [(0, "", version)]
+                continue
+            place = version.tenant, file.stem, file.number is not None
+            found.setdefault(place, []).append((file.number or 0, file.suffix, version))
     files = []
     for (tenant, stem, numbered), members in found.items():
         members.sort(key=lambda member: member[0])

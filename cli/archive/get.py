@@ -78,15 +78,16 @@ def get(
 ) -> None:
     """Write the last versions of the sessions NAME..., or version N; without NAME of all sessions.
 
-    A NAME is exact. With * at its end it is the beginning of names, or of what is behind a slash in them: of a log of
-    an agent, its sub-agents' too. NAMEs are of the tenant "default" unless --tenant is given.
+    A NAME is exact. With * at its end it is the beginning of names, or of what is behind a slash in them. NAMEs are of
+    the tenant "default" unless --tenant is given. On stdout and in one file a session is its main part.
 
     On stdout or as a FILE, a chat comes back as JSON with equal values, the log of an agent as the lines that it was, a
     text byte for byte, and token ids as a list. Several sessions are a line each. A .pltz file has no names, tags and
     times. Nothing is written unless every chosen session passes its check.
 
     Into a FOLDER/, the sessions STEM/0, STEM/1 and so on are written as the lines of one file, STEM.jsonl, any other
-    session as a file of its own. Several tenants have a folder each. A file that is there and equal is left, and so is
+    session as a file of its own, and its other parts as files of a folder of its name, all with the times that they
+    had. Several tenants have a folder each. A file that is there and equal is left, and so is
     one that goes on where the stored version ends. Another one is refused without --force. Nothing in FOLDER is
     followed: what lies behind a link is refused. Refused files are named, the others are written, and the exit code is
     2, or 5 where a session itself cannot be written.
@@ -113,7 +114,8 @@ def get(
     with catalog.one_look(math.inf), nullcontext() if blocks is None else catalog.lookup.keeping_blocks(blocks):
         chosen = list(choose(cold, names, tenant, tags_of(tags), number=number, part=part))
     code = 0
-    with Progress("decode", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
+    total = sum(len(version.each) for version in chosen) if folder else len(chosen)
+    with Progress("decode", unit="sessions", total=total, shown=wanted(progress)) as bar:
         if folder:
             code = folder.write(cold, chosen, bar)
         elif destination and form == "pltz":

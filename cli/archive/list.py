@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.humanize import counted, duration, size
+from pltz.archive.humanize import counted, duration, moment, size
 from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
@@ -43,7 +43,10 @@ SIZES = ("size", "tokens", "segments")
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @click.option(
-    "-l", "--long", is_flag=True, help="With method, size, tokens (B: bytes, as of logs), segments, age."
+    "-l",
+    "--long",
+    is_flag=True,
+    help="With method, size, tokens (B: bytes, as of logs), segments, parts, turns, age, when it was said, title.",
 )
 @shared.JSON_LINES
 @click.pass_context
@@ -100,8 +103,8 @@ def _show_all(cold: "Archive", versions: "Iterable[SessionVersion]", long: bool,
         else:
             show(record, line_of(version), as_json)
     if rows:
-        head = ("session", "version", "age", "kind", "method", *SIZES, "tags")
-        click.echo(render(head, [_cells(record) for record in rows]))
+        head = ("session", "version", "age", "kind", "method", *SIZES, "parts", "turns", "said", "title", "tags")
+        click.echo(render(head, [_cells(record) for record in rows], left=("title", "tags")))
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
@@ -111,7 +114,10 @@ def _cells(record: dict[str, Any]) -> list[str]:
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
     tags = printable(" ".join(f"{key}={value}" for key, value in record["tags"].items()))
-    return [name, f"{record['version']}", duration(record["age"]), kind, record["method"] or "-", *numbers, tags]
+    numbers += [f"{len(record['parts'])}", f"{record['turns'] or '-'}"]
+    said = moment(record["said"][1])[:10] if record["said"] else "-"
+    head = [name, f"{record['version']}", duration(record["age"]), kind, record["method"] or "-"]
+    return [*head, *numbers, said, printable(record["title"]), tags]
 
 
 @click.command(

@@ -236,7 +236,8 @@ def put_all(
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions else ""
         same = f"{meter.unchanged:,} unchanged" if meter.unchanged else ""
-        told = ", ".join(filter(None, (counted(meter.sessions, "session"), same, new)))
+        parts = f" with {counted(meter.parts, 'other part')}" if meter.parts else ""
+        told = ", ".join(filter(None, (counted(meter.sessions - meter.parts, "session") + parts, same, new)))
         if not meter.sessions:
             told = "nothing would be stored" if dry_run else "nothing is stored"
             told += "" if refused else ": no sessions found"
@@ -253,6 +254,7 @@ def requests(
 
     ``name``: of the only session. Raises UsageError where it meets a second one, or two inputs give one name.
     """
+    from pltz.archive.writing.content_facts import facts_of
     from pltz.archive.writing.put_request import PutRequest
 
     if name is None:
@@ -275,6 +277,8 @@ def requests(
             row.session,
             target=row.target,
             tokenizer=row.tokenizer,
+            part=row.part,
+            content=facts_of(row.session, row.size, row.mtime),
             **extra,
         )
         form = row.file_tags() if request.name == row.default else {}
@@ -289,7 +293,8 @@ def requests(
 class NamedSession:
     """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
-    ``dropped``: bytes that were dropped from it. ``alone``: no other session is in ``file``.
+    ``dropped``: bytes that were dropped from it. ``alone``: no other session is in ``file``. ``mtime``: of the file, in
+    nanoseconds since 1970, if it is alone there. ``part``: path of the part that it is, of the session of ``file``.
     ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
     tokenizer.json that its ids belong to, None for the bundle's. ``given``: name, tenant and time that its row says.
     """
@@ -304,10 +309,12 @@ class NamedSession:
     given: "RowName | None" = None
     dropped: int = 0
     alone: bool = False
+    mtime: int = 0
+    part: str = ""
 
     def file_tags(self) -> dict[str, str]:
         """Return the tag that tells its file, where its name and content do not; none for the ids of a target."""
-        if not self.alone or self.target is not None:
+        if not self.alone or self.part or self.target is not None:
             return {}
         return tags_of_file(self.default, self.file, self.session, numbered=self.number is not None)
 
@@ -361,15 +368,17 @@ class PutInputs:
     def _files(self, path: str) -> Iterator[NamedSession]:
         """Yield the sessions of an input."""
         counts = Counter[str]()
-        files = InputFiles([path], self.form, refusing=True, several=len(self.paths) > 1)
+        files = InputFiles([path], self.form, refusing=True, several=len(self.paths) > 1, parts=True)
         files.passed_over = self.passed_over
         for found, alone in _with_alone(files.recognised()):
-            head = log_name(path, found.file) if found.is_log else self.heads.get(path) or below(path, found.file)
-            number = None if found.is_log else counts[found.file]
+            log = found.is_log or bool(found.part)
+            head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
+            number = None if log else counts[found.file]
             counts[found.file] += 1
             self.dropped += found.dropped
-            row = NamedSession(head, number, found.file, found.size, found.session, given=found.given)
-            yield replace(row, dropped=found.dropped, alone=alone and found.is_verbatim)
+            alone = alone and found.is_verbatim
+            row = NamedSession(head, number, found.file, found.size, found.session, given=found.given, part=found.part)
+            yield replace(row, dropped=found.dropped, alone=alone, mtime=found.mtime if log or alone else 0)
         self.refused += len(files.refused)
 
     def refuse(self, file: str, why: str) -> None:
@@ -419,7 +428,7 @@ def _with_alone(found: "Iterable[Recognised]") -> "Iterator[tuple[Recognised, bo
             if first is not None:
                 yield first, first.file != one.file
                 first = None
-            if one.is_log or one.file == file:
+            if one.is_log or one.part or one.file == file:
                 yield one, one.is_log
             else:
                 first = one
@@ -446,6 +455,7 @@ def is_pltz(path: str) -> bool:
 def facts(stored: "PutReceipt") -> dict[str, Any]:
     """Return a stored session as JSON. ``bytes`` counts its new segments."""
     found: dict[str, Any] = {"tenant": stored.tenant, "name": stored.name, "kind": stored.kind}
+    found |= {"part": stored.part} if stored.part else {}
     found |= {"method": stored.method, "tokens": stored.tokens}
     found |= {} if stored.opaque is None else {"opaque_bytes": stored.opaque}
     found |= {"dropped": stored.dropped.split(), "dropped_bytes": stored.dropped_bytes} if stored.dropped else {}
@@ -459,7 +469,7 @@ def facts(stored: "PutReceipt") -> dict[str, Any]:
 
 def sentence(stored: "PutReceipt") -> str:
     """Return a stored session in one line."""
-    head = f"{stored.tenant}  {stored.name}"
+    head = f"{stored.tenant}  {stored.name}" + (f"  {stored.part}" if stored.part else "")
     if not stored.id:
         segments = counted(stored.segments, "segment")
         return f"{head}  would add {segments}, at most {size(stored.size)}"

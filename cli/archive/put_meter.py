@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 class PutMeter:
-    """Counts what a put reads, stores and refuses. ``total``: bytes of all inputs, None where it is not known."""
+    """Counts what a put reads, stores and refuses. ``total``: bytes of all inputs, None where it is not known.
+
+    ``sessions``: all that were stored, of which ``parts`` are parts beside the main one.
+    """
 
     def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
-        self.sessions = self.frozen = self.refused = self.unchanged = 0
+        self.sessions = self.parts = self.frozen = self.refused = self.unchanged = 0
         self._bar, self._total, self._dry_run = bar, total or None, dry_run
         self._waiting: deque[tuple[tuple[str, str], int]] = deque()  # (tenant, name), bytes: of sessions not stored
         self._done = 0  # bytes
@@ -60,6 +63,7 @@ class PutMeter:
         """Count a session that is stored."""
         self._stored = True
         self.sessions += 1
+        self.parts += bool(receipt.part)
         self.frozen += receipt.size
         self.unchanged += receipt.unchanged
         self._count((receipt.tenant, receipt.name), skipped=receipt.unchanged)

@@ -179,16 +179,18 @@ def choose(
 def _named(
     cold: "Archive", names: Iterable[str], tenant: str, number: "VersionName | None", history: bool
 ) -> "Iterator[Version]":
+    from pltz.archive.catalog.lookup import as_sessions
+
     met = set[str]()
     for name in itertools.chain.from_iterable(meant(cold, name, tenant) for name in names):
         if name in met:
             continue
         met.add(name)
-        last = cold.directory.version(name, tenant, number)
+        last = cold.directory.whole(name, tenant, number)
         if history:
             known = cold.parts.catalog.histories.of(tenant, name)
             known.want_named()
-            yield from (each for each in known.versions if not each.forgotten)
+            yield from (each for each in as_sessions(known.versions) if not each.forgotten)
         else:
             yield last
 
@@ -209,14 +211,11 @@ def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
 
 
 def one_meant(cold: "Archive", name: str, tenant: str) -> str:
-    """Return the one name that is meant by a beginning with ``*``, and print it, or that all others meant lie below.
-
-    Raises NotFound for several, none.
-    """
+    """Return the one name that is meant by a beginning with ``*``, and print it. Raises NotFound for several, none."""
     from pltz.archive.errors import NotFound
 
     found = meant(cold, name, tenant)
-    if not all(each.startswith(f"{found[0]}/") for each in found[1:]):
+    if len(found) > 1:
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise NotFound(f"{counted(len(found), 'session')} are meant by {name!r}: {some}")
     if found[0] != name:
@@ -225,7 +224,8 @@ def one_meant(cold: "Archive", name: str, tenant: str) -> str:
 
 
 def facts(version: "SessionVersion") -> dict[str, Any]:
-    """Return a version as JSON, its time in seconds since 1970."""
+    """Return a version as JSON, its times in seconds since 1970. What is not known of its content is null."""
+    content = version.content
     return {
         "tenant": version.tenant,
         "name": version.name,
@@ -236,6 +236,13 @@ def facts(version: "SessionVersion") -> dict[str, Any]:
         "target": None if version.target is None else version.target.hex(),
         "forgotten": version.forgotten,
         "id": version.id.hex(),
+        "part": version.part,
+        "parts": list(version.parts),
+        "title": content.title,
+        "turns": content.turns or None,
+        "content_bytes": content.size or None,
+        "mtime": content.mtime / 10**9 or None,
+        "said": [content.first, content.last] if content.last else None,
     }
 
 
@@ -243,8 +250,11 @@ def line_of(version: "SessionVersion") -> str:
     """Return a version as one line of text."""
     tags = "".join(f"  {key}={value}" for key, value in version.tags.items())
     state = "  (forgotten)" if version.forgotten else ""
-    when = moment(version.time)
-    return f"{version.tenant}  {version.name}  version {version.version}  {when}  {version.kind}{tags}{state}"
+    part = f"  {version.part}" if version.part else ""
+    parts = f"  {len(version.parts)} parts" if len(version.parts) > 1 else ""
+    title = f"  {version.content.title!r}" if version.content.title else ""
+    head = f"{version.tenant}  {version.name}{part}  version {version.version}  {moment(version.time)}  {version.kind}"
+    return f"{head}{parts}{title}{tags}{state}"
 
 
 def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:

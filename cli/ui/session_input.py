@@ -108,12 +108,15 @@ class InputFiles:
     """The inputs of a command, read once, with counts of what was recognised in them.
 
     Remarks about an input are printed on stderr when it was read. ``refusing``: so is why a file of a folder cannot be
-    read, or with ``several`` an input, and the others are read; else the first such file is an error.
+    read, or with ``several`` an input, and the others are read; else the first such file is an error. ``parts``: as of
+    `ReadOptions`.
 
     Raises UsageError where there is nothing at a path.
     """
 
-    def __init__(self, paths: Sequence[str], form: str, *, refusing: bool = False, several: bool = False) -> None:
+    def __init__(
+        self, paths: Sequence[str], form: str, *, refusing: bool = False, several: bool = False, parts: bool = False
+    ) -> None:
         want_there(paths)
         self.paths, self.form = paths, form
         self.files: dict[str, FileCounts] = {}
@@ -121,7 +124,7 @@ class InputFiles:
         self.refused: list[str] = []
         self.passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
         self._alike = Counter[str]()  # remarks, without the names of files
-        self._refusing, self._several = refusing, several
+        self._refusing, self._several, self._parts = refusing, several, parts
         self.dropped = 0
 
     def __iter__(self) -> Iterator[Session]:
@@ -180,7 +183,7 @@ class InputFiles:
 
         given = click.get_current_context().meta.get(META, {})
         refused = self._refuse if self._refusing else None
-        return ReadOptions(format=self.form, warn=self._remark, refused=refused, **given)
+        return ReadOptions(format=self.form, warn=self._remark, refused=refused, parts=self._parts, **given)
 
     def _remark(self, text: str) -> None:
         self.remarks.append(text)

@@ -7,19 +7,16 @@ taskmaster  1,024
 all            96
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def render(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table as text: the first column aligned to the left, the others to the right."""
+def render(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
+    """Return the table as text: the first column and those in ``left`` aligned to the left, the others to the right."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
-    return "\n".join(_line(row, widths) for row in lines)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
-    return "  ".join(cells).rstrip()
+    align = [str.ljust if name in (head[0], *left) else str.rjust for name in head]
+    cells = ([put(cell, w) for put, cell, w in zip(align, row, widths, strict=True)] for row in lines)
+    return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
 def pairs(items: Sequence[tuple[str, str]], indent: str = "  ") -> str:

@@ -4,17 +4,22 @@ A log is named by its path below the folder, with one folder at least (``./-home
 lines of one file, or in one list, are named as chats are (``output/0``). Files that are no logs of an agent are left
 out. A log that grew is a new version, and an unchanged one is known by a digest of its bytes: it is read, and neither
 parsed nor coded. A log that another one replaced is refused, unless ``new_version`` is set.
+
+Files below a folder that is named as a log beside it are parts of the session of that log: logs of sub-agents, results
+of tools. They are kept whatever they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.archive import Archive, PutRequest
-from pltz.datasets import ReadOptions, below, log_name, logs_of, recognise, tags_of, tags_of_file
+from pltz.archive import Archive, PutRequest, facts_of
+from pltz.datasets import ReadOptions, below, log_name, logs_of, part_of, recognise, tags_of, tags_of_file
+from pltz.models import Session
 from pltz.plt_codec import MAX_BYTES, ContentError, PltzError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
@@ -31,6 +36,9 @@ from pltz.serving.nightly.sources.source import (
 if TYPE_CHECKING:
     from pltz.models import Bundle
     from pltz.serving.nightly.sources.source import Sink
+
+
+LOGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")  # names of logs beside whose folders their parts lie
 
 
 @dataclass(frozen=True)
@@ -85,15 +93,22 @@ class AgentLogSource:
 
     def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the logs of a shard as their bytes, unpacked. Files that cannot be read are `Unreadable`."""
-        root = Path(self.path)
+        root, logs = Path(self.path), dict[str, str | None]()
         for inside in shard.parts:
             path = root / inside if root.is_dir() else root
-            name = self._name_of(inside)
+            log, part = self._part_of(inside, logs)
+            name = self._name_of(log)
             try:
-                since = path.stat().st_mtime
+                at = path.stat()
+                since, mtime = at.st_mtime, at.st_mtime_ns
+                if part:
+                    data = part_of(path, self.max_bytes)
+                    raw = next(raw for _, raw in logs_of(path, self.max_bytes)) if data is None else data
+                    yield SourceEntry(inside, name, raw, since=since, part=part, mtime=mtime)
+                    continue
                 for number, raw in logs_of(path, self.max_bytes, exact=self.exact):
                     if number is None:
-                        yield SourceEntry(inside, name, raw, since=since)
+                        yield SourceEntry(inside, name, raw, since=since, mtime=mtime)
                     else:
                         row = f"{below(str(root), str(path))}/{number}"
                         yield SourceEntry(f"{inside}: session {number}", row, raw, since=since)
@@ -104,23 +119,51 @@ class AgentLogSource:
             except PltzError as exc:
                 yield Unreadable(inside, str(exc), name)
 
+    def _part_of(self, inside: str, logs: dict[str, str | None]) -> tuple[str, str]:
+        """Return the file of the log that a file belongs to, and its path as a part of that; itself and "" for a log.
+
+        ``logs``: of folders that were looked at, the log that is named as each is.
+        """
+        for folder in map(str, list(PurePosixPath(inside).parents)[-2::-1]):
+            if folder not in logs:
+                logs[folder] = self._log_beside(folder)
+            if log := logs[folder]:
+                return log, inside.removeprefix(f"{folder}/")
+        return inside, ""
+
+    def _log_beside(self, folder: str) -> str | None:
+        """Return the file beside a folder that has its name and is one log; None without."""
+        for suffix in LOGS:
+            path = Path(self.path, folder + suffix)
+            with suppress(OSError, PltzError):
+                if path.is_file() and [number for number, _ in logs_of(path, self.max_bytes)] == [None]:
+                    return folder + suffix
+        return None
+
     def _name_of(self, inside: str) -> str:
         """Return the name of the log that a file is, by its path below the folder."""
         root = Path(self.path)
         return log_name(self.path, str(root / inside if root.is_dir() else root))
 
     def item(self, entry: SourceEntry) -> PutRequest:
-        """Return a log as a session to put. Raises UsageError, ContentError and FormatError."""
+        """Return a log or a part as a session to put. Raises UsageError, ContentError and FormatError."""
         try:
             found = list(recognise(entry.raw, self._options()))
         except PltzError as exc:  # whose message begins with the name of what was read
-            raise type(exc)(str(exc).removeprefix("bytes: ")) from exc
-        if len(found) != 1:
+            if not entry.part:
+                raise type(exc)(str(exc).removeprefix("bytes: ")) from exc
+            found = []
+        if len(found) != 1 and not entry.part:
             raise ContentError(f"expected the log of one session, found {len(found)} sessions")
-        session, dropped = found[0].session, tags_of((self.drop,), found[0].dropped)
-        request = replace(self.naming.item(entry, session), continues=not self.new_version)
-        if entry.name is not None and entry.name == self._name_of(entry.where):  # the log is all of its file
-            dropped |= tags_of_file(entry.name, entry.where, session, numbered=False)
+        known = len(found) == 1 and (found[0].is_log or not entry.part)
+        session = found[0].session if known else Session("text", entry.raw)
+        dropped = tags_of((self.drop,), found[0].dropped) if known else {}
+        content = facts_of(session, len(entry.raw), entry.mtime)
+        request = replace(self.naming.item(entry, session), continues=not self.new_version, part=entry.part)
+        request = replace(request, content=content)
+        name = None if entry.part else entry.name
+        if name is not None and name == self._name_of(entry.where):  # the log is all of its file
+            dropped |= tags_of_file(name, entry.where, session, numbered=False)
         return replace(request, tags={**request.tags, **dropped})
 
     def sink(self, cold: Archive, bundle: Bundle) -> Sink:

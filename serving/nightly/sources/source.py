@@ -49,7 +49,8 @@ class SourceEntry:
     """A session as it is stored in a source.
 
     ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since
-    1970.
+    1970; ``mtime``: the same of a file that is the session, in nanoseconds. ``part``: path of the part of the session,
+    empty for the main one.
     """
 
     where: str
@@ -58,6 +59,8 @@ class SourceEntry:
     tenant: str | None = None
     time: int | None = None
     since: float | None = None
+    part: str = ""
+    mtime: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class ReceiptKeys:
     def row(self, entry: SourceEntry) -> tuple[bytes, bytes]:
         """Return key and value, 16 bytes each."""
         state = self._start.copy()
-        for part in (entry.tenant, entry.name):
+        for part in (entry.tenant, entry.name, *([entry.part] if entry.part else [])):
             data = b"" if part is None else part.encode("utf-8", "surrogatepass")
             state.update((0 if part is None else len(data) + 1).to_bytes(8, "little") + data)
         key = state.digest()

@@ -79,12 +79,15 @@ def home(tmp_path: Path) -> Path:
 
 def stored(place: Path) -> dict[str, Stored]:
     with Archive.open(place) as cold:
-        found = {v.name: (v.tenant, v.tags) for v in cold.list()}
-        return {n: Stored(t, tags, cold.get(n, tenant=t).session.to_bytes()) for n, (t, tags) in found.items()}
+        found = {(v.name, v.part): (v.tenant, v.tags) for v in cold.list(parts=True)}
+        got = {(n, p): cold.get(n, tenant=t, part=p) for (n, p), (t, _) in found.items()}
+        return {
+            "/".join(filter(None, place)): Stored(*found[place], one.session.to_bytes()) for place, one in got.items()
+        }
 
 
 def names() -> set[str]:
-    whole = {name.rpartition(".")[0] for name in FILES} - {ROWS}
+    whole = {name if "subagents" in name else name.rpartition(".")[0] for name in FILES} - {ROWS}
     return whole | {f"{ROWS}/{number}" for number in range(3)}
 
 

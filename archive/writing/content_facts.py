@@ -1,0 +1,77 @@
+"""Facts of a session that a list shows: the first words of the user, the turns, and when it was said.
+
+    facts_of(Session("chat", [{"role": "user", "content": "Where is the bug?"}, ...]), size=4711)
+    ContentFacts(title="Where is the bug?", turns=2, size=4711, ...)
+
+They are told by the messages that `datasets.conversation` finds. What is not understood is not known: no session is
+refused for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from pltz.archive.format.record import MAX_TITLE, ContentFacts
+from pltz.datasets.conversation import messages_of
+from pltz.datasets.session_columns import moment
+from pltz.datasets.turns import text_of
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError
+
+TITLE_SHARE = 32  # bytes of content for each character of a title: short chats have short ones
+LOOKED_AT = 64  # events from either end in which a time is looked for
+ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
+LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
+TIMES = "timestamp", "time", "ts", "createdAt", "created_at", "create_time"  # keys of the time of an event
+MILLISECONDS = 1 << 40  # numbers from here on are no seconds
+
+
+def facts_of(session: Session, size: int, mtime: int = 0) -> ContentFacts:
+    """Return what is known of a session. ``size``: its bytes; ``mtime``: of its file, in nanoseconds since 1970."""
+    found = ContentFacts(size=size, mtime=max(0, mtime))
+    with suppress(Exception):  # a log of an agent may hold anything
+        messages = [m for m in messages_of(session) or _chat(session) if m["role"] in ("user", "assistant")]
+        most = min(MAX_TITLE, size // TITLE_SHARE)
+        words = [" ".join(text_of(m["content"]).split()) for m in messages if m["role"] == "user"]
+        title = next((text for text in words if text and not text.startswith("<")), "".join(words[:1]))
+        found = found._replace(title=title[:most].strip(), turns=len(messages))
+        times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True))))
+        found = found._replace(first=min(times, default=0), last=max(times, default=0))
+    return found
+
+
+def _chat(session: Session) -> list[dict[str, Any]]:
+    """Return the messages of a chat, by the two names that their keys have."""
+    value = session.value if session.kind == "chat" else []
+    rows = value if isinstance(value, list) else next((value[key] for key in LISTS if key in value), [])
+    roles = {"human": "user", "gpt": "assistant"}
+    named = ((row.get("role", row.get("from")), row.get("content", row.get("value"))) for row in rows)
+    return [{"role": roles.get(role, role), "content": content} for role, content in named]
+
+
+def _events(session: Session, *, last: bool) -> Iterator[Any]:
+    """Yield events from either end of a log."""
+    if session.kind == "chat":
+        rows = session.value if isinstance(session.value, list) else [session.value]
+        yield from reversed(rows) if last else rows
+    elif session.kind == "text":
+        lines = (session.value[-ENDS:] if last else session.value[:ENDS]).splitlines()
+        for line in reversed(lines) if last else lines:
+            with suppress(ValueError, RecursionError):
+                yield json.loads(line)
+
+
+def _first(events: Iterable[Any]) -> int:
+    """Return the time of the first event that has one, in seconds since 1970; 0 where none has."""
+    for event in islice(events, LOOKED_AT):
+        for key in TIMES if isinstance(event, dict) else ():
+            time = event.get(key)
+            if isinstance(time, int | float) and time >= MILLISECONDS:
+                time /= 1000
+            with suppress(ContentError):
+                return moment(time, key)
+    return 0

@@ -1,0 +1,100 @@
+"""A log of an agent with what lies in the folder of its name: one session, put and given back as a whole."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.archive.test_put import event
+from tests.cli.commands import Run, into, lines
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+NAME = "./-home-me-shop/0f3a6c1e"
+PARTS = {
+    "subagents/agent-a1.jsonl": event("s", 0) + event("s", 1),
+    "subagents/agent-a1.meta.json": b'{"agentType": "explore"}',
+    "subagents/agent-a1/tool-results/2.txt": b"two",
+    "tool-results/1.bin": bytes(range(256)),
+    "tool-results/chats.jsonl": b'{"messages":[]}\n{"messages":[]}\n',
+}
+OLD = 1_767_225_600_123_456_789  # ns
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> Path:
+    log = tmp_path / "projects/-home-me-shop/0f3a6c1e.jsonl"
+    files = {log: event("m", 0) + event("m", 1)} | {log.with_suffix("") / part: data for part, data in PARTS.items()}
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, ns=(OLD, OLD))
+    return tmp_path / "projects"
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def by_night(run: Run, projects: Path, place: Path) -> None:
+    config = projects.parent / "nightly.toml"
+    source = f'[[source]]\nkind = "agent-logs"\npath = "{projects}"\n'
+    config.write_text(f'archive = "{place}"\nstate = "{projects.parent}/state"\n{source}')
+    done = run("nightly", "--config", config, "--json")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("way", ["put", "nightly"])
+def test_a_log_with_its_parts_is_one_session_and_comes_back_as_it_was(
+    run: Run, cold: Path, projects: Path, way: str
+) -> None:
+    if way == "put":
+        done = run("archive", "put", "-r", cold, projects, "--exact")
+        assert done.exit_code == 0 and "1 session with 5 other parts" in done.stderr, done.output
+    else:
+        by_night(run, projects, cold)
+    [row] = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert (row["name"], row["parts"], row["version"]) == (NAME, ["", *PARTS], 1)
+    assert row["content_bytes"] == sum(len(data) for data, _ in files(projects).values())
+    assert row["mtime"] == OLD / 10**9 and row["turns"]
+    # the other way finds nothing new
+    by_night(run, projects, cold)
+    [row] = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert row["version"] == 1
+    back = projects.parent / "back"
+    assert run("archive", "get", "-r", cold, NAME, "-o", into(back)).exit_code == 0
+    assert files(back) == files(projects)
+
+
+def test_what_grew_is_a_version_and_a_session_is_forgotten_as_a_whole(run: Run, cold: Path, projects: Path) -> None:
+    assert run("archive", "put", "-r", cold, projects).exit_code == 0
+    grown = projects / NAME / "subagents/agent-a1.jsonl"
+    grown.write_bytes(grown.read_bytes() + event("s", 2))
+    found = lines(run("archive", "put", "-r", cold, projects, "--json"))
+    assert [row["part"] for row in found if not row["unchanged"]] == ["subagents/agent-a1.jsonl"]
+    listed = lines(run("archive", "ls", "-r", cold, "--json", "--history"))
+    assert [(row["version"], len(row["parts"])) for row in listed] == [(1, 6), (2, 6)]
+    first, last = projects.parent / "first", projects.parent / "last"
+    assert run("archive", "get", "-r", cold, NAME, "--version", "1", "-o", into(first)).exit_code == 0
+    assert run("archive", "get", "-r", cold, NAME, "-o", into(last)).exit_code == 0
+    part = f"{NAME}/subagents/agent-a1.jsonl"
+    assert (first / part).read_bytes() == PARTS["subagents/agent-a1.jsonl"]
+    assert (last / part).read_bytes() == grown.read_bytes()
+    other = projects.parent / "other"
+    assert run("archive", "init", "-r", other).exit_code == 0
+    assert json.loads(run("archive", "copy", "-r", cold, other, "--json").stdout.splitlines()[0])["name"] == NAME
+    assert len(lines(run("archive", "ls", "-r", other, "--json"))[0]["parts"]) == 6
+    assert run("archive", "forget", "-r", cold, NAME).exit_code == 0
+    assert not lines(run("archive", "ls", "-r", cold, "--json"))
+
+
+def test_a_table_shows_title_and_turns(run: Run, cold: Path, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "Where  is\nthe bug? " * 20}, {"role": "assistant", "content": "There."}]
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps({"messages": said, "timestamp": 1}))
+    assert run("archive", "put", "-r", cold, chat).exit_code == 0
+    [row] = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert row["turns"] == 2 and row["said"] == [1, 1] and "Where is the bug?".startswith(row["title"])
+    assert row["title"] in run("archive", "ls", "-r", cold, "--long").stdout
