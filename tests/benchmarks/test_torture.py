@@ -28,7 +28,7 @@ KEY = ("acme", "t<1>")
 def tortured(folder: Path, *options: str) -> dict[str, Any]:
     """Run the script in an interpreter of its own, since it forks."""
     command = [sys.executable, "-m", "pltz.benchmarks.torture", "--json", "--keep", str(folder), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     result: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if result["sound"] else 3), done.stderr
     return result

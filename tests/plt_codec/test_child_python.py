@@ -64,7 +64,7 @@ def run(folder: Path, code: str, *arguments: object, path: str = "") -> Any:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([path] if path else [])])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -121,7 +121,7 @@ def test_watch_archives_idle_slots_until_it_is_told_to_end(tmp_path: Path, run: 
             assert watching.stdout is not None
             assert json.loads(watching.stdout.readline()) == {"watching": server.url}
             watching.send_signal(signal.SIGTERM)
-            told = json.loads(watching.communicate(timeout=120)[0])
+            told = json.loads(watching.communicate(timeout=300)[0])
         finally:
             watching.kill()
         assert told["archived"] == 2 and told["kept"] == 1  # a new process does not know what was archived
