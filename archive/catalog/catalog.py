@@ -82,7 +82,7 @@ class Catalog:
     def keyless(self, domain: bytes | None = None) -> dict[bytes, str]:
         """Return the domains that have records and lack keys, as far as names of files and reads so far tell.
 
-        ``domain``: this one alone. The archive's own key is the domain of zeros. Raises StoreError.
+        ``domain``: this one alone. The archive's own key is under the id of the archive. Raises StoreError.
         """
         if self.key_check is None:
             return {}

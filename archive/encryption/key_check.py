@@ -20,7 +20,6 @@ from pltz.archive.format.object_names import PACKS, key_pattern, pack, packs_lis
 from pltz.archive.format.pack import Pack
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import FormatError
-from pltz.plt_codec.identity import NONE
 
 READERS = 16  # tables read at once: one from a bucket waits for the network
 FEW = 64  # packs whose tables are read one after the other
@@ -70,11 +69,12 @@ class KeyCheck:
         """
         roots = self.roots  # before key files: keys are put before the packs that use them
         there = self.folder.generations(fresh=False)
-        if (roots.keys() | {NONE}) - there.keys():  # the listing may be older than that of packs
+        if (roots.keys() | {self.archive}) - there.keys():  # the listing may be older than that of packs
             there = self.folder.generations()
         found = {domain: _no_file(domain) for domain in sorted(roots.keys() - there.keys())}
-        if roots and NONE not in there:
-            found[NONE] = f"packs are sealed, and the archive's own key file ({path_of(NONE)}) is missing: {BRING_BACK}"
+        if roots and self.archive not in there:
+            own = path_of(self.archive)
+            found[self.archive] = f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
         return found
 
     def faults(self) -> dict[bytes, str]:

@@ -30,7 +30,6 @@ from pltz.plt_codec.varint import write_varint
 
 ERASED_MEANWHILE = "something of this tenant was erased meanwhile: nothing was acknowledged, put again"
 SCRYPT_COST = (15, 8, 1)  # 32 MiB, a tenth of a second
-MASTER = NONE
 
 
 class Keyring:
@@ -65,7 +64,7 @@ class Keyring:
         """Make an archive key and wrap it. Raises UsageError where there is one, StoreError."""
         master, salt = store.random(KEY), store.random(SIZE)
         cost = SCRYPT_COST if secret.kdf == SCRYPT else (0, 0, 0)
-        plain = KeyFile(MASTER, 0, b"", secret.kdf, cost, salt)
+        plain = KeyFile(archive, 0, b"", secret.kdf, cost, salt)
         box = seal(secret.key(cost, salt), master, [archive, plain.head])
         if not KeyFolder(store).put(dataclasses.replace(plain, box=box)):
             raise UsageError("somebody else is making an archive here")
@@ -379,11 +378,11 @@ class Keyring:
         self._listed, self._fresh = self.folder.generations(fresh=fresh), True
 
     def _open_master(self, secret: Secret) -> bytes:
-        generations = self.folder.generations().get(MASTER, [])
+        generations = self.folder.generations().get(self.archive, [])
         failure: FormatError | None = None
         for generation in reversed(generations):
             try:
-                file = self.folder.read(MASTER, generation)
+                file = self.folder.read(self.archive, generation)
             except FormatError as exc:
                 failure = exc
                 continue

@@ -44,7 +44,7 @@ from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of
-from pltz.archive.encryption.keyring import MASTER, Keyring
+from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
@@ -659,7 +659,7 @@ def unfinished(catalog: Catalog) -> Iterator[Problem]:
             yield Problem("erase", base.domain.hex(), what)
     for domain in sorted(folder.generations()):
         with suppress(CorruptError):
-            known = None if domain == MASTER else keys.of(domain)
+            known = None if domain == keys.archive else keys.of(domain)
             if known and known.doomed:
                 yield Problem("erase", domain.hex(), _doomed(catalog, keys, known))
 

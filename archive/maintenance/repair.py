@@ -390,13 +390,18 @@ class Repairer:
             self.report.keyless += (f"{name} {what}" for name, what in check.strangers())
 
     def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
-        """Make all copies of a key file equal to the sound one."""
+        """Make all copies of a key file equal to the sound one. Where two sound ones differ, both stay."""
         for name in object_names.key_copies(domain, generation):
-            if self._maybe(name, len(good) + 1) != good:
-                self.report.restored.append(name)
-                if not self.dry_run:
-                    self.store.shred(name)
-                    self.store.put(name, good)
+            if self._maybe(name, len(good) + 1) == good:
+                continue
+            with suppress(FormatError, FileNotFoundError):
+                KeyFolder(self.store).read_copy(object_names.KeyFileName(domain, generation, int(name[-1])))
+                self.report.broken.append(name)
+                continue
+            self.report.restored.append(name)
+            if not self.dry_run:
+                self.store.shred(name)
+                self.store.put(name, good)
 
     def _sound_key(self, folder: KeyFolder, domain: bytes, generation: int) -> bytes | None:
         try:

@@ -61,7 +61,6 @@ Key = tuple[str, str]
 Event = tuple[str, int] | None
 T = TypeVar("T")
 
-ARCHIVE_KEY = "0" * 32  # without both copies of this key nothing opens
 BESIDE = "y", "beside"  # the session that a writer beside puts
 PARTS = "p", "p|a", "p|b/c"  # names in the model of a session's parts, which are never forgotten here
 HANDLE = st.integers(0, HANDLES - 1)
@@ -179,6 +178,7 @@ class GuardedMachine(AlikeMachine):
         store = self.store()
         TowerArchive.create(store, [self.codec], key=self.key)
         self.handles = [self.open() for _ in range(HANDLES)]
+        self.own_key = self.handles[0].catalog.listing.archive.hex()  # without both copies of it nothing opens
 
     start = hypothesis.stateful.initialize()(start)
 
@@ -580,7 +580,7 @@ class GuardedMachine(AlikeMachine):
             self.hurt[f"parity/{pack}"] = files[f"parity/{pack}"]
             self.disk.vanish(f"parity/{pack}")
             self.mendable = False
-        whole = folder == "keys" and ARCHIVE_KEY not in path and newest_alone(path, files)
+        whole = folder == "keys" and self.own_key not in path and newest_alone(path, files)
         if twice and whole and (other := other_copy(path)) in files:
             self.hurt[other] = files[other]
             self.disk.vanish(other)
@@ -772,7 +772,7 @@ class SealedMachine(GuardedMachine):
     def lose_keys(self, data: st.DataObject) -> None:
         """Remove both copies of the keys of a tenant or a base."""
         files = self.disk.seen.files()
-        paths = sorted(p for p in files if p.startswith("keys/") and p.endswith("-0") and ARCHIVE_KEY not in p)
+        paths = sorted(p for p in files if p.startswith("keys/") and p.endswith("-0") and self.own_key not in p)
         if not paths or other_copy(path := data.draw(st.sampled_from(paths))) not in files:
             return
         if not newest_alone(path, files):

@@ -96,7 +96,7 @@ class Keyring:
 
     def __init__(self, files: Files, archive: bytes, secret: bytes) -> None:
         self._files, self._archive, self._domains = files, archive, dict[bytes, DomainKeys]()
-        own = newest(files, bytes(16))
+        own = newest(files, archive)
         if own.scrypt:
             n, r, p = own.scrypt
             kek = hashlib.scrypt(secret, salt=own.salt, n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)

@@ -248,7 +248,7 @@ def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: S
     begun.make()
     Keyring.create(begun, b"a" * 16, RAW)
     with pytest.raises(UsageError, match="somebody else"):
-        Keyring.create(DirectoryStore(disk), b"b" * 16, Secret(b"another sixteen bytes", 0))
+        Keyring.create(DirectoryStore(disk), b"a" * 16, Secret(b"another sixteen bytes", 0))
 
 
 # Parsers and limits

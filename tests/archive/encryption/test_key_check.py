@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -224,8 +225,9 @@ def test_the_archives_own_key_file_is_missed_without_the_key(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
-    remove(disk, {path: b"" for path in disk.seen.files() if path.startswith("keys/" + "0" * 32)})
-    assert [p.name for p in reopen(disk, codec, None).verify().problems] == ["00" * 16]
+    own = sealed.catalog.listing.archive.hex()
+    remove(disk, {path: b"" for path in disk.seen.files() if path.startswith(f"keys/{own}")})
+    assert [p.name for p in reopen(disk, codec, None).verify().problems] == [own]
     assert not repaired(disk).whole
     with pytest.raises(PltzError, match="key file is missing"):
         reopen(disk, codec)
@@ -273,3 +275,33 @@ def test_the_roots_of_many_packs_are_read_side_by_side(
     monkeypatch.setattr("pltz.archive.encryption.key_check.FEW", 2)
     many = reopen(disk, codec, None).catalog.key_check
     assert one and many and one.roots == many.roots and len(many.roots) == 14
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_key_file_of_another_archive_takes_nothing(
+    named: bool, sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    """It is copied beside the archive's own, or over one copy of it. Repair has no key, and goes by names."""
+    sealed.put([chat("a", [1])])
+    other = SimDisk(seed=9)
+    TowerArchive.create(DirectoryStore(other), [codec], key=RAW)
+    for path, data in [*other.seen.files().items()]:
+        if path.startswith("keys/"):
+            own = f"keys/{sealed.catalog.listing.archive.hex()}-00000000-0"
+            disk.write_new(f"{path}" if named else disk.unlink(own) or own, data)
+            if not named:
+                break
+    assert tokens(reopen(disk, codec), "a") == [1]
+    assert repaired(disk).whole
+    assert tokens(reopen(disk, codec), "a") == [1] and reopen(disk, codec).verify(decode=True).sound
+
+
+def test_two_sound_copies_that_differ_stay(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1])])
+    second = max(keys_of(sealed, disk))
+    there = KeyFile.decode(disk.seen.files()[second])
+    disk.unlink(second)
+    disk.write_new(second, replace(there, lineages=(b"else",)).encode())
+    before = disk.seen.files()
+    assert repaired(disk).broken == [second] and before.items() <= disk.seen.files().items()
+    assert tokens(reopen(disk, codec), "a") == [1]

@@ -260,7 +260,8 @@ def defects() -> dict[str, Files]:
     g, s = good(), good(KEY)
     b, prompt, mark = pack(g, "b"), pack(g, "prompt"), pack(g, "a", 2)
     index, last = only(g, "index"), pack(g, "a", 2)
-    keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
+    own = "keys/" + json.loads(s[SETTINGS])["archive"]
+    keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith(own))
     newer, older = other_pack(g[last], 1), other_pack(g[last], -1)
     other = good(seed=1)
     foreign = pack(other, "b")
@@ -306,7 +307,7 @@ def defects() -> dict[str, Files]:
         "bad-pack-of-a-newer-version": renamed(g, last, newer_name) | {newer_name: newer},
         "bad-pack-of-an-older-version": renamed(g, last, older_name) | {older_name: older},
         "bad-sealed-keys-missing": without(s, *keys),
-        "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith("keys/" + "0" * 32))),
+        "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith(own))),
         "bad-sealed-keys-of-an-older-version": s | {p: older_keys(s[p]) for p in s if p.startswith("keys/")},
     }
 
