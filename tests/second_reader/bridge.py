@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tests.second_reader.fields import Damaged
 from tests.second_reader.model import Vocabulary
@@ -20,19 +20,8 @@ UNKNOWN_SLOT, MANY = 5, 15
 LATE = ("reserved", "unused", "placeholder", "extra_id")
 
 BLOCK = 1 << 16  # bytes
-
-
-class Library(Protocol):
-    """What a library makes of a tokenizer.json, without what it adds around a text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, all of them."""
-
-
-MakeLibrary = Callable[[str], Library]  # from a tokenizer.json
+Library = tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]  # ids of a text, text of ids
+MakeLibrary = Callable[[str], Library]  # of a tokenizer.json; adds nothing around a text
 
 
 class HighBits:
@@ -85,14 +74,14 @@ class Bridge:
         marks = set(self._slots.values())
         self._inline = {n: str(entry["content"]) for n, entry in added.items() if n not in marks}
         self._wide = max(1, (max([*self._slots, MANY]) - MANY).bit_length() + 7 >> 3)
-        self._bpe = make(bundle_tokenizer) if bundle_tokenizer else None
+        self._bpe = make(bundle_tokenizer)[0] if bundle_tokenizer else None
         about |= {"truncation": None, "padding": None, "post_processor": None}
         about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
         about["model"] = model | ({"dropout": None} if "dropout" in model else {})
         steps = about.get("pre_tokenizer") or {}
         in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
         started = [_started(about, how) for how in (0, 1, 1 if in_row else 2)]
-        self._ways = [(make(json.dumps(one)), *_put_before(one)) for one in started]  # first, after a mark, unknown
+        self._ways = [(*make(json.dumps(one)), *_put_before(one)) for one in started]  # first, after a mark, unknown
 
     def _place(self, marks: set[int]) -> dict[int, int]:
         slots = {} if self._unknown is None else {UNKNOWN_SLOT: self._unknown}
@@ -128,7 +117,7 @@ class Bridge:
                 span.append(token)
                 continue
             if span:
-                found += self._ways[self._way(found[-1:])][0].encode(self._bundle.spell(span).decode())
+                found += self._ways[self._way(found[-1:])][0](self._bundle.spell(span).decode())
                 span.clear()
             if token is not None:
                 name = special[token]
@@ -165,8 +154,8 @@ class Bridge:
         return found
 
     def _text(self, span: Sequence[int], way: int) -> str:
-        library, always, unless_there = self._ways[way]
-        text = library.decode(span) if span else ""
+        _, decode, always, unless_there = self._ways[way]
+        text = decode(span) if span else ""
         bare = text.removeprefix(" ")
         return bare if always or (unless_there and bare[:1].strip(" ")) else text
 
@@ -177,7 +166,7 @@ class Bridge:
             if len(data) - start > BLOCK:
                 cut = data.rfind(b"\n", middle, end) + 1 or max(data.rfind(b" ", middle, end), 0)
                 end = cut or next(n for n in range(end, end - 4, -1) if not 0x80 <= data[n] < 0xC0)
-            found += self._bpe.encode(data[start:end].decode()) if self._bpe else []
+            found += self._bpe(data[start:end].decode()) if self._bpe else []
             start = end
         return found
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tests.second_reader import chat, log
-from tests.second_reader.copies import copies_of, joined
-from tests.second_reader.fields import Damaged, Fields, Newer, block, fallback
+from tests.second_reader.fields import Damaged, Fields, Newer, block, copies_of, fallback, joined
 from tests.second_reader.model import Bundle, layout_of, tokens_of, u32
 
 MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 9, 128, 0b11000011

@@ -1,9 +1,9 @@
-"""Integers, columns, blocks and fallback bytes, as plt_codec/FORMAT.md describes them."""
+"""Integers, columns, blocks, fallback bytes and copies, as plt_codec/FORMAT.md describes them."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -11,6 +11,7 @@ import zstandard
 
 MAX_BODY, MAX_HEAD = (1 << 28) + (1 << 20), 1 << 18  # bytes
 PIECE = 4096  # bytes that fill a piece of a body
+LEAST_COPY, MANY_COPIES = 32, 8
 SHORTEST_PREFIX, DICTIONARY_MAGIC = 8, b"\x37\xa4\x30\xec"
 
 
@@ -211,3 +212,47 @@ def _walk_blocks(data: bytes, count: int, most: int) -> None:
     fields.end()
     if holds < count:
         raise Damaged("blocks of zstd that hold less than they claim")
+
+
+# ---- copies
+
+Copy = tuple[int, int, int]  # literals before it, length, distance
+
+
+def copies_of(fields: Fields, count: int, past: int) -> list[Copy]:
+    """Return the copies at the front of a frame of so many tokens. ``past``: tokens before it, at most."""
+    n = fields.varint()
+    if not 1 <= n <= count // LEAST_COPY:
+        raise Damaged(f"{n} copies in {count} tokens")
+    columns = fields
+    if n >= MANY_COPIES:
+        size, coded = fields.varint(), fields.varint()
+        if not 3 * n <= size <= 15 * n:
+            raise Damaged("columns of copies of a wrong size")
+        columns = Fields(fallback(fields.take(coded), size))
+    gaps, lengths, distances = ([columns.varint() for _ in range(n)] for _ in range(3))
+    if columns is not fields:
+        columns.end()
+    lengths = [length + LEAST_COPY for length in lengths]
+    for place, distance in enumerate(distances):
+        if not distance and not place:
+            raise Damaged("a first copy without a distance")
+        distances[place] = distance or distances[place - 1]
+        if distances[place] > past + sum(gaps[: place + 1]) + sum(lengths[:place]):
+            raise Damaged("a copy from before the beginning")
+    if sum(gaps) + sum(lengths) > count:
+        raise Damaged("copies beyond the count")
+    return list(zip(gaps, lengths, distances, strict=True))
+
+
+def joined(copies: Sequence[Copy], literals: Sequence[int], past: Sequence[int]) -> list[int]:
+    """Return a sequence of its literals and copies. ``past``: what stands before it."""
+    found, at = list(past), 0
+    for gap, length, distance in copies:
+        found += literals[at : at + gap]
+        at += gap
+        if distance > len(found):
+            raise Damaged("a copy from before the beginning")
+        for _ in range(length):
+            found.append(found[-distance])
+    return [*found[len(past) :], *literals[at:]]

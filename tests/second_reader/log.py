@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tests.second_reader.copies import copies_of, joined
-from tests.second_reader.fields import Damaged, Fields, Newer, fallback
+from tests.second_reader.fields import Damaged, Fields, Newer, copies_of, fallback, joined
 from tests.second_reader.model import Bundle, digest, layout_of, tokens_of
 from tests.second_reader.table import Log
 

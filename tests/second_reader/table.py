@@ -42,11 +42,12 @@ NUMBERED = re.compile(r"( *|0*)([1-9][0-9]{0,8}|0)(\u2192|\t|: |\| |\. |:|\||\u2
 PATH = re.compile(r"[^\s:]{2,200}:(?=[0-9]{1,9}:)")
 
 
-class Contexts(defaultdict[int, tuple[int, int]]):
-    """Contexts by number: probability of a 1 in 65536ths, and experience."""
+Contexts = defaultdict[int, tuple[int, int]]  # by number: probability of a 1 in 65536ths, and experience
 
-    def __missing__(self, key: int) -> tuple[int, int]:
-        return 32768, 0
+
+def fresh() -> Contexts:
+    """Return contexts in which nothing was decided."""
+    return Contexts(lambda: (32768, 0))
 
 
 class Decisions:
@@ -122,7 +123,7 @@ class Slot:
     def __init__(self, number: int) -> None:
         self.number_of, self.children, self.rows = number, dict[str, Slot](), dict[int, list[Field]]()
         self.shapes, self.recent, self.sources = list[int](), list[int](), list[Slot]()
-        self.contexts, self.ways, self.order = Contexts(), Contexts(), list(range(WAYS))
+        self.contexts, self.ways, self.order = fresh(), fresh(), list(range(WAYS))
         self.bias = self.whole = 0
         self.follows, self.pair, self.id = dict[int, int](), list[Slot](), ""
         self.last: Any = Damaged  # none
@@ -241,7 +242,7 @@ class Log:
     def __init__(self) -> None:
         self._slots = list[Slot]()
         self._root, self._text = Field(self._slot()), self._slot()
-        self._blocks, self._contexts = dict[tuple[int, str | None], Field](), Contexts()
+        self._blocks, self._contexts = dict[tuple[int, str | None], Field](), fresh()
         self._shapes, self._keys, self._strings = list[tuple[str, ...]](), list[str](), dict[str, int]()
         self._names, self._where, self._lines = list[str](), list[Slot](), list[str]()
         self._expected, self._moments, self._style, self._odd = -1, [self._root.slot], 0, 0

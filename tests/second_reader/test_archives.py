@@ -38,7 +38,7 @@ from tests.second_reader.fields import Damaged, Newer
 from tests.second_reader.log import AfterOthers
 from tests.second_reader.model import Bundle, digest
 from tests.second_reader.state import Files, files_of, index_of, restored
-from tests.second_reader.test_second_reader import ThatOfHuggingFace
+from tests.second_reader.test_second_reader import hugging_face
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = {path.stem: path for path in sorted((ROOT / "tests/golden/archives").glob("*.zip"))}
@@ -231,7 +231,7 @@ def test_ids_of_another_tokenizer(tmp_path: Path) -> None:
     with pltz.Archive.open(tmp_path / "cold", create=True, bundle="nano", merge_turns=False) as cold:
         for end in (100, 170, 210):
             cold.put("ids", np.array(ids[:end], np.int32), tokenizer=target.to_str().encode())
-    bridge = Bridge(target.to_str(), second, ThatOfHuggingFace, second.tokenizer)
+    bridge = Bridge(target.to_str(), second, hugging_face, second.tokenizer)
     fingerprint = targets.bridge("llama2").fingerprint
     archive = Archive(files_of(tmp_path / "cold"), [second], bridges={fingerprint: bridge})
     history = archive.history("ids")

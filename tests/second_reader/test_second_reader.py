@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,7 @@ from tests.examples import examples
 from tests.models import target_tokenizers as targets
 from tests.models.session.test_transcript import chats, json_values
 from tests.second_reader import chat, log
-from tests.second_reader.bridge import Bridge
+from tests.second_reader.bridge import Bridge, Library
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Newer
 from tests.second_reader.model import Bundle, Model, Vocabulary, tokens_of
@@ -304,25 +304,19 @@ def test_writings_are_those_of_the_product(value: Any, writing: int) -> None:
 # ---- the bridge
 
 
-class ThatOfHuggingFace:
-    """The library `tokenizers`."""
-
-    def __init__(self, tokenizer: str) -> None:
-        self._made = Tokenizer.from_str(tokenizer)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-        return list(self._made.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
-        return str(self._made.decode(list(ids), skip_special_tokens=False))
+def hugging_face(tokenizer: str) -> Library:
+    """Return what the library `tokenizers` makes of a tokenizer.json."""
+    made = Tokenizer.from_str(tokenizer)
+    return (
+        lambda text: list(made.encode(text, add_special_tokens=False).ids),
+        lambda ids: str(made.decode(list(ids), skip_special_tokens=False)),
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(targets.MAKERS))
 def test_ids_of_other_tokenizers(kind: str) -> None:
     tokenizer = targets.target(kind)
-    second = Bridge(tokenizer.to_str(), vocabulary(targets.bundle()), ThatOfHuggingFace, targets.bundle().json.decode())
+    second = Bridge(tokenizer.to_str(), vocabulary(targets.bundle()), hugging_face, targets.bundle().json.decode())
     rng = np.random.default_rng(5)
     canonical = targets.encode(kind, targets.PAGE)
     size = tokenizer.get_vocab_size()
