@@ -1,13 +1,17 @@
-"""IndexKeeper: writes index files, so that opening an archive scans few packs. Spec: WRITING.md, "Put".
+"""IndexKeeper: writes indexes, so that opening an archive scans few packs, and in a bucket lists of sessions.
 
     keeper = IndexKeeper(catalog)
     keeper.write_if_due()               # after each commit: when enough packs lack an index
     keeper.write()                      # one index over all packs
+
+A folder has no lists: there the heads of blocks are read as fast. Spec: WRITING.md, "Put".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Set as AbstractSet
+from dataclasses import replace
+from functools import partial
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import ATTEMPTS
@@ -15,10 +19,14 @@ from pltz.archive.errors import Fenced, Outdated, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import FileIndex, Lookup
+from pltz.archive.format.manifest import Manifest
+from pltz.archive.format.session_list import encoded
+from pltz.plt_codec.errors import FormatError
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
-TOGETHER = 1 << 19  # bytes that a bucket keeps in one index, so that a reader with nothing cached fetches few
+BUCKET_PACKS = 12  # in place of `INDEX_PACKS` in a bucket, where who lists sessions asks for each of them
+TOGETHER = 1 << 17  # bytes that a bucket keeps in one index, so that a reader with nothing cached fetches few
 ENTRY_BYTES, PACK_BYTES = 6, 40  # about what each takes in an index and in the copy of its pack table
 
 
@@ -26,6 +34,12 @@ def without_index(catalog: Catalog) -> set[bytes]:
     """Return the packs that no index covers."""
     covered = set[bytes]().union(*(set(index.packs) for index in catalog.listing.indexes.values()))
     return set(catalog.listing.packs) - covered
+
+
+def _listing(indexes: Collection[str], lists: dict[str, str], manifest: Manifest) -> Manifest:
+    """Return a manifest with these lists in place of those that the indexes have."""
+    others = {name: index for name, index in manifest.lists.items() if index not in indexes}
+    return replace(manifest, lists=others | lists)
 
 
 class IndexKeeper:
@@ -43,7 +57,8 @@ class IndexKeeper:
         waiting = without_index(self._catalog) - damage.damaged()  # unreadable packs never get an index
         entries = sum(map(listing.tail.entries_of, waiting))
         size = sum(listing.packs[pack] for pack in waiting)
-        if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
+        most = BUCKET_PACKS if self._store.remote else INDEX_PACKS
+        if len(waiting) >= most or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
             self.try_to_write(everything=False)
 
     def try_to_write(self, *, everything: bool = True) -> None:
@@ -66,6 +81,8 @@ class IndexKeeper:
             self._store.delete(object_names.index(name))
         for name in object_names.table_copies_among(self._store.list(object_names.PARITY)) - named:
             self._store.delete(object_names.table_copy(name))
+        for name in self._store.list(object_names.LISTS).keys() - self._catalog.listing.present.lists.keys():
+            self._store.delete(object_names.session_list(name))
         self._catalog.renew()
 
     def write(self, *, everything: bool = True, replaced: Collection[str] = ()) -> set[str]:
@@ -100,12 +117,41 @@ class IndexKeeper:
         sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
         built = [index_file.build(sources, part) for part in index_file.parts(sizes)]
         made = {self._put(data): FileIndex.of(data) for data in built}
-        catalog.listing.publish(made=made, replaced=replaced or absorbed)
+        before = catalog.listing.present.lists.keys()
+        lists = self._put_lists(next(iter(made)), sizes.keys(), absorbed) if len(made) == 1 else {}
+        catalog.listing.publish(partial(_listing, made, lists), made=made, replaced=replaced or absorbed)
         # those absorbed go once the new ones are there
+        for name in before - catalog.listing.present.lists.keys():
+            self._store.delete(object_names.session_list(name))
         for old in absorbed.keys() - made.keys() - catalog.listing.present.indexes:
             self._store.delete(object_names.index(old))
             self._store.delete(object_names.table_copy(old))
         return set(made)
+
+    def list_again(self, index: str) -> None:
+        """Put lists of the packs of an index in place of those that it has. Raises Outdated, StoreError."""
+        listing = self._catalog.listing
+        before = listing.present.lists.keys()
+        lists = self._put_lists(index, listing.indexes[index].packs.keys() & listing.packs.keys(), ())
+        listing.publish(partial(_listing, [index], lists))
+        for name in before - listing.present.lists.keys():
+            self._store.delete(object_names.session_list(name))
+
+    def _put_lists(self, index: str, packs: AbstractSet[bytes], absorbed: Iterable[str]) -> dict[str, str]:
+        """Put lists of packs where lists are of use, and return the index of each. ``absorbed``: indexes with lists.
+
+        Raises FileNotFoundError where a pack is gone, StoreError.
+        """
+        lists = dict[str, str]()
+        try:
+            rows = self._catalog.lookup.rows_for_lists(packs, absorbed) if self._store.remote else None
+            for name, data in encoded(rows, self._catalog.listing.archive, self._store.random) if rows else ():
+                if self._store.put(object_names.session_list(name.hex()), data):
+                    lists[name.hex()] = index
+        except FormatError as exc:  # its packs are read in place of a list
+            self._catalog.damage.note("list", index, str(exc))
+            return {}
+        return lists
 
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""

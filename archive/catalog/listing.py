@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from pltz.archive.format.index_file import (
 from pltz.archive.format.manifest import MOST_OVER, MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, FOOTER, FRONT, Damage, Pack
 from pltz.archive.format.record import Record
+from pltz.archive.format.session_list import Row, listed
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, PltzError
 
@@ -119,6 +120,7 @@ class Listing:
         indexes: index files by their digest in hex.
         tail: entries of the packs that no index covers.
         condemned: named packs that nothing new may rely on.
+        own_rows: what a list has of packs that this process put and no index covers, in a bucket.
         unnamed: packs that no manifest names, with their sizes; none but in `showing_unnamed`.
         staleness: how often a named pack turned out to be gone.
 
@@ -134,6 +136,7 @@ class Listing:
         self.tail = MemoryIndex()
         self.condemned = frozenset[bytes]()
         self.unnamed: dict[bytes, int] = {}
+        self.own_rows: dict[bytes, list[Row]] = {}
         self.staleness = 0
         self.listed = False  # whether packs/ was listed at the last look
         self._showing = False
@@ -235,6 +238,7 @@ class Listing:
         for pack, row in rows.items():
             if pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
+        self.own_rows = {pack: own for pack, own in self.own_rows.items() if pack in rows}
         self._set_missing({pack for pack in self._missing if self._is_named(pack)})
         for pack in sorted(self._scanned.keys() - self._missing):
             self._cover(pack)
@@ -402,10 +406,17 @@ class Listing:
             dropped |= set() if packs.keys() - known else {name}
         names = (manifest.indexes | made.keys()) - dropped
         rows = {pack: row for pack, row in manifest.packs.items() if pack not in covered}
-        return replace(manifest, indexes=names, packs=rows)
+        return replace(manifest.indexed(names), packs=rows)
 
-    def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
-        """Add a pack that this process has just put, with its index entries by section."""
+    def add_pack(
+        self, pack: bytes, size: int, sections: Mapping[int, Entries], records: Sequence[Row] = ()
+    ) -> None:
+        """Add a pack that this process has just put, with its index entries by section.
+
+        ``records``: its records; what a list has of them is kept where lists are written.
+        """
+        if self.store.remote:
+            self.own_rows[pack] = [row for c, r in records if (row := listed(c, r))]
         self._pending[pack] = NamedPack(size, sections)
         self.packs[pack] = size
         self.tail.add_pack(pack, size, sections)

@@ -9,7 +9,7 @@ records are noted as problems and left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from pltz.archive.catalog.listing import ATTEMPTS, Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, MissingKeys
+from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, version_id
@@ -30,6 +31,7 @@ from pltz.archive.format.index_file import (
     SESSIONS,
     U64,
     UNIT,
+    FileIndex,
     Location,
     Lookup,
     key_of,
@@ -40,6 +42,7 @@ from pltz.archive.format.index_file import (
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts, unpack_about
 from pltz.archive.format.run import OlderVersion, unpack_run
+from pltz.archive.format.session_list import Row, decoded, key_in_list, listed
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
@@ -222,6 +225,8 @@ class RecordLookup:
         Raises StoreError.
         """
         place = version.location
+        if place.pack not in self._listing.packs:  # a list has it, or a collector took it out
+            return None
         opened = self._maybe(partial(self.block, place, ahead=AHEAD), place.pack)
         if opened is None or place.row not in opened[1].rows_of(version.leaf):
             return None
@@ -334,12 +339,14 @@ class RecordLookup:
         """
         return self._listing.stable(lambda: self._versions(domain, name))
 
-    def all_versions(self, domain: bytes | None = None) -> list[Version]:
+    def all_versions(self, domain: bytes | None = None, *, listed: bool = False) -> list[Version]:
         """Return all versions of all sessions, sorted by tenant and name. Raises ArchiveError, StoreError.
 
-        ``domain``: of the tenant whose sessions are returned alone. Packs without it are not read.
+        Args:
+            domain: of the tenant whose sessions are returned alone. Packs without it are not read.
+            listed: lists are read where there are some, in place of packs. What a list has lies in no pack.
         """
-        return self._listing.stable(lambda: self._all_versions(domain))
+        return self._listing.stable(lambda: self._all_versions(domain, listed))
 
     def histories(self) -> Iterator[list[Version]]:
         """Yield the list of versions of each session, oldest first, in the order of session keys.
@@ -372,8 +379,8 @@ class RecordLookup:
         both = both[np.lexsort((both[:, 1], both[:, 0]))]
         return both[:, 0], both[:, 1]
 
-    def _session_heads(self, pack: bytes, domain: bytes | None = None) -> Iterator[Found]:
-        """Yield the records of sessions in a pack, without bitstrings. Damage is noted as a problem.
+    def _session_heads(self, pack: bytes, domain: bytes | None = None, *, marks: bool = False) -> Iterator[Found]:
+        """Yield the records of sessions in a pack, without bitstrings, and its ``marks``. Damage is noted as a problem.
 
         ``domain``: that of the tenant whose records are yielded; None for all.
         """
@@ -384,7 +391,9 @@ class RecordLookup:
                 if isinstance(item, Damage):
                     what = f"{item.size} bytes at {item.offset}: {item.why}"
                     self._problems.note("pack", pack.hex(), what, pack=pack, blind=item.rows is None)
-                elif item.record.name is not None and domain in (None, item.context.domain):
+                elif domain in (None, item.context.domain) and (
+                    item.record.name is not None or (marks and item.record.mark)
+                ):
                     yield item
         except FormatError as exc:
             self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
@@ -462,9 +471,88 @@ class RecordLookup:
             self.want_key(place, SESSIONS, key_of(key))
         return items
 
-    def _all_versions(self, domain: bytes | None) -> list[Version]:
-        items = (item for pack in sorted(self._listing.packs) for item in self._session_heads(pack, domain))
-        return self._distinct(items, [])
+    def _all_versions(self, domain: bytes | None, listed: bool) -> list[Version]:
+        items, packs = list[Iterable[Found]](), set(self._listing.packs)
+        for name in sorted(self._listing.indexes) if listed else ():
+            if (found := self.in_lists(name)) is not None:
+                items.append(item for item in found if domain in (None, item.context.domain))
+                packs -= self._listing.indexes[name].packs.keys()
+        items += (self._session_heads(pack, domain, marks=True) for pack in sorted(packs))
+        marks = dict[bytes, tuple[int, int]]()
+
+        def sessions() -> Iterator[Found]:
+            for item in itertools.chain.from_iterable(items):
+                if mark := item.record.mark:
+                    marks[mark.version] = max(marks.get(mark.version, (0, UNDELETE)), (mark.counter, -mark.verb))
+                else:
+                    yield item
+
+        return self._distinct(sessions(), [], marks=marks)
+
+    def in_lists(self, index: str) -> list[Found] | None:
+        """Return the records of sessions and the marks that the lists of an index have, of packs that are there.
+
+        None where it has no lists, or they cannot be used: packs tell then. Raises StoreError.
+        """
+        listing = self._listing
+        if not (lists := listing.present.lists_of(index)):
+            return None
+        try:
+            stale, places = self._stale(listing.indexes[index])
+            found = list[Found]()
+            for name in lists:
+                data = listing.store.view(object_names.session_list(name))
+                items = decoded(data, bytes.fromhex(name), listing.archive)
+                found += [Found(*item) for item in items if not (stale and key_in_list(*item[1:]) in stale)]
+            for place in places:  # what collectors moved has other records, perhaps there
+                pack, block = self.block(place)
+                for row, record in enumerate(block.heads()):
+                    context = pack.head.contexts[record.context]
+                    if (record.mark or record.name is not None) and key_in_list(record, context) in stale:
+                        found.append(self._of_block(pack, block, place._replace(row=row)))
+        except FormatError as exc:
+            self._problems.note("list", index, f"{exc}; its packs are read instead")
+            return None
+        except FileNotFoundError:  # another replaced it, or a collector took a pack out
+            return None
+        return found
+
+    def _stale(self, index: FileIndex) -> tuple[set[tuple[int, int]], list[Location]]:
+        """Return (section, key) of what an index names in packs that are gone, and the places of these in others.
+
+        Raises CorruptError, FileNotFoundError, StoreError.
+        """
+        gone, stale, places = np.array([name not in self._listing.packs for name in index.names], bool), set(), set()
+        for section in (SESSIONS, MARKS) if gone.any() else ():
+            keys, numbers, offsets = index.columns(section)
+            out = gone[numbers.astype(np.int64)]
+            stale |= {(section, key) for key in keys[out].tolist()}
+            left = np.isin(keys, keys[out]) & ~out
+            places |= {
+                Location(index.names[n], at)
+                for n, at in zip(numbers[left].tolist(), offsets[left].tolist(), strict=True)
+            }
+        return stale, sorted(places)
+
+    def rows_for_lists(self, packs: AbstractSet[bytes], indexes: Iterable[str]) -> list[Row]:
+        """Return what lists have of packs: from the lists of these indexes where they have some, else of packs.
+
+        Raises FormatError where a pack is damaged, FileNotFoundError where one is gone, StoreError.
+        """
+        rows, left = dict[Row, None](), set(packs)
+        for name in indexes:
+            if (found := self.in_lists(name)) is not None:
+                rows |= dict.fromkeys(row for item in found if (row := listed(item.context, item.record)))
+                left -= self._listing.indexes[name].packs.keys()
+        for pack in sorted(left):
+            if (own := self._listing.own_rows.get(pack)) is None:
+                own = []
+                for item in self._listing.scan(pack, bodies=False):
+                    if isinstance(item, Damage):
+                        raise CorruptError(item.why)
+                    own += [row for row in [listed(item.context, item.record)] if row]
+            rows |= dict.fromkeys(own)
+        return [*rows]
 
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
@@ -503,13 +591,18 @@ class RecordLookup:
             )
 
     def _distinct(
-        self, items: Iterator[Found], failures: list[CorruptError], session: bytes | None = None
+        self,
+        items: Iterator[Found],
+        failures: list[CorruptError],
+        session: bytes | None = None,
+        marks: Mapping[bytes, tuple[int, int]] | None = None,
     ) -> list[Version]:
         """Return each version once, however many records it has.
 
         A record in a pack that is named and not condemned is preferred, and the longest run. Erased sessions are left
         out. A version hides older ones where its run is cut short and no copy of that run is whole.
-        ``session``: key of the session that all records are of, where they are of one.
+        ``session``: key of the session that all records are of, where they are of one. ``marks``: counter and negated
+        verb of the mark in force, by version, once all items came; None: they are looked up.
         """
         found: dict[bytes, Version] = {}
         ranks: dict[bytes, tuple[bool, bool, bool, int]] = {}
@@ -547,7 +640,11 @@ class RecordLookup:
         # a run of which no copy is whole hides its older versions
         for run in short.keys() - runs:
             found[short[run]] = replace(found[short[run]], hides_older=True)
-        for name in self._forgotten(list(found)):
+        if marks is None:
+            over = self._forgotten([*found])
+        else:
+            over = [v for v in found if marks.get(v, (0, UNDELETE))[1] == -FORGET]
+        for name in over:
             found[name] = replace(found[name], forgotten=True)
         return in_order(found.values())
 

@@ -16,7 +16,7 @@ class Problem:
     """A problem found in the archive.
 
     Attributes:
-        kind: the kind of file or object it concerns, such as pack, record, index, plan, ledger, loss, session,
+        kind: the kind of file or object it concerns, such as pack, record, index, list, loss, session,
             settings, parity, keys, erase, merge or freshness.
         name: name of the file, or of the session's version.
     """

@@ -25,9 +25,10 @@ from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 5
-HEADER = struct.Struct("<4sBB2s16sQ16s5I")  # magic, version, flags, reserved, archive, generation, random, five counts
+VERSION = 6
+HEADER = struct.Struct("<4sBB2s16sQ16s6I")  # magic, version, flags, reserved, archive, generation, random, six counts
 SEALED = 1  # flag
+LIST = struct.Struct("<16s16s")  # digest of a list, that of the index whose packs it is of
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
 LOST = struct.Struct("<16sQIQ16s")  # id, time, records, time of the acknowledgement, digest of the keys
@@ -81,6 +82,7 @@ class Manifest:
         condemned: named packs that nothing new relies on, and since when, in seconds since 1970.
         gone: packs that a collector took out, and when, in seconds since 1970. An index may have them still.
         lost: packs that repair gave up. An index may have them still.
+        lists: digest of each list of sessions, hex, and that of the index whose packs it is of.
     """
 
     settings: Settings
@@ -91,11 +93,12 @@ class Manifest:
     condemned: Mapping[bytes, int] = field(default_factory=dict)
     gone: Mapping[bytes, int] = field(default_factory=dict)
     lost: Mapping[bytes, LostPack] = field(default_factory=dict)
+    lists: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        return self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost
+        return self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost, self.lists
 
     def condemning(self, packs: Iterable[bytes], time: int) -> Manifest:
         """Return it with packs condemned since ``time``, seconds since 1970. Those condemned since earlier stay so."""
@@ -119,9 +122,17 @@ class Manifest:
         condemned = {pack: since for pack, since in self.condemned.items() if pack not in packs}
         return replace(self, packs=rows, condemned=condemned)
 
+    def indexed(self, indexes: frozenset[str]) -> Manifest:
+        """Return it with these indexes in place of others, and their lists alone."""
+        return replace(self, indexes=indexes, lists={name: i for name, i in self.lists.items() if i in indexes})
+
+    def lists_of(self, index: str) -> list[str]:
+        """Return the lists of the packs of an index."""
+        return sorted(name for name, of in self.lists.items() if of == index)
+
     def encode(self) -> bytes:
         """Return its bytes."""
-        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost
+        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.lists
         sealed, archive = self.settings.sealed, self.settings.archive
         head = MAGIC, VERSION, SEALED * sealed, bytes(2), archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
@@ -134,6 +145,7 @@ class Manifest:
         for name, lost in sorted(self.lost.items()):
             missing = UNKNOWN if lost.missing is None else lost.missing
             parts.append(LOST.pack(name, lost.time, missing, lost.acknowledged, lost.keys))
+        parts += [bytes.fromhex(name) + bytes.fromhex(index) for name, index in sorted(self.lists.items())]
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -170,11 +182,11 @@ class _Cursor:
 
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 5, of which digest and magic are right."""
+    """Return the manifest in bytes of version 6, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
     if any(reserved) or flags > SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST
+    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES
     if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
@@ -182,16 +194,20 @@ def _read(data: bytes) -> Manifest:
     rows = [_pack(cursor) for _ in range(counts[1])]
     condemned, gone = ([SINCE.unpack(cursor.take(SINCE.size)) for _ in range(count)] for count in counts[2:4])
     lost = [_lost(cursor.take(LOST.size)) for _ in range(counts[4])]
-    names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost))]
+    lists = [LIST.unpack(cursor.take(LIST.size)) for _ in range(counts[5])]
+    names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost, lists))]
     if cursor.at != len(data) - SIZE or any(found != sorted(set(found)) for found in names):
         raise CorruptError("the manifest does not have the rows it claims, or names out of order: damaged")
+    if not {index.hex() for _, index in lists} <= set(indexes):
+        raise CorruptError("the manifest has a list of an index that it does not name: damaged")
     named, over = {name for name, _ in rows}, {name for name, _ in (*gone, *lost)}
     times = [since for _, since in (*condemned, *gone)] + [t for _, row in lost for t in (row.time, row.acknowledged)]
     if not over.isdisjoint(named.union(name for name, _ in condemned)) or max(times, default=0) >= MAX_TIME:
         raise CorruptError("the manifest names a pack that is gone or lost, or has a time that cannot be: damaged")
     settings = Settings(archive, bool(flags & SEALED))
     tables = dict(rows), dict(condemned), dict(gone), dict(lost)
-    return Manifest(settings, generation, random, frozenset(indexes), *tables)
+    of_indexes = {name.hex(): index.hex() for name, index in lists}
+    return Manifest(settings, generation, random, frozenset(indexes), *tables, of_indexes)
 
 
 def _lost(data: bytes) -> tuple[bytes, LostPack]:

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-PACKS, INDEXES, PARITY, LOST = "packs", "index", "parity", "lost"
+PACKS, INDEXES, LISTS, PARITY, LOST = "packs", "index", "list", "parity", "lost"
 MANIFEST, KEYS, DAMAGED, TEMPORARY = "manifest", "keys", "damaged", "tmp"
-FOLDERS = (PACKS, PARITY, INDEXES, LOST, KEYS, MANIFEST, DAMAGED, TEMPORARY)
+FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
@@ -67,6 +67,15 @@ def index(digest: str) -> str:
 def indexes_among(names: Iterable[str]) -> set[str]:
     """Return the digests, 32 hex, of the index files among the names in ``index/``."""
     return {name for name in names if _DIGEST.fullmatch(name)}
+
+
+def session_list(digest: str) -> str:
+    """Return the name of a list of sessions. ``digest``: its digest, 32 hex.
+
+    >>> session_list("0f" * 16)
+    'list/0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
+    """
+    return f"{LISTS}/{digest}"
 
 
 def table_copy(digest: str) -> str:

@@ -33,6 +33,7 @@ from typing import TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
+from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.losses import Losses
@@ -73,6 +74,7 @@ from pltz.archive.format.pack import (
 )
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.record import Record
+from pltz.archive.format.session_list import decoded
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.writer import ArchiveWriter
@@ -186,6 +188,7 @@ class Repairer:
             self._pack(catalog, pack)
         self.report.recorded += [pack.hex() for pack in sorted(self._recorded & catalog.listing.present.lost.keys())]
         self._tables(catalog)
+        self._lists(catalog)
         self._keys_of_packs(catalog)
         self._towers(keys)
         return self.report
@@ -237,8 +240,7 @@ class Repairer:
             fresh = base.naming({} if made else rows).giving_up(lost)
             names = (fresh.indexes - unusable.keys()) | made.keys()
             return replace(
-                fresh,
-                indexes=names,
+                fresh.indexed(names),
                 lost={pack: row for pack, row in fresh.lost.items() if pack not in standing},
                 # a pack that is named again may rely on one that was condemned while it was not
                 condemned={} if standing else fresh.condemned,
@@ -292,6 +294,18 @@ class Repairer:
                 if not self.dry_run:
                     self.store.delete(copy)
                     self.store.put(copy, table)
+
+    def _lists(self, catalog: Catalog) -> None:
+        """Put lists of sessions again where one is missing or damaged."""
+        for name, index in sorted(catalog.listing.present.lists.items()):
+            path = object_names.session_list(name)
+            with suppress(FormatError, FileNotFoundError):
+                decoded(self.store.view(path), bytes.fromhex(name), catalog.listing.archive)
+                continue
+            self.report.remade.append(path)
+            if not self.dry_run and index in catalog.listing.indexes:
+                self.store.delete(path)
+                IndexKeeper(catalog).list_again(index)
 
     def settings(self) -> Settings:
         """Return the settings of the archive, once archive.json and its copy are restored.

@@ -41,6 +41,7 @@ from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
+from pltz.archive.format.session_list import decoded
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS, Settings
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.erase import unfinished
@@ -368,6 +369,12 @@ class Verifier:
                         self._wrong("index", name, "the copy of its pack table is that of another")
                 except FormatError as exc:
                     self._wrong("index", name, str(exc))
+        for name, index in listing.present.lists.items():
+            with suppress(FileNotFoundError):
+                try:
+                    decoded(store.view(object_names.session_list(name)), bytes.fromhex(name), listing.archive)
+                except FormatError as exc:
+                    self._wrong("list", name, f"{exc}; the packs of index {index} are read instead")
         self._check_keys()
 
     def _check_keys(self) -> None:
@@ -393,7 +400,7 @@ class Verifier:
         """Note each redundant copy that is missing while its original is there."""
         listed = {
             f"{folder}/{name}"
-            for folder in (object_names.PARITY, object_names.KEYS)
+            for folder in (object_names.PARITY, object_names.KEYS, object_names.LISTS)
             for name in self.catalog.store.list(folder)
         } | {SETTINGS for name in self.catalog.store.list("") if name == SETTINGS}
         self.report.missing_copies = [
@@ -420,6 +427,8 @@ class Verifier:
         yield SETTINGS, SETTINGS_COPY
         yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in self.catalog.listing.packs)
         yield from ((object_names.table_copy(name), object_names.index(name)) for name in self.catalog.listing.indexes)
+        lists = self.catalog.listing.present.lists.items()
+        yield from ((object_names.session_list(name), object_names.index(index)) for name, index in lists)
         for domain, generations in KeyFolder(store).generations().items():
             first, second = object_names.key_copies(domain, generations[-1])
             yield from ((first, second), (second, first))

@@ -85,7 +85,7 @@ class Publisher:
             self._prove_decoding(part, segments)
             # pack, manifest and parity are written and synced together, and get their names one by one
             name, parity = _pack_name(data), Parity.of(_pack_name(data), data).encode()
-            listing.add_pack(name, len(data), _entries(part, places))
+            listing.add_pack(name, len(data), _entries(part, places), part)
             files = [data, parity]
             if not rows and (manifest := listing.draft()):
                 files.append(manifest)

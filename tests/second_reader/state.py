@@ -16,7 +16,7 @@ from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
 Entries = list[tuple[int, bytes, int]]  # first 36 bits of an id, pack, offset of the block
-SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 6, 5, 2, 5
+SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 6, 6, 2, 5
 
 
 def files_of(folder: Path) -> Files:
@@ -84,7 +84,7 @@ def manifest_of(files: Files) -> Manifest:
     archive, generation, _ = fields.take(16), fields.number(8), fields.take(16)
     if flags > 1:
         raise Newer("a manifest with flags of a newer version")
-    counts = fields.numbers(4, 5)
+    counts = fields.numbers(4, 6)
     indexes = [fields.take(16) for _ in range(counts[0])]
     packs = {}
     for _ in range(counts[1]):
@@ -99,6 +99,7 @@ def manifest_of(files: Files) -> Manifest:
     for _ in range(counts[4]):
         pack, _, acknowledged, _ = fields.take(16), fields.take(12), fields.number(8), fields.take(16)
         lost[pack] = acknowledged > 0
+    fields.take(32 * counts[5])  # lists: packs tell the same
     fields.end()
     return Manifest(Settings(archive, bool(flags)), generation, indexes, packs, condemned, gone, lost)
 

@@ -48,6 +48,7 @@ def manifests() -> st.SearchStrategy[Manifest]:
         )
         .flatmap(lambda made: st.dictionaries(ID, times, max_size=3).map(partial(_over, made)))
         .flatmap(lambda made: st.dictionaries(ID, losses, max_size=3).map(made.giving_up))
+        .flatmap(lambda made: st.sampled_from([made, replace(made, lists={name: name for name in made.indexes})]))
     )
 
 
@@ -75,7 +76,7 @@ def some() -> Manifest:
     row = NamedPack(100, sections)
     names = frozenset({"00" * 16, "0f" * 16})
     packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16))
-    return Manifest(settings, 7, b"r" * 16, names, packs)
+    return Manifest(settings, 7, b"r" * 16, names, packs, lists={"0a" * 16: "00" * 16, "0b" * 16: "00" * 16})
 
 
 def sealed(body: bytes) -> bytes:
@@ -110,6 +111,12 @@ def test_newer_ones_are_refused_by_name() -> None:
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
             Manifest.decode(sealed(body[:at] + b"\x40" + body[at + 1 :]))
+
+
+def test_a_list_of_an_index_that_is_not_named_is_refused() -> None:
+    assert some().indexed(frozenset({"0f" * 16})).lists == {} and some().lists_of("00" * 16) == ["0a" * 16, "0b" * 16]
+    with pytest.raises(CorruptError, match="a list of an index"):
+        Manifest.decode(replace(some(), lists={"0a" * 16: "0a" * 16}).encode())
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
