@@ -269,9 +269,10 @@ class Eraser:
             # The last look is of after the keys that doom the session: who put a pack since is fenced, so none was
             # acknowledged that it lacks.
             begun, towers, used = self._doom(known, records, name, doomed)
-        uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
+        versions = self._still(lambda: self.catalog.lookup.versions(known.domain, name))
+        uses = self._still(lambda: self._uses(tenant, _leaves(versions)))
         going, shared = doomed - used, len(used & set[bytes]().union(*towers))
-        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=shared)
+        erasure = Erasure(tenant, name, versions=len({v.version for v in versions}), segments=len(going), shared=shared)
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed

@@ -41,7 +41,8 @@ from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
 from pltz.plt_codec.limits import MAX_BYTES
 
 COMMIT_SESSIONS = 4096
-TOGETHER = 1 << 26  # bytes of parts of one session that are in one commit: of more the last ones are another version
+# parts of one session, and their bytes, that are in one commit: of more the last ones are another version
+MOST_PARTS, TOGETHER = 1 << 14, 1 << 26
 COMMIT_BYTES = 16 << 20  # of content: what keeps a GPU busy; on a CPU the seconds decide
 COMMIT_SECONDS = 30.0
 FIRST = 1 << 18  # bytes of content of the first commit: how long coding takes is not known yet
@@ -128,7 +129,8 @@ class Commits:
                 raise
             # a commit ends where it is full, where time is up, or where a part of a session comes again
             full = len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
-            goes_on = bool(request and batch and _is_of(request, batch[-1].request) and size < TOGETHER)
+            room = size < TOGETHER and len(batch) < MOST_PARTS
+            goes_on = bool(request and batch and _is_of(request, batch[-1].request) and room)
             if request is None or (full and not goes_on) or _names(request) & names:
                 if batch:
                     yield batch

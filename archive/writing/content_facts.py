@@ -36,9 +36,11 @@ def facts_of(session: Session, size: int, mtime: int = 0) -> ContentFacts:
     with suppress(Exception):  # a log of an agent may hold anything
         messages = [m for m in messages_of(session) or _chat(session) if m["role"] in ("user", "assistant")]
         most = min(MAX_TITLE, size // TITLE_SHARE)
-        words = [" ".join(text_of(m["content"]).split()) for m in messages if m["role"] == "user"]
-        title = next((text for text in words if text and not text.startswith("<")), "".join(words[:1]))
-        found = found._replace(title=title[:most].strip(), turns=len(messages))
+        said = (text_of(m["content"]).lstrip() for m in messages if m["role"] == "user")
+        texts = list(islice(said, LOOKED_AT))
+        title = next((text for text in texts if text and not text.startswith("<")), "".join(texts[:1]))
+        words = " ".join(title[: 4 * MAX_TITLE].split())
+        found = found._replace(title=words[:most].strip(), turns=len(messages))
         times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True))))
         found = found._replace(first=min(times, default=0), last=max(times, default=0))
     return found

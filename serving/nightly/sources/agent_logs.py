@@ -18,7 +18,17 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.archive import Archive, PutRequest, facts_of
-from pltz.datasets import ReadOptions, below, log_name, logs_of, part_of, recognise, tags_of, tags_of_file
+from pltz.datasets import (
+    ReadOptions,
+    below,
+    log_name,
+    logs_of,
+    part_of,
+    recognise,
+    stem_of,
+    tags_of,
+    tags_of_file,
+)
 from pltz.models import Session
 from pltz.plt_codec import MAX_BYTES, ContentError, PltzError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
@@ -78,11 +88,14 @@ class AgentLogSource:
         if not root.exists():
             raise UsageError(f"expected a log or a folder of logs, found nothing at {self.path}")
         row: list[str] = []
-        total = 0
+        total, stem = 0, ""
         for path, size in files_of(root):
-            if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
-                yield self._shard(number, row)
-                row, total = [], 0
+            full = total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS
+            if not path.startswith(f"{stem}/"):  # the parts of a log go with it
+                stem = str(PurePosixPath(path).with_name(stem_of(path)))
+                if row and full:
+                    yield self._shard(number, row)
+                    row, total = [], 0
             row.append(path)
             total += size
         if row:
