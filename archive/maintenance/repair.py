@@ -330,7 +330,9 @@ class Repairer:
                 raise CorruptError(str(exc)) from exc
             if not object_names.packs_listed(self.store.list(object_names.PACKS)):  # none says which is right
                 found = register.find() or register.older
-                if found and found.settings.archive != settings.archive:
+                alone = self._maybe(SETTINGS, MAX_SIZE) != self._maybe(SETTINGS_COPY, MAX_SIZE)
+                keyed = settings.archive in KeyFolder(self.store).generations()
+                if alone and not keyed and found and found.settings.archive != settings.archive:
                     raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
             return settings
 

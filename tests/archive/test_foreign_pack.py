@@ -110,3 +110,17 @@ def test_where_there_are_no_packs_the_manifest_tells_whose_archive_json_it_is(
     disk.unlink(SETTINGS)
     disk.write_new(SETTINGS, other.seen.files()[SETTINGS])
     assert Repairer(DirectoryStore(disk)).run().whole and disk.seen.files()[SETTINGS] == ours
+
+
+@pytest.mark.usefixtures("archive")
+def test_where_there_are_no_packs_two_of_three_tell_whose_manifest_it_is(
+    disk: SimDisk, other: SimDisk, codec: SegmentCodec
+) -> None:
+    ours = disk.seen.files()[SETTINGS]
+    [there] = (path for path in disk.seen.files() if path.startswith("manifest/0"))
+    disk.unlink(there)
+    disk.write_new(there, next(d for p, d in other.seen.files().items() if p.startswith("manifest/0")))
+    Repairer(DirectoryStore(disk)).run()
+    assert disk.seen.files()[SETTINGS] == ours == disk.seen.files()[SETTINGS_COPY]
+    TowerArchive.open(DirectoryStore(disk), [codec]).put([NewSession("a", [np.arange(9)])])
+    assert TowerArchive.open(DirectoryStore(disk), [codec]).verify().sound
