@@ -27,7 +27,7 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
-from pltz.archive.errors import LostError, Outdated
+from pltz.archive.errors import Fenced, LostError, Outdated
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.storage.store import Store
 
@@ -157,13 +157,19 @@ class Catalog:
         """Return the result of ``work``, which decides by one look and publishes what it decided.
 
         It is called again, after another look, where what it relied on is condemned or gone by then. Raises
-        Outdated where that goes on, and the errors of ``work``.
+        Fenced where that goes on, and the errors of ``work``.
         """
         for _ in range(ATTEMPTS - 1):
             with suppress(Outdated), self.one_look(0):
+                try:
+                    return work()
+                except FileNotFoundError:  # a collector took a pack out; if none did, this tells that it is missing
+                    self.refresh()
+        try:
+            with self.one_look(0):
                 return work()
-        with self.one_look(0):
-            return work()
+        except FileNotFoundError as exc:
+            raise Fenced("a collector keeps moving what is relied on: nothing was acknowledged, try again") from exc
 
     def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
         """Record that a person knows of losses (None: all) and return them; they are not reported any more.

@@ -204,16 +204,16 @@ class Plaintext:
     """The keys of an archive without encryption."""
 
     cipher = CLEAR
+    domain = staticmethod(identity.domain_id)
+    session_key = staticmethod(identity.session_key)
+    segment_digest = staticmethod(identity.segment_digest)
+    segment_head = staticmethod(identity.segment_head)
 
     def refresh(self) -> None:
         return
 
     def check(self, domains: Iterable[bytes]) -> None:
         return
-
-    def domain(self, kind: int, name: str) -> bytes:
-        """Return the id of a domain, 16 bytes."""
-        return identity.domain_id(kind, name)
 
     def domain_name(self, context: Context) -> str:
         return context.domain_name
@@ -224,19 +224,8 @@ class Plaintext:
     def want(self, domain: bytes, who: str) -> None:
         return
 
-    def session_key(self, domain: bytes, name: str) -> bytes:
-        """Return the key by which a session is looked up, 16 bytes."""
-        return identity.session_key(domain, name)
-
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return identity.part_key(key, part)
-
-    def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """Return the digest of a segment, 32 bytes. ``tokens``: (T,)."""
-        return identity.segment_digest(domain, tokenizer, parent, tokens)
-
-    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
-        return identity.segment_head(domain, tokenizer, parent)
 
     def seal(self, context: Context, record: Record) -> Record:
         return record

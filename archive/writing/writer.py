@@ -25,7 +25,7 @@ from pltz.archive.catalog.history import History
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.errors import ArchiveError, Fenced, Outdated
+from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
@@ -91,25 +91,14 @@ class ArchiveWriter:
             self.catalog.store.want_room()
         if refresh:
             self.catalog.look(0)
-        work = partial(self._put_beside_collectors, sessions, dry_run)
-        try:
-            receipts = work()
-        except Outdated:  # what is relied on was condemned meanwhile
-            receipts = self.catalog.decide(work)
-        self._indexes.write_if_due()
-        return receipts
-
-    def _put_beside_collectors(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
-        """Put sessions, and again where a collector moved what they rely on."""
+        work = partial(self._put, sessions, dry_run)
         with _no_sweeps():
             try:
-                return self._put(sessions, dry_run)
-            except FileNotFoundError:  # a collector deleted a pack before anything was put
-                self.catalog.refresh()
-            try:
-                return self._put(sessions, dry_run)
-            except FileNotFoundError as exc:
-                raise Fenced("a collector keeps moving what is relied on: nothing was acknowledged, put again") from exc
+                receipts = work()
+            except (Outdated, FileNotFoundError):  # a collector condemned or took what is relied on
+                receipts = self.catalog.decide(work)
+        self._indexes.write_if_due()
+        return receipts
 
     def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
         contexts, decided = Contexts(self.codecs, self.catalog.keys), self.catalog.listing.manifest
