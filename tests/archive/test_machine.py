@@ -420,7 +420,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return read(self, offset, size)
 
     monkeypatch.setattr(RangedObject, "read", counted)
-    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.BUCKET_PACKS", 2)
     monkeypatch.setattr("pltz.archive.storage.s3.MOST_KEPT", 0)
     monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 100)
     yield

@@ -295,7 +295,7 @@ def test_a_get_from_a_large_pack_asks_for_its_header_and_a_block_side_by_side() 
 
 def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a cold get takes three requests however many packs there are: an index takes in those before it."""
-    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.BUCKET_PACKS", 2)
     store = CountedStore()
     archive = TowerArchive.create(store, [ZlibCodec()])
     for number in range(20):
@@ -312,7 +312,7 @@ def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPat
 
 def test_a_reader_that_meets_a_replaced_index_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer replaces the index between the manifest of a reader and its look at the index."""
-    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.BUCKET_PACKS", 2)
     store = CountedStore()
     archive = TowerArchive.create(store, [ZlibCodec()])
     reader = TowerArchive.open(store, [ZlibCodec()])
