@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import size
-from pltz.coding.codecs.codec import BytesCodec, IdsCodec
-from pltz.coding.codecs.modes import TOWER
-from pltz.models.bundle import locations
+from pltz.coding.codecs.codec import BYTEWISE, LOG_TOKENIZER, IdsCodec
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
@@ -21,15 +18,9 @@ if TYPE_CHECKING:
 
 def method_of(context: Context) -> str:
     """Return how the records of a context are coded: by the model, whose tokens are words, as a log, or by zstd."""
-    if context.tokenizer != BytesCodec.tokenizer:
+    if context.tokenizer not in BYTEWISE:
         return "zstd" if context.bundle == IdsCodec.bundle_id else "model"
-    return "log" if context.mode & TOWER or _is_bundle(context.bundle) else "zstd"
-
-
-@lru_cache(64)
-def _is_bundle(bundle: bytes) -> bool:
-    """Return whether a bundle of this id is at hand: with bytes as tokens, it codes logs."""
-    return locations.by_id(bundle) is not None
+    return "log" if context.tokenizer == LOG_TOKENIZER else "zstd"
 
 
 def tokens_of(reader: TowerReader, version: Version) -> int:
@@ -120,7 +111,7 @@ class VersionSizes:
                 item = self._reader.record(segment)
                 record = item.record
                 lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
-                bytewise = item.context.tokenizer == BytesCodec.tokenizer
+                bytewise = item.context.tokenizer in BYTEWISE
                 how = method_of(item.context), bytewise
                 self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring), *how)
             found.append(segment)

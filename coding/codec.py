@@ -36,8 +36,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, TypeVar, Unpack, cast
 
-import numpy as np
-
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Plain, coded_of
@@ -45,6 +43,7 @@ from pltz.coding.coder_thread import Call, CoderThread
 from pltz.coding.decoder import SessionDecoder, named
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
+from pltz.coding.log.above import Above
 from pltz.coding.neighbours import NAME_BYTES, SETTLED, Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
@@ -125,9 +124,9 @@ class _Draft:
     split: Later | None = None
 
     @property
-    def above(self) -> bytes:
-        """Return the bytes above a log."""
-        return self.context.tokens.tobytes() if self.context else b""
+    def above(self) -> Above | None:
+        """Return what a log is coded after."""
+        return self.context.part if self.context else None
 
 
 @dataclass
@@ -607,11 +606,9 @@ class Codec(SessionDecoder):
         for later in trials:
             found |= later.result()
         above = {n: tokens for n, (_, tokens) in found.items()}
-        for n, (draft, frame) in enumerate(zip(batch.drafts, batch.frames, strict=True)):
+        for n, draft in enumerate(batch.drafts):
             if draft.number in found:
                 batch.frames[n] = found[draft.number][0]
-            elif frame.log and draft.context:
-                above[draft.number] = np.frombuffer(draft.above, np.uint8)
         self._begin_proof(batch, run, above)
 
     def _begin_proof(self, batch: _Batch, run: _Call, above: Mapping[int, Tokens]) -> None:
@@ -622,7 +619,8 @@ class Codec(SessionDecoder):
         """
         pairs = [p for p in zip(batch.drafts, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
         by_model, logs = [p for p in pairs if not p[1].log], [p for p in pairs if p[1].log]
-        coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
+        coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in by_model]
+        coded_logs = [coded_of(frame, up=draft.above) for draft, frame in logs]
         long = [bool(run.proving) and one.count > LONG for one in coded]
         for apart in sorted({False, *long}):
             chosen, beside = [n for n, one in enumerate(long) if one is apart], [] if apart else logs

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, coded_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, coded_of
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.decode_limits import DecodeLimits
 from pltz.models.bundle.releases import described, how_to_get
@@ -124,7 +124,7 @@ class SessionDecoder:
         progress, size = limits.timed(progress), 0
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
-        known: dict[int, Tokens] = {}
+        known = _Known()
         for part in _parts(frames):
             tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
             for frame, found, number in zip(frames[part], tokens, numbers[part], strict=True):
@@ -150,7 +150,7 @@ class SessionDecoder:
         self.check(reader.header)
         frame = reader.frame(index)
         limits.check([frame, *_contexts(reader, {index: frame}).values()])
-        ids = cast("Tokens", self._tokens(reader, [frame], [index], {}, limits.timed(None))[0])
+        ids = cast("Tokens", self._tokens(reader, [frame], [index], _Known(), limits.timed(None))[0])
         _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
 
@@ -181,42 +181,38 @@ class SessionDecoder:
         reader: Reader,
         frames: Sequence[Frame],
         numbers: Sequence[int],
-        known: dict[int, Tokens],
+        known: _Known,
         progress: Progress | None,
     ) -> list[Tokens | None]:
         """Return the bundle tokens of each model frame and the bytes of each log, (T,); None for a fallback frame.
 
-        Contexts beside them are decoded too, and do not count for ``progress`` unless they are logs. Frames that wait
-        for others are decoded in further calls of their codec, at most `MOST_CONTEXTS`.
+        Contexts beside them are decoded too, and do not count for ``progress``. Frames that wait for others are decoded
+        in further calls of their codec, at most `MOST_CONTEXTS`.
 
-        ``known``: beginnings of sessions decoded before, and whole logs, by number; the contexts of these are added.
+        ``known``: the contexts of these are added.
         """
         own = dict(zip(numbers, frames, strict=True))
         every = own | _contexts(reader, own)
-        found = {n: known[n] for n in every.keys() - own.keys() if n in known}
-        left = [n for n, frame in every.items() if frame.has_tokens and n not in found]
-        _check_contexts(every, left)
+        found = {n: known.begins[n] for n in every.keys() - own.keys() if n in known.begins}
+        _check_contexts(every, [n for n, frame in every.items() if frame.has_tokens and n not in found])
+        logs = known.logs.copy()
+        for n, frame in every.items():
+            if frame.log:
+                _log(n, every, logs)
+        left = [n for n, frame in every.items() if frame.has_tokens and n not in found and (n in own or not frame.log)]
         while left:
-            ready = [n for n in left if (context := every[n].context) is None or context in found]
-            logs = [n for n in ready if every[n].log]
+            ready = [n for n in left if (context := every[n].context) not in left or context is None]
+            of_logs = [n for n in ready if every[n].log]
             mine = [n for n in ready if not every[n].log and n in own]
-            beside = [n for n in ready if not every[n].log and n not in own]
-            for some, told in ((beside, None), (mine, progress), (logs, progress)):
+            beside = [n for n in ready if n not in own]
+            for some, told in ((beside, None), (mine, progress)):
                 coded = [coded_of(every[n], _above(n, every, found)) for n in some]
-                if coded:
-                    found |= zip(some, self.codec_of(every[some[0]]).decode(coded, progress=told), strict=True)
+                found |= zip(some, self.model.decode(coded, progress=told) if coded else (), strict=True)
+            if of_logs:
+                found |= zip(of_logs, self.logs.decode([logs[n] for n in of_logs], progress=progress), strict=True)
             left = [n for n in left if n not in found]
-        if sum(tokens.nbytes for tokens in known.values()) > KEPT:
-            known.clear()
-        for frame in every.values():
-            if frame.context is not None:
-                tokens = found[frame.context]
-                known[frame.context] = tokens if frame.log else tokens[:CONTEXT_TOKENS].copy()
+        known.add(every.values(), found, logs)
         return [found.get(n) for n in numbers]
-
-    def codec_of(self, frame: Frame) -> BundleCodec | LogCodec:
-        """Return the codec of a frame that has tokens."""
-        return self.logs if frame.log else self.model
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
@@ -227,7 +223,7 @@ class SessionDecoder:
         """
         kind = cast(SessionKind, frame.content.kind)
         if tokens is None or frame.log:
-            content = self.plain.content(coded_of(frame, NO_MARK)) if tokens is None else tokens.tobytes()
+            content = self.plain.content(coded_of(frame)) if tokens is None else tokens.tobytes()
             check = _check_content(frame, content, number)
             return _written(frame, Session.from_bytes(kind, content)), check
         if frame.content is Kind.IDS:
@@ -239,6 +235,33 @@ class SessionDecoder:
                 )
         check = _check_content(frame, tokens, number)
         return _written(frame, transcript.from_tokens(kind, tokens, self.bundle.tokenizer)), check
+
+
+class _Known:
+    """Contexts that were decoded before, by number: of sessions of tokens the beginnings, (T,), and logs."""
+
+    def __init__(self) -> None:
+        self.begins: dict[int, Tokens] = {}
+        self.logs: dict[int, Coded] = {}
+
+    def add(self, frames: Iterable[Frame], found: Mapping[int, Tokens], logs: Mapping[int, Coded]) -> None:
+        """Add the contexts of frames, after those of before if these are few. ``found``, ``logs``: decoded ones."""
+        sizes = [tokens.nbytes for tokens in self.begins.values()] + [log.count for log in self.logs.values()]
+        if sum(sizes) > KEPT:
+            self.begins, self.logs = {}, {}
+        for context in {frame.context for frame in frames if frame.context is not None}:
+            if context in logs:
+                self.logs[context] = logs[context]
+            else:
+                self.begins[context] = found[context][:CONTEXT_TOKENS].copy()
+
+
+def _log(number: int, frames: Mapping[int, Frame], logs: dict[int, Coded]) -> Coded:
+    """Return a log to decode after its context. ``logs``: by number; it and those behind it are added."""
+    if number not in logs:
+        context = frames[number].context
+        logs[number] = coded_of(frames[number], up=None if context is None else _log(context, frames, logs))
+    return logs[number]
 
 
 def _written(frame: Frame, session: Session) -> Session:
@@ -273,15 +296,13 @@ def _check_contexts(frames: Mapping[int, Frame], numbers: Iterable[int]) -> None
 
 
 def _above(number: int, frames: Mapping[int, Frame], tokens: Mapping[int, Tokens]) -> Tokens:
-    """Return the tokens that a frame was coded after, (m,): those of the contexts behind it, of a log the nearest."""
+    """Return the tokens that a frame was coded after, (m,): those of the contexts behind it."""
     line: list[Tokens] = []
     frame = frames[number]
     while (context := frame.context) is not None:
         line.append(tokens[context])
         frame = frames[context]
-    if not line:
-        return NO_MARK
-    return line[0] if frame.log else context_of(*line)
+    return context_of(*line) if line else NO_MARK
 
 
 def _parts(frames: Sequence[Frame]) -> Iterator[slice]:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pltz.coding.log import passages
+from pltz.coding.log.above import Above
 from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
@@ -76,6 +78,11 @@ class Earlier:
 
     def __post_init__(self) -> None:
         self.proposed = 0 if self.context is None else 1 + self.context.depth_in(self.run)
+
+    @cached_property
+    def part(self) -> Above:
+        """Return what a log is coded after that has this one as its context."""
+        return Above.of(self.tokens.tobytes(), self.context.part if self.context else None)
 
     @property
     def depth(self) -> int:
@@ -148,7 +155,7 @@ class Neighbours:
         short = [one for _, one in near if len(one.tokens) <= passages.most_before(len(content))]
         found = passages.worth_most(content, short, lambda one: one.tokens.tobytes())
         one = Earlier(number, np.frombuffer(content, np.uint8), found)
-        if one.depth < MOST_CONTEXTS:
+        if one.depth < MOST_CONTEXTS and one.part.to_follow:
             if self._log_bytes + len(content) > LOGS_KEPT:  # forget all: the sketches of a few cannot be taken out
                 self._logs, self._log_bytes = NearestItems(), 0
             self._logs.add(one, passages.sketch_of_passages(hashes))

@@ -18,7 +18,6 @@ import numpy as np
 
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.workers import Later
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
 from pltz.plt_codec.types import Tokens
@@ -62,7 +61,7 @@ class LogProof:
 
     def __init__(self, codec: LogCodec, coded: Sequence[Coded], wanted: Sequence[bytes]) -> None:
         self._wanted = [np.frombuffer(content, np.uint8) for content in wanted]
-        self._found: Sequence[Later | None] = []
+        self._found: Sequence[Callable[[], bytes]] = []
         self._wrong: list[int] | None = None
         try:
             self._found = codec.decode_begun(coded)
@@ -73,9 +72,9 @@ class LogProof:
         """Return the numbers of the segments that do not decode to the bytes wanted."""
         if self._wrong is None:
             found: list[Tokens | None] = [None] * len(self._wanted)
-            for n, later in enumerate(self._found):
+            for n, content in enumerate(self._found):
                 with suppress(CorruptError):
-                    found[n] = np.frombuffer(later.result() if later else b"", np.uint8)
+                    found[n] = np.frombuffer(content(), np.uint8)
             self._found, self._wrong = [], _different(found, self._wanted)
         return self._wrong
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -66,15 +66,19 @@ def decodable_groups(rows: Iterable[T], tokens: Callable[[T], int]) -> Iterator[
         yield group
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordToDecode:
     """A record to decode.
 
-    ``above``: the context tokens it was coded after, (m,), m at most the reach of its codec.
+    Attributes:
+        above: the context tokens it was coded after, (m,), m at most the reach of its codec; of a codec that carries,
+            the segment that it was coded after, if any.
+        coded: what its codec is given, once it is decoded.
     """
 
     item: Found
-    above: Tokens
+    above: Tokens | Coded
+    coded: Coded | None = None
 
 
 def decode_records(
@@ -110,17 +114,16 @@ def _decode(
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
         runs = [_run(keys, w.item) for w in wanted]
-        coded = [
-            Coded(bits, w.item.record.tokens, w.above, w.item.context.coding)
-            for (_, bits), w in zip(runs, wanted, strict=True)
-        ]
-        found = codec.decode(coded)
+        for (_, bits), w in zip(runs, wanted, strict=True):
+            above, up = (NOTHING, w.above) if isinstance(w.above, Coded) else (w.above, None)
+            w.coded = Coded(bits, w.item.record.tokens, above, w.item.context.coding, up=up)
+        found = codec.decode([w.coded for w in wanted if w.coded])
     except StoreError:  # of a key file: the store failed, and nothing is damaged
         raise
     except PltzError as exc:
         return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard)[0] for w in wanted]
     rows = zip(wanted, runs, found, strict=True)
-    return [_proved(keys, w, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
+    return [_proved(keys, w.item, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
 
 
 def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
@@ -133,22 +136,22 @@ def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
 
 
 def _proved(
-    keys: Encryption, wanted: RecordToDecode, lengths: Sequence[int], tokens: Tokens, heard: Heard | None
+    keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens, heard: Heard | None
 ) -> Answer:
     """Return the tokens of a record, (T,), if the segment ids recomputed from them end in its id."""
     try:
         ids = identity.checked(tokens)
     except PltzError as exc:
         return CorruptError(f"the record decodes to what are no token ids: {exc}")
-    digests = [digest for digest, _, _ in _names(keys, wanted.item, lengths, ids)]
+    digests = [digest for digest, _, _ in _names(keys, item, lengths, ids)]
     found = identity.segment_of(digests[-1])
-    if found != wanted.item.record.id:
+    if found != item.record.id:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
         )
     if heard:
         for digest in digests:
-            heard(wanted.item, digest)
+            heard(item, digest)
     return ids
 
 
@@ -272,6 +275,7 @@ class Chains:
         self._depth: dict[bytes, int] = {NONE: -1}
         self._tokens: dict[bytes, int] = {NONE: 0}  # tokens of the tower that ends in each segment
         self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
+        self._coded: dict[bytes, Coded] = {}  # segments that were decoded, of codecs that carry
 
     def note(self, versions: Iterable[Version]) -> None:
         """Note the records of sessions that will be read: most have the leaf, so no index is asked for that.
@@ -342,12 +346,15 @@ class Chains:
             leaf = self._parent(leaf)
         return done[::-1]
 
-    def above(self, item: Found) -> Answer:
+    def above(self, item: Found) -> Answer | Coded:
         """Return the context tokens that a record was coded after, (m,), or the error that hides them.
 
-        They are the last tokens of the tower of its parent, which must be loaded.
+        They are the last tokens of the tower of its parent, which must be loaded. Of a codec that carries it is the
+        parent as it was decoded.
         """
         codec = self.codecs.for_context(item.context)
+        if codec and codec.carries and item.context.mode & TOWER:
+            return self._carried(item.record.parent)
         left = codec.reach if codec and item.context.mode & TOWER else 0
         parts: list[Tokens] = []
         at = item.record.parent
@@ -359,6 +366,17 @@ class Chains:
             left -= len(parts[-1])
             at = self._parent(at)
         return np.concatenate(parts[::-1] or [NOTHING])
+
+    def _carried(self, at: bytes) -> Answer | Coded:
+        """Return the nearest segment from one up that has tokens, as it was decoded."""
+        while at != NONE:
+            answer = self._answers[at]
+            if isinstance(answer, PltzError):
+                return answer
+            if len(answer):
+                return self._coded.get(at) or CorruptError(f"segment {at.hex()} is no part of a log: damaged")
+            at = self._parent(at)
+        return NOTHING
 
     def answers(self, segments: Sequence[bytes]) -> list[Answer]:
         """Return the tokens of each segment, (T,), or the error that keeps it from being read."""
@@ -456,7 +474,7 @@ class Chains:
                 return
         # one call decodes all of them
         above, keys = self.above(items[0]), self.catalog.keys
-        if isinstance(above, PltzError):
+        if isinstance(above, PltzError | Coded):
             return
         try:
             runs = [_run(keys, item) for item in items]
@@ -469,7 +487,7 @@ class Chains:
             return
         # what is proven is kept; the rest is decoded again, one by one
         for segment, item, (lengths, _), tokens in zip(path, items, runs, found, strict=True):
-            answer = _proved(keys, self._wanted(item, NOTHING), lengths, tokens, self._heard)
+            answer = _proved(keys, item, lengths, tokens, self._heard)
             if isinstance(answer, PltzError):
                 return
             self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
@@ -477,18 +495,20 @@ class Chains:
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""
         level = [s for s in level if s not in self._answers]
-        above = [self.above(self._places[s][0]) for s in level]
-        ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
-        wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
-        answers = dict(
-            zip(ready, decode_records(self.codecs, self.catalog.keys, wanted, self._heard), strict=True)
-        )
-        for number, segment in enumerate(level):
-            answer, item = answers.get(number, above[number]), self._places[segment][0]
-            if isinstance(answer, PltzError):
-                self._answers[segment] = self._next_place(segment, answer)
-            else:
-                self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
+        above = {s: self.above(self._places[s][0]) for s in level}
+        wanted = {s: RecordToDecode(self._places[s][0], a) for s, a in above.items() if not isinstance(a, PltzError)}
+        found = decode_records(self.codecs, self.catalog.keys, list(wanted.values()), self._heard)
+        answers = dict(zip(wanted, found, strict=True))
+        for s in level:
+            answer = answers[s] if s in answers else cast("PltzError", above[s])
+            taken = self._next_place(s, answer) if isinstance(answer, PltzError) else self._taken(s, wanted[s], answer)
+            self._answers[s] = taken
+
+    def _taken(self, segment: bytes, wanted: RecordToDecode, tokens: Tokens) -> Tokens:
+        """Return the tokens of a segment whose record was proved, (T,), and note what segments below need of it."""
+        if wanted.coded and wanted.coded.decoded:
+            self._coded[segment] = wanted.coded
+        return self._expand(wanted.item, tokens) if wanted.item.context.mode & RUN else tokens
 
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
         """Return the tokens from another record of the segment, or the error that covers all of them."""
@@ -499,18 +519,12 @@ class Chains:
         for item in others:
             if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run
-            above = self.above(item)
-            answer = above if isinstance(above, PltzError) else self._single(item, above)
-            if not isinstance(answer, PltzError):
-                return self._expand(item, answer) if item.context.mode & RUN else answer
+            if not isinstance(answer := self.above(item), PltzError):
+                wanted = RecordToDecode(item, answer)
+                [answer] = decode_records(self.codecs, self.catalog.keys, [wanted], self._heard)
+                if not isinstance(answer, PltzError):
+                    return self._taken(segment, wanted, answer)
             failures.append(answer)
         if all(isinstance(f, BundleMismatch | KeyMismatch | Erased) for f in failures):
             return failures[0]
         return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
-
-    def _single(self, item: Found, above: Tokens) -> Answer:
-        return decode_records(self.codecs, self.catalog.keys, [self._wanted(item, above)], self._heard)[0]
-
-    def _wanted(self, item: Found, above: Answer) -> RecordToDecode:
-        assert not isinstance(above, PltzError)
-        return RecordToDecode(item, above)

@@ -28,7 +28,7 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BytesCodec
+from pltz.coding.codecs.codec import BYTEWISE
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind, Session, kind_of, writing_in
@@ -163,7 +163,7 @@ class SessionReader:
 
     def _session(self, tower: Tower, kind: Kind) -> Session:
         version = tower.version
-        if version.tokenizer == BytesCodec.tokenizer:
+        if version.tokenizer in BYTEWISE:
             content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
             return Session.from_bytes(kind, content)
         if kind == "ids":

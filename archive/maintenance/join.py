@@ -42,7 +42,7 @@ from pltz.archive.format.record import Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, ways_of
+from pltz.coding.codecs.codec import BYTEWISE, Coded, Plain, SegmentCodec, ways_of
 from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import PltzError
@@ -145,7 +145,7 @@ class TurnJoiner:
 
         ``staying``: as in `_records`.
         """
-        coded = receipt.codec.tokenizer != BytesCodec.tokenizer
+        coded = receipt.codec.tokenizer not in BYTEWISE
         tower = self._writer.recent.get(receipt.leaf)
         if receipt.version < LEAST or receipt.unchanged or receipt.new != 1 or not coded or not tower:
             return None
@@ -165,7 +165,7 @@ class TurnJoiner:
         """Return the last turns of a stored part, with the run that joins them; None where it has none to join."""
         staying = self._staying(tenant, name, part)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
-        if leaf is None or leaf.context.tokenizer == BytesCodec.tokenizer:
+        if leaf is None or leaf.context.tokenizer in BYTEWISE:
             return None
         records = self._records(tenant, name, _codec(leaf.context), staying)
         if not (tail := _tail(records, leaf.record.parent, leaf.record.tokens)).records:

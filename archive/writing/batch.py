@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,10 +25,11 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.log.above import Above
 from pltz.models.session.session import kind_number
 from pltz.plt_codec.identity import NONE
 
@@ -47,10 +48,12 @@ class PendingSegment:
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
+        part: of a codec that carries, what a segment below is coded after, once one asked.
+        stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
     """
 
     __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "own", "tokens", "up",
+        "codec", "coded", "context", "data", "depth", "digest", "id", "own", "part", "stored", "tokens", "up",
     )  # fmt: skip
 
     def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
@@ -59,6 +62,8 @@ class PendingSegment:
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
         self.coded = False
+        self.part: Above | None = None
+        self.stored: tuple[bytes, int] | None = None
 
     @property
     def parent(self) -> bytes:
@@ -93,9 +98,38 @@ class PendingSegment:
             at = at.up
         return min(found, reach)
 
-    def before(self, mode: int) -> Tokens:
-        """Return the context of its bitstring, (m,), in a mode."""
-        return self.above(self.codec.reach) if mode & TOWER else NOTHING
+    def ways(self) -> list[tuple[int, Plain]]:
+        """Return the modes in which it is tried, each with what is to be encoded."""
+        if not self.codec.carries:
+            above = self.above(self.codec.reach) if len(self.tokens) else NOTHING
+            return [(mode, Plain(self.tokens, context)) for mode, context in ways_of(self.codec, above)]
+        up = self._part_above() if len(self.tokens) else None
+        up = up if up and self._are_alike(up.parts()) else None
+        return [(TOWER if up else ALONE, Plain(self.tokens, NOTHING, up=up))]
+
+    def _are_alike(self, parts: list[Above]) -> bool:
+        """Return whether segments above that are stored leave what these parts of them do: else it is coded alone."""
+        for s in reversed([*self.ancestors()]):
+            bits, mode = s.stored or (s.data, s.context.mode)
+            if s.part in parts and bits:
+                below = s.part.up is not None
+                if below != bool(mode & TOWER) or not cast("LogCodec", self.codec).makes(s.part, bits):
+                    return False
+        return True
+
+    def coded_by(self, codec: SegmentCodec, context: Context, data: bytes, tokens: int) -> Coded:
+        """Return what a codec decodes to it: a bitstring of so many tokens that a record of a context has."""
+        below = context.mode & TOWER
+        above = self.above(codec.reach) if below else NOTHING
+        return Coded(data, tokens, above, context.coding, up=self._part_above() if below and codec.carries else None)
+
+    def _part_above(self) -> Above | None:
+        """Return what it is coded after, of a codec that carries."""
+        part: Above | None = None
+        for segment in reversed([*self.ancestors()]):
+            if len(segment.tokens):
+                part = segment.part = segment.part or Above.of(as_bytes(segment.tokens), part and part.to_follow)
+        return part and part.to_follow
 
     def take(self, data: bytes, mode: int) -> None:
         """Take a bitstring that was coded in a mode."""

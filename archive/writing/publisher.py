@@ -18,7 +18,6 @@ from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
-from pltz.coding.codecs.codec import Coded
 from pltz.coding.prove import unproved
 
 
@@ -105,7 +104,7 @@ class Publisher:
         proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
         for codec, numbers in batches([s for _, s in proving]):
             part = [proving[n] for n in numbers]
-            coded = [Coded(bits(c, r), r.tokens, s.before(c.mode), c.coding) for (c, r), s in part]
+            coded = [s.coded_by(s.codec, c, bits(c, r), r.tokens) for (c, r), s in part]
             if unproved(codec.decode, coded, [s.tokens for _, s in part]):
                 raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 

@@ -18,7 +18,6 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
 from pltz.coding.codecs.logs import LogCodec, method_of
-from pltz.coding.log.log_coder import METHODS
 from pltz.coding.log.log_look import is_log
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.dropped import dropped_of
@@ -261,4 +260,4 @@ def _method(committed: CommitReceipt) -> tuple[str, int | None]:
     if not committed.coded:
         return "log", None
     methods, opaque = zip(*map(method_of, committed.coded), strict=True)
-    return max(methods, key=METHODS.index), sum(opaque)
+    return min(methods), sum(opaque)  # the model, where it coded any

@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, Segments
+from pltz.archive.catalog.chain import Chains, Segments
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
@@ -23,8 +23,6 @@ from pltz.archive.format.context import RUN
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
-from pltz.coding.codecs.codec import Coded
-from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
@@ -48,9 +46,11 @@ class VerifiedSegments:
     def place(self, segment: PendingSegment) -> Location | None:
         """Return where a segment is stored such that it decodes to its tokens; None without a reliable place.
 
+        Of a codec that carries the record is always looked up: what is below it is coded after what it leaves.
+
         Raises CorruptError where another segment has its id, StoreError.
         """
-        return self._remembered(segment) or self.own_place(segment)
+        return (None if segment.codec.carries else self._remembered(segment)) or self.own_place(segment)
 
     def own_place(self, segment: PendingSegment) -> Location | None:
         """Return where a record of a segment is that decodes to its tokens, not that of a run which goes on behind it.
@@ -125,9 +125,9 @@ class VerifiedSegments:
         try:
             bits = keys.bits(item.context, item.record)
             if codec.vouches(bits, segment.tokens):
+                segment.stored = bits, item.context.mode
                 return True
-            above = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
-            tokens = codec.decode([Coded(bits, item.record.tokens, above, item.context.coding)])[0]
+            tokens = codec.decode([segment.coded_by(codec, item.context, bits, item.record.tokens)])[0]
         except StoreError:
             raise
         except (PltzError, FileNotFoundError) as exc:

@@ -45,7 +45,7 @@ from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import RecentTowers, VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes
 from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import ContentError
@@ -302,7 +302,7 @@ class ArchiveWriter:
         """Encode segments after their tower, or alone where that is no longer.
 
         A prompt may say nothing of the text that follows, and segments coded alone are read faster. Where the codec
-        follows (`SegmentCodec.follows`), segments below others are not tried alone.
+        carries (`SegmentCodec.carries`), segments below others are not tried alone.
         """
         segments = [s for s in segments if not s.coded]
         if not segments:
@@ -312,9 +312,8 @@ class ArchiveWriter:
             ways: list[tuple[int, Plain]] = []
             modes_of: list[int] = []
             for n, segment in enumerate(batch):
-                above = segment.above(codec.reach) if len(segment.tokens) else NO_MARK
-                for mode, context in ways_of(codec, above):
-                    ways.append((n, Plain(segment.tokens, context)))
+                for mode, plain in segment.ways():
+                    ways.append((n, plain))
                     modes_of.append(mode)
             won = shortest(codec, ways)
             for (n, plain), mode in zip(ways, modes_of, strict=True):

@@ -61,9 +61,9 @@ WARM_UP = 1 << 16  # bytes of sessions coded before the clock starts
 SEAMS: tuple[tuple[Any, str, str], ...] = (
     (transcript, "to_tokens_many", "tokenise"),
     (table, "split", "split logs"),
-    (table, "join", "join logs"),
-    (log_coder.LogTables, "_text", "tokenise"),
-    (log_coder.LogTables, "_spoken", "detokenise"),
+    (table, "content_of", "join logs"),
+    (log_coder.LogTables, "_said", "tokenise"),
+    (log_coder.LogTables, "text", "detokenise"),
     (Future, "result", "wait for processes"),
     (repeats, "find", "find copies"),
     (Fallback, "compress", "zstd"),

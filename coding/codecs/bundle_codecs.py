@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
+from pltz.coding.codecs.codec import LOG_TOKENIZER, BundleCodec, BytesCodec, IdsCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import Identity
 from pltz.coding.codecs.registry import CodecRegistry
@@ -158,11 +158,11 @@ class BundleCodecs:
         other = next((json for json, name in self._added.items() if name == context.tokenizer), None)
         for bundle in (*self._bundles, *self._at_hand):
             if context.tokenizer == BytesCodec.tokenizer:
-                if context.bundle == bundle.id:
-                    return LogCodec(bundle, **self._engine)
                 if (plain := BytesCodec(bundle.zstd_dict)).bundle_id == context.bundle:
                     return plain
             elif context.bundle == bundle.id:
+                if context.tokenizer == LOG_TOKENIZER:
+                    return LogCodec(bundle, **self._engine)
                 if context.tokenizer == bundle.tokenizer.fingerprint:
                     return BundleCodec(bundle, **self._engine)
                 return BridgedCodec(bundle, Bridge(other, bundle.tokenizer), **self._engine) if other else None

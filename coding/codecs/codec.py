@@ -7,8 +7,9 @@ tokenizer fingerprint of its own, so the format needs no special case.
 
 A codec's `mode` says which context it uses beside the segment. ALONE is none. TOWER is the tokens of the
 segments above, of which the last `reach` count. `BundleCodec` codes with the tower, so a shared prompt
-informs its children for free; `BytesCodec` codes alone. A codec of layout "fast" codes segments in more lanes
-(mode FAST): a GPU decodes them sooner, and they are a few per cent longer.
+informs its children for free; `BytesCodec` codes alone. `logs.LogCodec` codes with what decoding the segment above and
+those above that left. A codec of layout "fast" codes segments in more lanes (mode FAST): a GPU decodes them sooner, and
+they are a few per cent longer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
+from pltz.coding.log.codes import SPLITTER
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
@@ -31,6 +33,7 @@ from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
+    from pltz.coding.log.above import Above
     from pltz.coding.parts import Coder, Parts, Progress
     from pltz.coding.workers import Workers
     from pltz.models.bundle.bundle import Bundle
@@ -51,12 +54,14 @@ class Plain:
         above: the last tokens of all segments above it, (m,), as many as the codec reaches.
         copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
         fast: whether it is in the fast layout, as all of a codec that is `fast` are.
+        up: of a codec that carries, the segment that it is coded after; None: alone.
     """
 
     tokens: Tokens
     above: Tokens
     copies: Sequence[Copy] = ()
     fast: bool = False
+    up: Above | None = None
 
     @property
     def literals(self) -> int:
@@ -73,12 +78,16 @@ class Coded:
         count: its number of tokens.
         above: the tokens above it when it was encoded, (m,).
         mode: the mode in which it was encoded.
+        up: of a codec that carries, the segment that it was coded after, to be decoded or as a writer has it.
+        decoded: what a segment below is decoded after, once it is decoded; empty before.
     """
 
     data: bytes
     count: int
     above: Tokens
     mode: int = ALONE
+    up: Coded | Above | None = None
+    decoded: Sequence[Above | None] = ()
 
 
 class SegmentCodec:
@@ -92,7 +101,8 @@ class SegmentCodec:
             of mode COPIES takes copies out.
         fast: whether it codes segments in the fast layout.
         reach: most tokens above that it uses; 0 with mode ALONE.
-        follows: whether it codes a segment after its tower wherever it has one: alone it is hardly ever shorter.
+        carries: whether it codes a segment after what decoding the one above it left, wherever it has one. `Plain.up`
+            and `Coded.up` tell which that is, and nothing is reached.
         vouching: whether its bitstrings hold a digest of their tokens.
         chains: whether its engine decodes segments that each stand behind those before them faster than one by one.
     """
@@ -103,7 +113,7 @@ class SegmentCodec:
     mode: int = ALONE
     fast: bool = False
     reach: int = 0
-    follows: bool = False
+    carries: bool = False
     vouching: bool = False
     chains: bool = False
 
@@ -139,12 +149,12 @@ def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
     if not len(above) or not codec.reach:
         return [(ALONE, NO_MARK)]
     after = TOWER, above[-codec.reach :]
-    return [after] if codec.follows else [(ALONE, NO_MARK), after]
+    return [(ALONE, NO_MARK), after]
 
 
-def coded_of(frame: Frame, above: Tokens) -> Coded:
-    """Return what a codec decodes of a frame that was coded after ``above``, (m,)."""
-    return Coded(frame.data, frame.count, above, frame.copied * COPIES | frame.fast * FAST)
+def coded_of(frame: Frame, above: Tokens = NO_MARK, up: Coded | Above | None = None) -> Coded:
+    """Return what a codec decodes of a frame that was coded after ``above``, (m,), a log after ``up``."""
+    return Coded(frame.data, frame.count, above, frame.copied * COPIES | frame.fast * FAST, up)
 
 
 def copies_fit(tokens: int, data: bytes) -> bool:
@@ -289,6 +299,10 @@ class BytesCodec(ZstdCodec):
 
     def _bytes(self, tokens: Tokens) -> bytes:
         return as_bytes(tokens)
+
+
+LOG_TOKENIZER = digest(b"pltz tokenizer", b"log %d" % SPLITTER)
+BYTEWISE = frozenset((BytesCodec.tokenizer, LOG_TOKENIZER))  # tokenizers whose tokens are bytes
 
 
 class IdsCodec(ZstdCodec):

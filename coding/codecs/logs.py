@@ -1,24 +1,27 @@
 """LogCodec: segments of agent logs, bytes as tokens, by a table and the bundle's model (coding/FORMAT.md).
 
-    bytes of the segment --table, model or zstd, after the bytes above--> bitstring
+    bytes of the segment --table--> columns, text --model or zstd, after the segment above--> bitstring
 
-Its tokens are those of `BytesCodec`. So a segment has the same id whichever of both codes it, and a log keeps its
-segments when its coding changes. The bitstring holds a digest of the bytes. A writer that finds the segment stored
-compares digests, and decodes nothing.
+A segment is coded after what decoding the segments above it left. So the table of each has to be the same whoever codes
+it: it is made of the segments alone, by the splitter of one number, and the number is in the tokenizer of a log. A
+segment has another id under another splitter, which codes the log anew from its first segment on. The bitstring holds a
+digest of the bytes. A writer that finds the segment stored compares digests, and decodes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec, as_bytes
+from pltz.coding.codecs.codec import LOG_TOKENIZER, Coded, Plain, SegmentCodec, as_bytes
 from pltz.coding.codecs.modes import TOWER
-from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
+from pltz.coding.log import table
+from pltz.coding.log.above import Above
+from pltz.coding.log.log_coder import LogCoder, holds, parse
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
@@ -38,9 +41,8 @@ class LogCodec(SegmentCodec):
     """
 
     mode = TOWER
-    reach = REACH
-    tokenizer = BytesCodec.tokenizer
-    follows = vouching = True
+    tokenizer = LOG_TOKENIZER
+    carries = vouching = True
 
     def __init__(
         self,
@@ -70,26 +72,26 @@ class LogCodec(SegmentCodec):
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
-        pairs = [(as_bytes(p.tokens), as_bytes(p.above)) for p in batch]
+        pairs = [(as_bytes(p.tokens), p.up) for p in batch]
         small = [self._is_small(plain) for plain in batch]
         return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], small, fast=self._few_steps)
 
     def _is_small(self, plain: Plain) -> bool:
         return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
 
-    def begin(self, content: bytes, above: bytes) -> Later | None:
-        """Begin to split a content after the bytes above, for `encode_begun`."""
+    def begin(self, content: bytes, above: Above | None) -> Later | None:
+        """Begin to split a content after the part above, for `encode_begun`."""
         return self._coder.begin(content, above)
 
     def encode_begun(
         self,
-        pairs: Sequence[tuple[bytes, bytes]],
+        pairs: Sequence[tuple[bytes, Above | None]],
         begun: Sequence[Later | None],
         small: Sequence[bool],
         *,
         fast: bool = False,
     ) -> list[bytes]:
-        """Return a log frame for each content and the bytes above it.
+        """Return a log frame for each content and the part above it.
 
         ``small``: whether the model may code it. ``fast``: as in `LogCoder.encode`.
         """
@@ -100,14 +102,36 @@ class LogCodec(SegmentCodec):
 
         ``progress``: called with the number of tokens decoded since the last call.
         """
-        return [
-            np.frombuffer(later.result() if later else b"", np.uint8)
-            for later in self.decode_begun(batch, progress=progress)
-        ]
+        return [np.frombuffer(content(), np.uint8) for content in self.decode_begun(batch, progress=progress)]
 
-    def decode_begun(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Later | None]:
-        """Decode the texts of segments, and begin to join them to their bytes, as `LogCoder.decode_begun`."""
-        return self._coder.decode_begun([(c.data, c.count, as_bytes(c.above)) for c in batch], progress=progress)
+    def decode_begun(
+        self, batch: Sequence[Coded], *, progress: Progress | None = None
+    ) -> list[Callable[[], bytes]]:
+        """Decode the texts of segments, and begin to join them to their bytes, as `LogCoder.decode_begun`.
+
+        Segments above that are not decoded yet are decoded first.
+        """
+        left, at = list[Coded](), list(batch)
+        while at := [one for coded in at if isinstance(one := coded.up, Coded) and not one.decoded]:
+            left += at
+        for one in reversed(left):
+            if not one.decoded:
+                self._decode([one], None)
+        return self._decode(batch, progress)
+
+    def _decode(self, batch: Sequence[Coded], progress: Progress | None) -> list[Callable[[], bytes]]:
+        """Decode the texts of segments of which those above are decoded."""
+        above = [c.up.decoded[0] if isinstance(c.up, Coded) else c.up for c in batch]
+        rows = [(c.data, c.count, up) for c, up in zip(batch, above, strict=True)]
+        found = self._coder.decode_begun(rows, progress=progress)
+        for coded, decoded in zip(batch, found, strict=True):
+            coded.decoded = [decoded.part]
+        return [decoded.content for decoded in found]
+
+    def makes(self, part: Above, data: bytes) -> bool:
+        """Return whether a bitstring is what this codec makes of a part, but for how its text is coded."""
+        parsed = parse(data)
+        return (parsed.columns, parsed.bits) == table.split(part.content, part.up)[:2]
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds the digest of these tokens."""
@@ -117,6 +141,6 @@ class LogCodec(SegmentCodec):
 def method_of(data: bytes) -> tuple[str, int]:
     """Return the method of a bitstring, and its opaque bytes, which no coder shrinks. Raises CorruptError."""
     if not data:
-        return "zstd", 0
+        return "log + zstd", 0
     parsed = parse(data)
     return parsed.name, len(parsed.opaque)

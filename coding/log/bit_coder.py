@@ -43,7 +43,7 @@ def moved(state: int, bit: int) -> int:
 
 
 class Numbers:
-    """The coding of numbers by decisions, the same for a writer, a reader and a learner."""
+    """The coding of numbers by decisions, the same for a writer and a reader."""
 
     def bit(self, model: Model, context: int, bit: int = 0) -> int:
         """Code one decision and return it. A reader ignores the argument."""
@@ -200,16 +200,3 @@ class BitReader(Numbers):
         self._at += 1
         self._code = (self._code << 8 | byte) & MASK
         self._range = self._range << 8 & MASK
-
-
-class BitLearner(Numbers):
-    """A writer that writes nothing: models learn from content that both sides have."""
-
-    def bit(self, model: Model, context: int, bit: int = 0) -> int:
-        """Learn one decision."""
-        model[context] = moved(model.get(context, START), bit)
-        return bit
-
-    def raw(self, value: int, bits: int) -> int:
-        """Pass undecided bits on."""
-        return value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+SPLITTER: Final = 1  # number of the splitter: one that makes other tables of the same logs has the next
+
 # Ways to code a value
 SAME, NULL, TRUE, FALSE, INTEGER, EPOCH, DECIMAL, JSON, OBJECT, LIST = range(10)
 RECENT, ELSEWHERE, OLD, UUID, ID, STAMPED, BASE64, TIME, SHORT, LONG, PARSED, MESSAGE, BITS = range(10, 23)

@@ -1,4 +1,4 @@
-"""Kept: what was made of the bytes above, the last ones used, within a budget of bytes. Several threads may use it."""
+"""Kept: what was made of the parts above, the last ones used, within a budget of bytes. Several threads may use it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class Kept(Generic[T]):
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
+
+    def take(self, key: bytes) -> T | None:
+        """Return the value of a key, or None, and keep it no longer."""
+        with self._lock:
+            if (value := self._values.pop(key, None)) is not None:
+                self._used -= len(key) + self._size(value)
+            return value
 
     def put(self, key: bytes, value: T) -> None:
         """Keep a value, and drop those that were not used for longest where the budget is spent."""

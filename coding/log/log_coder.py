@@ -2,31 +2,34 @@
 
     content bytes --table--> columns, opaque bits, pieces of text --> bundle tokens --copies out--> model --> frame
                                                                  --> zstd after the text above -----------> frame
-                  --zstd after the bytes above---------------------------------------------------------> frame
 
-A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it. The state of the table, the past of the copies and the context of the model are made again
-from the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over
-the same bytes.
+A frame says by which of the methods its text is coded. A cheap look chooses beforehand: a fast zstd of the text against
+the model on a sample of it.
+
+A part of a log is coded after the part above it: the state of its table, the past of its copies and the context of the
+model are what that one left. A log that grows stores its new lines alone. Which method the part above has, and by which
+bundle it is coded, is all the same: its table and its text are, so it can be coded anew without the parts below it.
 
     coder = LogCoder(bundle, bundle.coder())
-    frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
-    coder.decode([(frames[1], len(new_lines), first_lines)])              # [new_lines]
+    frames = coder.encode([(first_lines, None), (new_lines, Above.of(first_lines))])
+    [first] = coder.decode_begun([(frames[0], len(first_lines), None)])
+    [second] = coder.decode_begun([(frames[1], len(new_lines), first.part)])
+    second.content()                                                      # new_lines
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from pltz.coding import look
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
 from pltz.coding.workers import Later, WhenAsked, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
@@ -40,20 +43,17 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
-    from pltz.coding.log.table import Table
     from pltz.coding.parts import Coder, Parts, Progress, Tokens
 
-Method = Literal["zstd", "log + zstd", "log + model"]
-METHODS: tuple[Method, ...] = ("zstd", "log + zstd", "log + model")  # by their number in the head
-WHOLE, PACKED, MODEL = range(3)
-METHOD_BITS, COPIES, FAST = 3, 4, 8  # of the head
+MODEL, COPIES, FAST, PACKED = 1, 2, 4, 8  # bits of the head
 CHECK = 8  # bytes of the content's digest
 BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 
-REACH = 1 << 22  # bytes above that count at most,
-LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
+LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # bytes of text above that count, at least and for a content of so many bytes
+TEXT_PER_BYTE = 6  # bytes of text at most, per byte of content: JSON text writes one as \\u007f
 
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
+MESSAGE = SPECIALS.index("message")  # before each piece of the text above
 
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
 KEPT = 1 << 26  # bytes of texts above that are kept
@@ -75,10 +75,10 @@ class Draft:
     """A content on its way into a frame, without the content.
 
     Attributes:
-        past: the text of the bytes above that count.
-        columns, opaque: parts of its table; no columns: it has none, and is coded whole.
+        past: the text above that counts.
+        columns, opaque: parts of its table.
         literals: the tokens left for the model, (L,), once `copies` are taken out.
-        packed, whole: bytes of its text and of the content under a fast zstd, about as under `Fallback`.
+        packed: bytes of its text under a fast zstd, about as under `Fallback`.
     """
 
     past: Text
@@ -88,7 +88,18 @@ class Draft:
     copies: list[repeats.Copy]
     literals: Tokens
     packed: float
-    whole: float
+
+
+class Decoded(NamedTuple):
+    """A content that is decoded but for its bytes.
+
+    Attributes:
+        part: what the next part of the log is decoded after; None: nothing.
+        content: returns the bytes. Raises CorruptError where they do not match their check.
+    """
+
+    part: Above | None
+    content: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
@@ -96,32 +107,38 @@ class Parsed:
     """The parts of a log frame.
 
     Attributes:
-        method: number of `METHODS`.
+        by_model: whether the model codes its text.
         count: bytes or tokens of its text.
-        opaque: bytes that no coder shrinks.
+        opaque: bytes that no coder shrinks, or these under zstd, where ``unpacked`` says how many they are.
         copies: bytes of the copies; none without.
         coded: bytes of the coded content or text.
         fast: whether the text of the model is in the fast layout.
     """
 
-    method: int
+    by_model: bool
     check: bytes
-    count: int = 0
-    columns: bytes = b""
-    opaque: bytes = b""
-    copies: bytes = b""
-    coded: bytes = b""
-    fast: bool = False
+    count: int
+    columns: bytes
+    opaque: bytes
+    copies: bytes
+    coded: bytes
+    fast: bool
+    unpacked: int | None
 
     @property
-    def name(self) -> Method:
+    def name(self) -> Literal["log + zstd", "log + model"]:
         """Return the name of the method."""
-        return METHODS[self.method]
+        return "log + model" if self.by_model else "log + zstd"
+
+    @property
+    def bits(self) -> bytes:
+        """Return the opaque bytes. Raises CorruptError."""
+        return self.opaque if self.unpacked is None else Fallback().decompress(self.opaque, self.unpacked)
 
     @property
     def coded_tokens(self) -> int:
         """Return the tokens that the model decodes. Raises CorruptError."""
-        if self.method != MODEL:
+        if not self.by_model:
             return 0
         copied = repeats.unpack(self.copies, self.count, MAX_BYTES) if self.copies else []
         return self.count - sum(copy.length for copy in copied)
@@ -137,18 +154,15 @@ def parse(frame: bytes) -> Parsed:
     if len(frame) < 1 + CHECK:
         raise CorruptError(f"a log frame has at least {1 + CHECK} bytes, found {len(frame)}: the file is damaged")
     head, check, at = frame[0], frame[1 : 1 + CHECK], 1 + CHECK
-    method = head & METHOD_BITS
-    if head & ~(METHOD_BITS | COPIES | FAST) or method >= len(METHODS):
+    if head >= 2 * PACKED:
         raise VersionError(f"a log frame begins with {head:#04x}, which this pltz does not know: use a newer pltz")
-    if head & (COPIES | FAST) and method != MODEL:
+    if head & (COPIES | FAST) and not head & MODEL:
         raise CorruptError("a log frame has copies or a layout of a text without tokens: the file is damaged")
-    if method == WHOLE:
-        return Parsed(method, check, coded=frame[at:])
     sizes = []
-    for _ in range(3):
+    for _ in range(4 if head & PACKED else 3):
         size, at = read_varint(frame, at)
         sizes.append(size)
-    columns, opaque, count = sizes
+    columns, opaque, count, *unpacked = sizes
     if columns + opaque > len(frame) - at:
         raise CorruptError(
             f"columns of {columns} bytes and {opaque} opaque ones do not fit a log frame of {len(frame)}: "
@@ -157,10 +171,10 @@ def parse(frame: bytes) -> Parsed:
     middle, end = at + columns, at + columns + opaque
     copied = repeats.end_of(frame, end) if head & COPIES else end
     room = MAX_TOKENS_PER_BYTE * (len(frame) - end + 1)
-    if method == MODEL and count > room:
+    if head & MODEL and count > room:
         raise CorruptError(f"{count} tokens cannot be in {len(frame) - end} bytes of a log frame: the file is damaged")
-    fast = bool(head & FAST)
-    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:], fast)
+    parts = frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:]
+    return Parsed(bool(head & MODEL), check, count, *parts, bool(head & FAST), unpacked[0] if unpacked else None)
 
 
 def check_of(content: bytes) -> bytes:
@@ -173,95 +187,100 @@ def holds(frame: bytes, content: bytes) -> bool:
     return frame[1 : 1 + CHECK] == check_of(content) if content else not frame
 
 
-def usable(above: bytes, count: int) -> bytes:
-    """Return the last of the bytes above that count for a content of ``count`` bytes.
-
-    >>> len(usable(bytes(1 << 20), 10)), len(usable(bytes(1 << 20), 9000)), len(usable(bytes(9), 10))
-    (65536, 144000, 9)
-    """
-    return above[-min(REACH, max(LEAST_REACH, REACH_PER_BYTE * count)) :]
-
-
 class LogTables:
-    """The work of a log coder without a model: a content to a draft, and a text back to a content.
+    """The work of a log coder without a model: a content to a draft, and a table back to a content.
 
     It is pure, so processes may do it beside the model (workers.py).
     """
 
     def __init__(self, tokenizer: BundleTokenizer) -> None:
         self.tokenizer = tokenizer
+        self._texts = Kept[bytes](KEPT, len)  # of parts whose content is known
         self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))
+        self._spelled = [table.END if token in VOICES else piece for token, piece in enumerate(tokenizer.pieces)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes the same, with a tokenizer of its own."""
         return _tables, (type(self), self.tokenizer.json)
 
-    def draft(self, content: bytes, above: bytes) -> Draft:
-        """Return a content, of one byte or more, split and tokenised. ``above``: the bytes above it that count."""
-        past = self.past(above)  # first, since it remembers what the split needs
+    def draft(self, content: bytes, above: Above | None) -> Draft:
+        """Return a content, of one byte or more, split and tokenised. ``above``: the part above it."""
+        past = self.past(above, len(content))
         split = table.split(content, above)
-        text = self._text(split)
-        whole = LEVELS * Fallback.after(above).fast_size(content)
-        if max(len(text.tokens), len(text.data)) > _most_text(len(content)):
-            return Draft(past, b"", b"", text, [], text.tokens[:0], 0.0, whole)
+        data = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
+        tokens = self._said(data, [VOICES[piece.voice] for piece in split.pieces])
+        text = Text(tokens, b"".join(piece + table.END for piece in data))
+        self._texts.put(Above.of(content, above).key, text.data)
         copies = repeats.find(text.tokens, past.tokens)
         literals = repeats.literals(text.tokens, copies)
         packed = LEVELS * Fallback.after(past.data).fast_size(text.data)
-        return Draft(past, split.columns, split.opaque, text, copies, literals, packed, whole)
+        return Draft(past, split.columns, split.opaque, text, copies, literals, packed)
 
-    def past(self, above: bytes) -> Text:
-        """Return the text of the bytes above. The last ones asked for are kept: a proof asks once more."""
-        if not above:
-            return NO_TEXT
-        if (text := self._pasts.get(above)) is None:
-            self._pasts.put(above, text := self._text(table.split(above, remember=True)))
+    def past(self, above: Above | None, count: int) -> Text:
+        """Return the text above a content of ``count`` bytes that counts. The last ones are kept: a proof asks again.
+
+        ``above``: the part above it.
+        """
+        most = max(LEAST_REACH, REACH_PER_BYTE * count)
+        key = above.key + most.to_bytes(8) if above else b""
+        if (text := self._pasts.get(key)) is None:
+            parts, at = list[bytes](), above
+            while at and most >= 0:
+                part = self._text_of(at)
+                begin = part.find(table.END, len(part) - most - 1) + 1 if len(part) > most else 0
+                parts.append(part[begin:])
+                most, at = -1 if begin else most - len(part), at.up
+            data = b"".join(parts[::-1])
+            pieces = data.split(table.END)[:-1]
+            text = Text(self._said(pieces, [MESSAGE] * len(pieces)), data)
+            self._pasts.put(key, text)
         return text
 
-    def keep(self, above: bytes, text: Text) -> None:
-        """Keep the text of the bytes above, which another process found."""
+    def keep(self, above: Above | None, count: int, text: Text) -> None:
+        """Keep the text above a content, which another process found."""
         if above:
-            self._pasts.put(above, text)
+            self._pasts.put(above.key + max(LEAST_REACH, REACH_PER_BYTE * count).to_bytes(8), text)
 
-    def content(self, parsed: Parsed, count: int, above: bytes, tokens: Tokens | None) -> bytes:
-        """Return the content of a frame, compared with its check. ``tokens``: of its text, (T,), in method 2.
-
-        Raises CorruptError.
-        """
-        if parsed.method == WHOLE:
-            content = Fallback.after(above).decompress(parsed.coded, count)
-        else:
-            pieces = self._pieces(parsed, above) if tokens is None else self._spoken(tokens)
-            content = table.join(parsed.columns, parsed.opaque, pieces, count, above)
-        if len(content) != count or check_of(content) != parsed.check:
-            raise CorruptError("a log does not match its check: it is damaged, or was coded after another text")
+    def content(self, part: Above, check: bytes) -> bytes:
+        """Return the content of a part that is made of a table, compared with its check. Raises CorruptError."""
+        content = table.content_of(part)
+        if check_of(content) != check:
+            raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
         return content
 
-    def frame(self, content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> bytes:
-        """Return the shortest frame of a content after the bytes above that count, as `_frame`."""
-        return _frame(content, above, draft, coded)
+    def frame(self, content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
+        """Return the shortest frame of a content, as `_frame`."""
+        return _frame(content, draft, coded)
 
-    def _text(self, split: Table) -> Text:
-        """Return the text of a table."""
-        texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
-        parts: list[Tokens] = [repeats.NOTHING]
-        for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
-            parts += [np.array([VOICES[piece.voice]]), tokens]
-        return Text(np.concatenate(parts), b"".join(text + table.END for text in texts))
+    def text(self, parsed: Parsed, past: Text, tokens: Tokens | None) -> bytes:
+        """Return the text of a frame with a table. Raises CorruptError.
 
-    def _pieces(self, parsed: Parsed, above: bytes) -> list[str]:
-        """Return the pieces of a text under zstd."""
-        data = Fallback.after(self.past(above).data).decompress(parsed.coded, parsed.count)
-        if data and not data.endswith(table.END):
-            raise CorruptError("the text of a log ends within a piece: the file is damaged")
-        return [_decoded(piece) for piece in data.split(table.END)[:-1]]
-
-    def _spoken(self, tokens: Tokens) -> list[str]:
-        """Return the pieces of a text in tokens, (T,)."""
-        starts = np.flatnonzero(tokens < len(SPECIALS)).tolist()
-        if len(tokens) and (not starts or starts[0] or not set(tokens[starts].tolist()) <= set(VOICES)):
+        ``past``: the text above. ``tokens``: its own, (T,), in method 2.
+        """
+        if tokens is None:
+            return Fallback.after(past.data).decompress(parsed.coded, parsed.count)
+        if not len(tokens):
+            return b""
+        specials = set(np.unique(tokens[tokens < len(SPECIALS)]).tolist())
+        if int(tokens[0]) not in VOICES or not specials <= set(VOICES) or int(tokens.max()) >= len(self._spelled):
             raise CorruptError("expected a voice before each piece of a log's text, found none: the file is damaged")
-        decode = self.tokenizer.decode
-        return [_decoded(decode(tokens[a + 1 : b])) for a, b in pairwise([*starts, len(tokens)])]
+        return b"".join(map(self._spelled.__getitem__, tokens[1:].tolist())) + table.END
+
+    def _text_of(self, part: Above) -> bytes:
+        """Return the text that a part has by itself."""
+        if part.table:
+            return part.table[2]
+        if (text := self._texts.get(part.key)) is None:
+            text = table.text_of(piece.text for piece in table.split(part.content, part.up).pieces)
+            self._texts.put(part.key, text)
+        return text
+
+    def _said(self, pieces: Sequence[bytes], voices: Sequence[int]) -> Tokens:
+        """Return the tokens of pieces, each with its voice before it, (T,)."""
+        parts: list[Tokens] = [repeats.NOTHING]
+        for voice, tokens in zip(voices, self.tokenizer.encode_many(pieces), strict=True):
+            parts += [np.array([voice]), tokens]
+        return np.concatenate(parts)
 
 
 def _tables(made: type[LogTables], tokenizer_json: bytes) -> LogTables:
@@ -291,7 +310,7 @@ class LogCoder:
 
     def encode(
         self,
-        batch: Sequence[tuple[bytes, bytes]],
+        batch: Sequence[tuple[bytes, Above | None]],
         *,
         by_model: bool = True,
         fast: bool = False,
@@ -299,20 +318,20 @@ class LogCoder:
         """Return the frame of each content.
 
         Args:
-            batch: content and the bytes above it, which its decoder knows too.
+            batch: content and the part above it, which its decoder knows too.
             by_model: whether the model may code texts; else zstd does.
             fast: whether texts are in the fast layout.
         """
         begun = [self.begin(content, above) for content, above in batch]
         return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast)
 
-    def begin(self, content: bytes, above: bytes) -> Later | None:
+    def begin(self, content: bytes, above: Above | None) -> Later | None:
         """Begin to make a draft of a content; None where it is empty."""
-        return self._workers.submit("draft", content, usable(above, len(content))) if content else None
+        return self._workers.submit("draft", content, above) if content else None
 
     def encode_begun(
         self,
-        batch: Sequence[tuple[bytes, bytes]],
+        batch: Sequence[tuple[bytes, Above | None]],
         begun: Sequence[Later | None],
         by_model: Sequence[bool],
         *,
@@ -328,22 +347,19 @@ class LogCoder:
         coded = dict(zip(map(id, chosen), encoded, strict=True))
         frames: list[Later | None] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
-            above = usable(above, len(content))
             if draft:
-                self._tables.keep(above, draft.past)
-            frames.append(self._framing(content, above, draft, coded.get(id(draft))) if draft else None)
+                self._tables.keep(above, len(content), draft.past)
+            frames.append(self._framing(content, draft, coded.get(id(draft))) if draft else None)
         return [later.result() if later else b"" for later in frames]
 
-    def _framing(self, content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> Later:
+    def _framing(self, content: bytes, draft: Draft, coded: Encoded | None) -> Later:
         """Begin to make the frame of a content, in a process where zstd has a part in it."""
-        row = content, above, draft, coded
-        if coded is None or not draft.columns:
-            return self._workers.submit("frame", *row)
-        return WhenAsked(_frame, row)
+        row = content, draft, coded
+        return self._workers.submit("frame", *row) if coded is None else WhenAsked(_frame, row)
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
-        able = [draft for draft in drafts if draft.columns and len(draft.text.tokens)]
+        able = [draft for draft in drafts if len(draft.text.tokens)]
         looks = [look.doubtful(len(one.literals), one.text.data, one.packed / LEVELS) for one in able]
         asked = [(draft, samples) for draft, samples in zip(able, looks, strict=True) if samples]
         sizes = look.expected_sizes(self.coder, [(draft.literals, samples) for draft, samples in asked])
@@ -358,74 +374,74 @@ class LogCoder:
     # ---- frame -> content
 
     def decode(
-        self, batch: Sequence[tuple[bytes, int, bytes]], *, progress: Progress | None = None
+        self, batch: Sequence[tuple[bytes, int, Above | None]], *, progress: Progress | None = None
     ) -> list[bytes]:
         """Return the content of each frame.
 
         The work is bounded by the bytes that are present.
 
         Args:
-            batch: frame, number of bytes of its content, and the bytes above it.
+            batch: frame, number of bytes of its content, and the part above it.
             progress: called with the number of tokens decoded since the last call.
 
         Raises:
-            CorruptError: a frame is damaged, or was coded after other bytes above.
+            CorruptError: a frame is damaged, or was coded after another part.
             VersionError: a frame of a newer pltz.
         """
-        return [b"" if later is None else later.result() for later in self.decode_begun(batch, progress=progress)]
+        return [decoded.content() for decoded in self.decode_begun(batch, progress=progress)]
 
     def decode_begun(
-        self, batch: Sequence[tuple[bytes, int, bytes]], *, progress: Progress | None = None
-    ) -> list[Later | None]:
-        """Decode the texts of frames, and begin to join them to contents; None where one is empty.
+        self, batch: Sequence[tuple[bytes, int, Above | None]], *, progress: Progress | None = None
+    ) -> list[Decoded]:
+        """Decode the texts of frames, and begin to join them to contents.
 
-        Raises as `decode`; where a content does not match its check, its result does.
+        Raises as `decode`; where a content does not match its check, its `Decoded` does.
         """
         parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
-        above = [usable(above, count) for _, count, above in batch]
-        numbers = [n for n, one in enumerate(parsed) if one and one.method == MODEL]
-        pasts = {n: self._tables.past(above[n]).tokens for n in numbers}
-        taken = {n: _copies(one, pasts[n]) for n in numbers if (one := parsed[n])}
+        pasts = [self._tables.past(above, count) for _, count, above in batch]
+        numbers = [n for n, one in enumerate(parsed) if one and one.by_model]
+        taken = {n: _copies(one, pasts[n].tokens) for n in numbers if (one := parsed[n])}
         items = []
         for n in numbers:
             one = parsed[n]
             assert one is not None
             literals = one.count - sum(copy.length for copy in taken[n])
-            items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n]))
+            items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n].tokens))
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
-        texts = {n: repeats.expand(tokens, taken[n], pasts[n]) for n, tokens in found.items()}
-        rows = zip(parsed, batch, strict=True)
+        texts = {n: repeats.expand(tokens, taken[n], pasts[n].tokens) for n, tokens in found.items()}
         return [
-            self._workers.submit("content", one, count, above[n], texts.get(n)) if one else None
-            for n, (one, (_, count, _)) in enumerate(rows)
+            self._decoded(one, pasts[n], texts.get(n), count, above) if one else Decoded(above, bytes)
+            for n, (one, (_, count, above)) in enumerate(zip(parsed, batch, strict=True))
         ]
 
+    def _decoded(self, parsed: Parsed, past: Text, tokens: Tokens | None, count: int, above: Above | None) -> Decoded:
+        """Begin to join the content of a frame. ``tokens``: of its text, (T,), where the model coded it."""
+        part = Above.made_of(parsed.columns, parsed.bits, self._tables.text(parsed, past, tokens), count, above)
+        return Decoded(part, self._workers.submit("content", part, parsed.check).result)
 
-def _frame(content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> bytes:
-    """Return the shortest frame of a content after the bytes above that count.
 
-    ``coded``: its literals by the model, None where zstd codes the text.
-    """
-    check, best = check_of(content), b""
-    if draft.columns:
-        packed = repeats.pack(draft.copies) if draft.copies else b""
-        if coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed + coded.data) + 1):
-            fast = coded.layout != layout_of(len(draft.literals))
-            head = MODEL | (COPIES if packed else 0) | (FAST if fast else 0)
-            best = _joined(head, check, draft, len(draft.text.tokens), packed + coded.data)
-        if coded is None or not best or draft.packed < len(packed + coded.data):
-            text = Fallback.after(draft.past.data).compress(draft.text.data)
-            other = _joined(PACKED, check, draft, len(draft.text.data), text)
-            best = min(best or other, other, key=len)
-    if not best or draft.whole < len(best):
-        other = bytes([WHOLE]) + check + Fallback.after(above).compress(content)
+def _frame(content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
+    """Return the shortest frame of a content. ``coded``: its literals by the model, None where zstd codes the text."""
+    head, opaque, sizes = 0, draft.opaque, [len(draft.columns), len(draft.opaque), 0]
+    if Fallback().fast_size(opaque) < len(opaque) and len(shorter := Fallback().compress(opaque)) + 4 < len(opaque):
+        head, opaque, sizes = PACKED, shorter, [len(draft.columns), len(shorter), 0, len(opaque)]
+
+    def joined(kind: int, count: int, text: bytes) -> bytes:
+        sizes[2] = count
+        rest = draft.columns + opaque + text
+        return bytes([head | kind]) + check_of(content) + b"".join(map(write_varint, sizes)) + rest
+
+    best, data = b"", b""
+    if coded is not None:
+        copies = repeats.pack(draft.copies) if draft.copies else b""
+        data = copies + coded.data
+        if len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(data) + 1):
+            kind = MODEL | (COPIES if copies else 0) | (FAST if coded.layout != layout_of(len(draft.literals)) else 0)
+            best = joined(kind, len(draft.text.tokens), data)
+    if not best or draft.packed < len(data):
+        other = joined(0, len(draft.text.data), Fallback.after(draft.past.data).compress(draft.text.data))
         best = min(best or other, other, key=len)
     return best
-
-
-def _joined(head: int, check: bytes, draft: Draft, count: int, coded: bytes) -> bytes:
-    sizes = len(draft.columns), len(draft.opaque), count
-    return bytes([head]) + check + b"".join(map(write_varint, sizes)) + draft.columns + draft.opaque + coded
 
 
 def _checked(frame: bytes, count: int) -> Parsed:
@@ -433,22 +449,10 @@ def _checked(frame: bytes, count: int) -> Parsed:
     parsed = parse(frame)
     if not 0 < count <= min(MAX_BYTES, BYTES_PER_BYTE * (len(frame) + 1)):
         raise CorruptError(f"a log of {count} bytes cannot be in a frame of {len(frame)}: the file is damaged")
-    if parsed.count > _most_text(count):
+    if max(parsed.count, parsed.unpacked or 0) > TEXT_PER_BYTE * count + 1024:
         raise CorruptError(f"a log of {count} bytes has no text of {parsed.count}: the file is damaged")
     return parsed
 
 
 def _copies(parsed: Parsed, past: Tokens) -> list[repeats.Copy]:
     return repeats.unpack(parsed.copies, parsed.count, len(past)) if parsed.copies else []
-
-
-def _most_text(count: int) -> int:
-    """Return the most bytes, or tokens, of the text of a content of ``count`` bytes."""
-    return 2 * count + 1024
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as exc:
-        raise CorruptError(f"expected UTF-8 in the text of a log: {exc}") from exc

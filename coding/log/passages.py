@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from pltz.coding.log.log_coder import usable
 from pltz.coding.sketch import Hashes, Sketch
 from pltz.plt_codec.zstd import Fallback
 
@@ -26,6 +25,7 @@ LEAST_SHARED = 0.01  # of the passages of a log: with less in common an earlier 
 LEAST_GAIN = 0.04  # of the bytes of a log under a fast zstd
 LONGER = 8  # times as long as a log what is read before it may be,
 ALWAYS = 1 << 18  # or so many bytes
+LOOKED = 1 << 22  # bytes at the end of an earlier log that are looked at
 
 T = TypeVar("T")
 _CUTS: Final = re.compile(rb'\\+[nrt]|\\*"|\n| (?=[cw])')  # long lines within, too
@@ -61,6 +61,6 @@ def worth_most(content: bytes, earlier: Sequence[T], content_of: Callable[[T], b
     if not earlier:
         return None
     alone = Fallback().fast_size(content)
-    sizes = [Fallback.after(usable(content_of(one), len(content))).fast_size(content) for one in earlier]
+    sizes = [Fallback.after(content_of(one)[-LOOKED:]).fast_size(content) for one in earlier]
     size, best = min(zip(sizes, range(len(earlier)), strict=True))
     return earlier[best] if size < (1 - LEAST_GAIN) * alone else None

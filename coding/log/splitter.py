@@ -20,6 +20,7 @@ SHORTEST_OPAQUE: Final = 8  # characters
 SHORTEST_PARSED: Final = 8  # characters
 TRIES: Final = 8  # times that each byte is looked at as a part of a document, at most on average
 LONGEST_INDENT: Final = 200
+DEEPEST: Final = 128  # values in each other, of JSON that is taken apart
 ASCII: Final = 2  # the spelling of JSON text
 BLOCK: Final = re.compile(
     rb'( *|\t*)(?:("(?:[^"\\]|\\.)*"): )?'  # indentation and key
@@ -83,7 +84,7 @@ class Splitter(Walk):
             text = b"\n".join(lines[begin : end + 1])[match.start(3) :].decode()
             comma = text[-1] == ","
             text = text[:-1] if comma else text
-            value, key = spelling.parse(text), None if match[2] is None else spelling.parse(match[2].decode())
+            value, key = _parsed(text), None if match[2] is None else spelling.parse(match[2].decode())
             if key is not None:
                 key.encode()  # half a surrogate pair is no text
         except ValueError:
@@ -272,11 +273,24 @@ def _written(
     if text[0] not in "{[" or text[-1] not in "}]" or depth == codes.MAX_DEPTH:
         return None
     try:
-        value = spelling.parse(text)
+        value = _parsed(text)
     except ValueError:
         return None
     style = spelling.spelling_of(text, value, numbers, numbers[0] if first is None else first)
     return None if style is None else (style, value, text)
+
+
+def _parsed(text: str) -> Json:
+    """Return the value of JSON. Raises ValueError for none, and for one too deep, whatever the stack holds already."""
+    value = spelling.parse(text)
+    if text.count("[") + text.count("{") > DEEPEST:
+        level: list[Json] = [value]
+        for _ in range(DEEPEST):
+            inner = [one for row in level for one in (row.values() if type(row) is dict else row)]
+            level = [one for one in inner if type(one) in (dict, list)]
+        if level:
+            raise ValueError("nested too deeply")
+    return value
 
 
 def _block_ends(lines: list[bytes]) -> dict[int, int]:

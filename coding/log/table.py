@@ -7,7 +7,8 @@ said twice. `split` takes the table out, so that a language model codes the text
     content bytes <--join--- columns | opaque bits | pieces of text
 
 The columns are decisions of an adaptive arithmetic coder (bit_coder.py). Its models learn, on both sides, from lines of
-known agents (known.table) and from the bytes above. Any bytes can be split: lines that are no JSON are text.
+known agents (known.table) and from the parts above, in the order of a tower: a reader joins these first, and splits
+nothing. Any bytes can be split: lines that are no JSON are text.
 Spec: FORMAT.md.
 
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
@@ -22,12 +23,13 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from pltz.coding.log.bit_coder import BitLearner, BitReader, BitWriter
+from pltz.coding.log.above import REACH, Above
+from pltz.coding.log.bit_coder import BitReader, BitWriter
 from pltz.coding.log.joiner import Joiner
 from pltz.coding.log.kept import Kept
 from pltz.coding.log.past import Past
@@ -39,7 +41,8 @@ from pltz.plt_codec.versions import Readers
 VERSION: Final = 7
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 END: Final = b"\xff"  # of a piece in bytes: no byte of UTF-8
-PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
+PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 10 times as long as its copy
+LIVE: Final = Kept[tuple[Past, int]](REACH, lambda kept: kept[1])  # pasts that were left, and bytes of what left them
 
 
 class TextPiece(NamedTuple):
@@ -57,26 +60,21 @@ class Table(NamedTuple):
     pieces: list[TextPiece]
 
 
-def split(data: bytes, above: bytes = b"", *, remember: bool = False) -> Table:
-    """Split the bytes of a log.
+def split(data: bytes, above: Above | None = None) -> Table:
+    """Split the bytes of a log, or of a part of one.
 
     Args:
         data: any bytes; lines of JSON and JSON documents are taken apart.
-        above: the bytes before them in the same log, or of a log like it. `join` needs the same.
-        remember: the data will be the bytes above others; with nothing above it.
+        above: the part above it in the same log, or a log like it. `join` needs the same.
     """
-    writer = BitWriter()
     past = _past(above)
-    splitter = Splitter(past, writer)
-    splitter.content(data)
-    if remember and data and not above:
-        PASTS.put(data, pickle.dumps(past))
-    pieces = [TextPiece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
-    return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces)
+    found = _split(past, data)
+    _leave(Above.of(data, above), past)
+    return found
 
 
 def join(
-    columns: bytes, opaque: bytes, pieces: Sequence[TextPiece | str], count: int, above: bytes = b""
+    columns: bytes, opaque: bytes, pieces: Sequence[TextPiece | str], count: int, above: Above | None = None
 ) -> bytes:
     """Undo `split`.
 
@@ -84,17 +82,27 @@ def join(
         columns, opaque: as `split` returned them.
         pieces: of text, with or without voices.
         count: bytes of the log; no more than this is ever made.
-        above: the bytes that `split` was given as ``above``.
+        above: what `split` was given as ``above``, or the same made of tables.
 
     Raises:
         CorruptError: the parts are not those of a log of ``count`` bytes.
         VersionError: the columns are of another version.
     """
-    if not columns:
-        raise CorruptError("expected the columns of a log, found no bytes: the file is damaged")
-    read = VERSIONS.of(columns[0])
     texts = [piece if isinstance(piece, str) else piece.text for piece in pieces]
-    return read(_past(above), BitReader(columns[1:]), opaque, texts, count).content(count)
+    return content_of(Above.made_of(columns, opaque, text_of(texts), count, above))
+
+
+def content_of(part: Above) -> bytes:
+    """Return the content of a part that is made of its table. Raises as `join`."""
+    past = _past(part.up)
+    content = _joined(past, part)
+    _leave(part, past)
+    return content
+
+
+def text_of(pieces: Iterable[str]) -> bytes:
+    """Return a text: pieces in UTF-8, each with `END` behind it."""
+    return b"".join(piece.encode("utf-8", "surrogatepass") + END for piece in pieces)
 
 
 def looks_like_log(data: bytes) -> bool:
@@ -103,15 +111,55 @@ def looks_like_log(data: bytes) -> bool:
     return head[:1] in (b"{", b"[") and b'":' in head
 
 
-def _past(above: bytes) -> Past:
-    """Return the past of a log after the known lines and the bytes above."""
-    if not above:
-        return _copied(_known())
-    if (known := PASTS.get(above)) is None:
-        past = _copied(_known())
-        Splitter(past, BitLearner()).content(above)
-        PASTS.put(above, known := pickle.dumps(past))
-    return _copied(known)
+def _past(above: Above | None) -> Past:
+    """Return the past after the known lines and a part of a log, for one who goes on with it."""
+    left, past, at = list[Above](), None, above
+    while at and past is None:
+        if kept := LIVE.take(at.key):
+            past = kept[0]
+            PASTS.put(at.key, pickle.dumps(past))  # the proof of what is coded now asks again
+        elif known := PASTS.get(at.key):
+            past = _copied(known)
+        else:
+            left.append(at)
+            at = at.up
+    past = past or _copied(_known())
+    for part in reversed(left):
+        _joined(past, part) if part.table else _split(past, part.content)
+    if above and left:
+        PASTS.put(above.key, pickle.dumps(past))
+    return past
+
+
+def _leave(part: Above, past: Past) -> None:
+    """Keep the past after a part, perhaps for the next one."""
+    if part.size <= REACH:
+        LIVE.put(part.key, (past, part.size))
+
+
+def _split(past: Past, data: bytes) -> Table:
+    splitter = Splitter(past, writer := BitWriter())
+    splitter.content(data)
+    pieces = [TextPiece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
+    return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces)
+
+
+def _joined(past: Past, part: Above) -> bytes:
+    columns, opaque, text = part.table or (b"", b"", b"")
+    if not columns:
+        raise CorruptError("expected the columns of a log, found no bytes: the file is damaged")
+    read = VERSIONS.of(columns[0])
+    return read(past, BitReader(columns[1:]), opaque, pieces_of(text), part.count).content(part.count)
+
+
+def pieces_of(text: bytes) -> list[str]:
+    """Return the pieces of a text. Raises CorruptError."""
+    if text and not text.endswith(END):
+        raise CorruptError("the text of a log ends within a piece: the file is damaged")
+    try:
+        return [piece.decode("utf-8", "surrogatepass") for piece in text.split(END)[:-1]]
+    except UnicodeDecodeError as exc:
+        raise CorruptError(f"expected UTF-8 in the text of a log: {exc}") from exc
 
 
 def _copied(data: bytes) -> Past:
@@ -136,17 +184,12 @@ def learn(known: bytes) -> tuple[Past, bytes]:
     count, at = read_varint(known, 0)
     columns, at = read_varint(known, at)
     opaque, at = read_varint(known, at)
-    texts = [piece.decode() for piece in known[at + columns + opaque :].split(END)[:-1]]
-    past, bits = Past(), BitReader(known[at + 1 : at + columns])
-    joiner = VERSIONS.of(known[at])(past, bits, known[at + columns : at + columns + opaque], texts, count)
-    return past, joiner.content(count)
+    middle, end, past = at + columns, at + columns + opaque, Past()
+    return past, _joined(past, Above.made_of(known[at:middle], known[middle:end], known[end:], count))
 
 
 def teach(lines: bytes) -> bytes:
     """Return the table of known lines: undoes `learn`."""
-    splitter = Splitter(Past(), writer := BitWriter())
-    splitter.content(lines)
-    columns = bytes([VERSION]) + writer.finish()
-    texts = ["\n".join(piece).encode() + END for _, piece in splitter.pieces]
-    sizes = map(write_varint, (len(lines), len(columns), len(splitter.opaque)))
-    return b"".join([*sizes, columns, splitter.opaque, *texts])
+    columns, opaque, pieces = _split(Past(), lines)
+    sizes = map(write_varint, (len(lines), len(columns), len(opaque)))
+    return b"".join([*sizes, columns, opaque, text_of(piece.text for piece in pieces)])

@@ -21,8 +21,11 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.writing import commits, cut
 from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
+from pltz.coding.codecs.codec import LOG_TOKENIZER, BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
+from pltz.coding.codecs.modes import ALONE
+from pltz.coding.log import splitter, table
+from pltz.coding.log.kept import Kept
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -232,16 +235,29 @@ def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:
     assert SessionArchive.open(place).get("log").value == changed
 
 
-def test_segments_of_plain_bytes_and_of_the_log_coder_have_one_id(place: Path) -> None:
-    """A log that zstd coded before keeps its segments."""
+def test_a_log_whose_table_is_made_otherwise_grows_alone(place: Path) -> None:
+    """A splitter that makes other tables under the same number is a fault, and costs bytes alone."""
+    put(SessionArchive.open(place), 40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splitter, "SHORTEST_OPAQUE", 90)
+        patch.setattr(table, "PASTS", Kept(1 << 26, len))
+        patch.setattr(table, "LIVE", Kept(1 << 22, lambda kept: kept[1]))
+        put(SessionArchive.open(place), 44)
     cold = SessionArchive.open(place)
-    content = Session("chat", lines(40)).to_bytes()
-    tokens = np.frombuffer(content, np.uint8)
+    assert cold.get("log") == Session("chat", lines(44))
+    assert [item.context.mode for item in peek(cold, "log")] == [ALONE, ALONE]
+    put(cold, 48)
+    assert [item.context.mode for item in peek(cold, "log")][2:] == [ALONE] and cold.archive.verify(decode=True).sound
+
+
+def test_a_log_has_other_ids_than_plain_bytes(place: Path) -> None:
+    cold = SessionArchive.open(place)
+    tokens = np.frombuffer(Session("chat", lines(40)).to_bytes(), np.uint8)
     cold.archive.put([NewSession("log", [tokens], kind="chat", codec=cold.archive.codecs[1])])
-    assert put(SessionArchive.open(place), 40).unchanged
     grown = put(SessionArchive.open(place), 50)
-    assert (grown.segments, grown.tower) == (1, 2)
-    assert SessionArchive.open(place).get("log") == Session("chat", lines(50))
+    assert (grown.version, grown.segments, grown.tower) == (2, 1, 1)
+    for version, count in ((1, 40), (2, 50)):
+        assert SessionArchive.open(place).get("log", version=version) == Session("chat", lines(count))
 
 
 def test_texts_are_logs_too_and_chats_are_none(place: Path) -> None:
@@ -313,14 +329,14 @@ def test_the_codec_checks_its_bytes() -> None:
     none = content[:0]
     data = codec.encode([Plain(content, none), Plain(none, none)])
     assert method_of(data[0])[0].startswith("log")
-    assert method_of(data[1]) == ("zstd", 0)
+    assert method_of(data[1]) == ("log + zstd", 0)
     assert codec.vouches(data[0], content) and not codec.vouches(data[0], content[1:])
     found = codec.decode([Coded(data[0], len(content), none), Coded(data[1], 0, none)])
     assert [one.dtype for one in found] == [np.uint8, np.uint8]
     assert np.array_equal(found[0], content)
     with pytest.raises(CorruptError):
         codec.decode([Coded(data[0][:-3], len(content), none)])
-    assert codec.tokenizer == BytesCodec.tokenizer
+    assert codec.tokenizer == LOG_TOKENIZER != BytesCodec.tokenizer
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import Result
 
-from pltz.coding.log.log_coder import CHECK, WHOLE
+from pltz.coding.log.log_coder import CHECK
 from pltz.plt_codec.container.file import pack
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
@@ -92,7 +92,7 @@ def test_needs_no_torch(tmp_path: Path) -> None:
 
 def test_logs_are_counted_beside_the_tokens(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.pltz"
-    log = Frame(Kind.CHAT, Method.LOG, 5000, 7, bytes([WHOLE]) + bytes(CHECK + 999))
+    log = Frame(Kind.CHAT, Method.LOG, 5000, 7, bytes(CHECK + 1000))
     path.write_bytes(file_of([model_frame(40, bytes(10)), log, PLAIN]))
     told = run("inspect", path).stdout
     assert "40 coded by the model" in told and "; beside 5.0 kB of logs, not counted in tokens\n" in told

@@ -24,8 +24,7 @@ from tests.second_reader.state import Files, manifest_of, restored, settings_of
 PACK_VERSION, COLUMNS, NONE = 9, tuple(range(14)), bytes(16)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
 ABOVE, FAST, RUN = 1, 2, 8  # bits of a mode
-MOST_ABOVE = 1 << 22
-BYTES = digest("pltz tokenizer", b"bytes")
+BYTES, LOG = digest("pltz tokenizer", b"bytes"), digest("pltz tokenizer", b"log 1")
 ZSTD_IDS = digest("pltz bundle", b"zstd ids 1")
 
 
@@ -266,6 +265,7 @@ class Archive:
         dictionaries = [b"", *(bundle.dictionary for bundle in bundles)]
         self._dictionaries = {digest("pltz bundle", b"zstd 1", one): one for one in dictionaries}
         self._towers = dict[bytes, list[tuple[bytes, list[int]]]]()
+        self._tables = dict[bytes, list[log.Table]]()  # of logs, above what stands behind a segment
         self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
         self._marks = dict[bytes, tuple[int, bool]]()
         self.damage += [f"pack {pack.hex()} is lost" for pack, known in self.manifest.lost.items() if not known]
@@ -334,7 +334,7 @@ class Archive:
     def value(self, version: Version) -> Any:
         """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
         context, tokens = version.record.context, self.tokens(version)
-        kind, raw = context.kind, context.tokenizer == BYTES
+        kind, raw = context.kind, context.tokenizer in (BYTES, LOG)
         if kind == TEXT:
             return bytes(tokens) if raw else self._bundles[context.bundle].spell(tokens)
         if kind == CHAT or kind > 2:
@@ -378,6 +378,7 @@ class Archive:
     def _decoded(self, record: Record, data: bytes, above: list[int]) -> list[int]:
         c, count = record.context, record.tokens
         if not count:
+            self._tables[record.segment] = self._tables.get(record.parent, [])
             return []
         if c.bundle == ZSTD_IDS:
             return list(struct.unpack(f"<{count}I", fallback(data, 4 * count)))
@@ -386,8 +387,10 @@ class Archive:
         if c.bundle not in self._bundles:
             raise LookupError(f"bundle {c.bundle.hex()}")
         bundle, past = self._bundles[c.bundle], above if c.mode & ABOVE else []
-        if c.tokenizer == BYTES:
-            return list(log.content(data, count, bytes(past[-MOST_ABOVE:]), bundle))
+        if c.tokenizer == LOG:
+            tables = self._tables.get(record.parent, []) if c.mode & ABOVE else []
+            content, self._tables[record.segment] = log.decoded(data, count, tables, bundle)
+            return list(content)
         fields, patch = Fields(data), b""
         if c.tokenizer != bundle.fingerprint:
             past = self._bridges[c.tokenizer].context(past[-bundle.model.memory :])

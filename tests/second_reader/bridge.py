@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.second_reader.fields import Damaged
-from tests.second_reader.model import Vocabulary
+from tests.second_reader.model import Vocabulary, blocks
 
 SLOTS = (
     "<|begin_of_text|> <s> <bos> <|startoftext|> <\uff5cbegin▁of▁sentence\uff5c> [CLS]",
@@ -19,7 +19,6 @@ SLOTS = (
 UNKNOWN_SLOT, MANY = 5, 15
 LATE = ("reserved", "unused", "placeholder", "extra_id")
 
-BLOCK = 1 << 16  # bytes
 Library = tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]  # ids of a text, text of ids
 MakeLibrary = Callable[[str], Library]  # of a tokenizer.json; adds nothing around a text
 
@@ -160,15 +159,8 @@ class Bridge:
         return bare if always or (unless_there and bare[:1].strip(" ")) else text
 
     def _bundle_tokens(self, text: str) -> list[int]:
-        data, found, start = text.encode(), list[int](), 0
-        while start < len(data):
-            end, middle = min(start + BLOCK, len(data)), start + BLOCK // 2
-            if len(data) - start > BLOCK:
-                cut = data.rfind(b"\n", middle, end) + 1 or max(data.rfind(b" ", middle, end), 0)
-                end = cut or next(n for n in range(end, end - 4, -1) if not 0x80 <= data[n] < 0xC0)
-            found += self._bpe(data[start:end].decode()) if self._bpe else []
-            start = end
-        return found
+        library = self._bpe
+        return [t for block in blocks(text.encode()) for t in library(block.decode())] if library else []
 
     def _id(self, bits: HighBits) -> int:
         most = max(self._size, 2)

@@ -46,6 +46,7 @@ class File:
     def __init__(self, data: bytes, bundle: Bundle | None = None, ids: Ids | None = None) -> None:
         self._bundle, self._ids = bundle, ids
         self._tokens: dict[int, list[int]] = {}
+        self._logs: dict[int, tuple[bytes, list[log.Table]]] = {}
         if data[:4] != MAGIC:
             raise Damaged("no .pltz file")
         fields = Fields(data, 4)
@@ -139,12 +140,19 @@ class File:
     def _decoded(self, number: int) -> Any:
         frame = self.sessions[number]
         if frame.coding.method == LOG:
-            above = self._decoded(number - frame.step) if frame.step else b""
-            return log.content(frame.data, frame.units, above, self._bundle)
+            return self._log(number)[0]
         if frame.coding.method == BYTES:
             return fallback(frame.data, frame.units, self._bundle.dictionary if self._bundle else b"")
         tokens, patch = self._model_tokens(number)
         return self._ids(tokens, patch) if frame.coding.content == IDS and self._ids else tokens
+
+    def _log(self, number: int) -> tuple[bytes, list[log.Table]]:
+        """Return the content of a log, and the tables above those that it is the context of."""
+        frame = self.sessions[number]
+        if number not in self._logs:
+            above = self._log(number - frame.step)[1] if frame.step else []
+            self._logs[number] = log.decoded(frame.data, frame.units, above, self._bundle)
+        return self._logs[number]
 
     def _model_tokens(self, number: int) -> tuple[list[int], bytes]:
         frame = self.sessions[number]

@@ -1,8 +1,4 @@
-"""Log frames, as coding/FORMAT.md describes them.
-
-Of a log in a table with bytes above it only columns, opaque bytes and pieces are read: its past is what a writer makes
-of these bytes.
-"""
+"""Log frames, as coding/FORMAT.md describes them."""
 
 from __future__ import annotations
 
@@ -14,17 +10,22 @@ from tests.second_reader.model import Bundle, digest, layout_of, tokens_of
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
-MOST_ABOVE, LEAST_ABOVE, PER_BYTE = 1 << 22, 1 << 16, 16
+LEAST_ABOVE, PER_BYTE = 1 << 16, 16
 
 
-class AfterOthers(Exception):
-    """A log in a table that stands after other bytes."""
+class Table(NamedTuple):
+    """A table as a frame has it. Those of a log, in their order, are what is above the next one."""
+
+    columns: bytes
+    opaque: bytes
+    pieces: list[bytes]
+    size: int  # bytes that it makes
 
 
 class LogParts(NamedTuple):
     """The parts of a log frame."""
 
-    method: int
+    by_model: bool
     copied: bool
     layout: int
     check: bytes
@@ -38,50 +39,61 @@ def parts_of(data: bytes) -> LogParts:
     """Return the parts of a frame that is not empty."""
     fields = Fields(data)
     head, check = fields.number(1), fields.take(8)
-    method = head & 3
-    if head >> 4 or method > 2:
+    if head >> 4:
         raise Newer(f"a log frame of head {head}")
-    if head & 12 and method != 2:
+    if head & 6 and not head & 1:
         raise Damaged("copies or lanes in a log without tokens")
-    sizes = [fields.varint() for _ in range(3)] if method else [0, 0, 0]
+    sizes = [fields.varint() for _ in range(4 if head & 8 else 3)]
     columns, opaque = fields.take(sizes[0]), fields.take(sizes[1])
-    return LogParts(method, bool(head & 4), head >> 3 & 1, check, columns, opaque, sizes[2], fields.rest())
+    if head & 8:
+        opaque = fallback(opaque, sizes[3])
+    return LogParts(bool(head & 1), bool(head & 2), head >> 2 & 1, check, columns, opaque, sizes[2], fields.rest())
 
 
-def content(data: bytes, count: int, above: bytes, bundle: Bundle | None = None) -> bytes:
-    """Return the content of a log frame. ``above``: the bytes that stand before it, or those of a log like it.
+def decoded(
+    data: bytes, count: int, above: Sequence[Table] = (), bundle: Bundle | None = None
+) -> tuple[bytes, list[Table]]:
+    """Return the content of a log frame, and the tables above the next one.
 
-    Raises:
-        AfterOthers: methods 1 and 2, with bytes above.
-        LookupError: method 2, without a bundle.
+    ``above``: the tables of the frames above it, the first one first. Raises LookupError: a text by a model without it.
     """
     if not count:
         if data:
             raise Damaged("a frame of no bytes that has bytes")
-        return b""
-    parts = parts_of(data)
-    above = above[-min(MOST_ABOVE, max(LEAST_ABOVE, PER_BYTE * count)) :]
-    if not parts.method:
-        found = fallback(parts.text, count, prefix=above)
-    elif above:
-        raise AfterOthers(f"method {parts.method}")
-    else:
-        found = Log.after_known_lines().join(parts.columns, parts.opaque, pieces(parts, bundle, b"", ()), count)
+        return b"", [*above]
+    parts, past = parts_of(data), Log.after_known_lines()
+    for table in above:
+        past.join(*table)
+    own = Table(parts.columns, parts.opaque, pieces(parts, text_above(above, count), bundle), count)
+    found = past.join(*own)
     if digest("pltz log", found, size=8) != parts.check:
         raise Damaged("a log that differs from its check")
-    return found
+    return found, [*above, own]
 
 
-def pieces(parts: LogParts, bundle: Bundle | None, data: bytes, tokens: Sequence[int]) -> list[bytes]:
-    """Return the pieces of a frame of methods 1 and 2. ``data``, ``tokens``: the text above, in bytes and in tokens."""
+def text_above(above: Sequence[Table], count: int) -> list[bytes]:
+    """Return the pieces of the text above that count for so many bytes of content."""
+    found, left = list[bytes](), max(LEAST_ABOVE, PER_BYTE * count)
+    for piece in (piece for table in above[::-1] for piece in table.pieces[::-1]):
+        left -= len(piece) + 1
+        if left < 0:
+            break
+        found.append(piece)
+    return found[::-1]
+
+
+def pieces(parts: LogParts, above: Sequence[bytes], bundle: Bundle | None) -> list[bytes]:
+    """Return the pieces of a frame. ``above``: those of the text above."""
     count = parts.text_count
-    if parts.method == 1:
-        text = fallback(parts.text, count, prefix=data)
+    if not parts.by_model:
+        text = fallback(parts.text, count, prefix=b"".join(piece + b"\xff" for piece in above))
         if text and text[-1] != 0xFF:
             raise Damaged("a text that ends within a piece")
         return text.split(b"\xff")[:-1]
     if bundle is None:
         raise LookupError("a log of a model without its bundle")
+    message = next(number for number, name in bundle.special.items() if name == "message")
+    tokens = [token for piece in above for token in (message, *bundle.bpe(piece))]
     fields = Fields(parts.text)
     copies = copies_of(fields, count, len(tokens)) if parts.copied else []
     literals = count - sum(length for _, length, _ in copies)

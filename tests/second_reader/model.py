@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import isqrt
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from tokenizers import Tokenizer
 
 from tests.second_reader.fields import Damaged
 
@@ -47,6 +49,7 @@ class Vocabulary:
 
     def __init__(self, special: dict[int, str], bytes_of: dict[int, bytes]) -> None:
         self.special, self._bytes_of = special, bytes_of
+        self._of_byte = {piece[0]: number for number, piece in bytes_of.items() if len(piece) == 1}
 
     def spell(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens that are no specials."""
@@ -57,8 +60,17 @@ class Vocabulary:
 
     def byte_ids(self, data: bytes) -> list[int]:
         """Return a token per byte."""
-        numbers = {piece: number for number, piece in self._bytes_of.items()}
-        return [numbers[bytes([byte])] for byte in data]
+        return [self._of_byte[byte] for byte in data]
+
+
+def blocks(data: bytes) -> Iterator[bytes]:
+    """Yield the blocks of bytes that go through BPE one by one."""
+    while len(data) > 65536:
+        cut = data.rfind(b"\n", 32768, 65536) + 1 or max(data.rfind(b" ", 32768, 65536), 0)
+        cut = cut or next(at for at in (65536, 65535, 65534, 65533) if data[at] & 0xC0 != 0x80 or at == 65533)
+        yield data[:cut]
+        data = data[cut:]
+    yield data
 
 
 def byte_letters() -> dict[str, int]:
@@ -213,6 +225,18 @@ class Bundle(Vocabulary):
             else:
                 bytes_of[number] = bytes(letters[letter] for letter in piece)
         super().__init__(special, bytes_of)
+        self._library = Tokenizer.from_str(self.tokenizer)
+
+    def bpe(self, data: bytes) -> list[int]:
+        """Return the tokens of bytes (models/FORMAT.md, "BPE")."""
+        tokens = list[int]()
+        for block in blocks(data):
+            text = block.decode("utf8", "surrogateescape")
+            for run in re.findall("[\udc80-\udcff]|[^\udc80-\udcff]+", text):
+                wrong = "\udc80" <= run[0] <= "\udcff"
+                one = self.byte_ids(run.encode("utf8", "surrogateescape")) if wrong else self._library.encode(run).ids
+                tokens += one
+        return tokens
 
     @cached_property
     def model(self) -> Model:

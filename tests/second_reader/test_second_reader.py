@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from pltz.coding.codec import Codec
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle as ProductBundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
@@ -46,8 +47,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE, GOLDEN = Path(__file__).parent, ROOT / "tests/golden"
 CONTAINERS = sorted((GOLDEN / "containers").glob("*.pltz"))
 FROZEN = sorted((GOLDEN / "mini").glob("*.pltz"))
-LISTED = {"numpy", "zstandard", "cryptography"}
-MOST_LINES = 2900
+LISTED = {"numpy", "tokenizers", "zstandard", "cryptography"}
+MOST_LINES = 2950
 
 
 @cache
@@ -176,19 +177,17 @@ def test_frames_of_random_models(gated: bool, extreme: bool, layout: tuple[int, 
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "logs").glob("*.frame")), ids=lambda path: path.stem[33:])
 def test_log_frames(path: Path) -> None:
-    case = path.stem.rpartition("-")[2]
-    data = path.read_bytes()
-    if case == "whole":
-        assert log.content(data, 300, b"") == b"\xff" * 300
-        return
-    parts = log.parts_of(data)
-    assert parts.method == (1 if case == "zstd" else 2) and parts.layout == (case == "fast")
-    if case == "zstd":
-        wanted = log_maker().log(0, 40)
-        assert log.content(data, len(wanted), b"") == wanted
-    if case == "above":
-        with pytest.raises(log.AfterOthers):
-            log.content(data, 1 << 20, b"{}\n" * 9)
+    wanted, found, _ = golden_log(path)
+    assert found == wanted
+
+
+@cache
+def golden_log(path: Path) -> tuple[bytes, bytes, list[log.Table]]:
+    """Return the content of a golden frame, and what the second reader makes of it and leaves."""
+    head, _, case = path.stem.rpartition("-")
+    content, up, *_ = log_maker().CASES[case]
+    above = golden_log(path.with_name(f"{head}-{up}.frame"))[2] if up else []
+    return content, *log.decoded(path.read_bytes(), len(content), above, bundle("mini"))
 
 
 @cache
@@ -208,22 +207,32 @@ LINES = (
 
 
 @pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
-def test_pieces_of_log_frames(by_model: bool) -> None:
-    """Split what is above a log by the product: no text describes that part."""
-    make = log_maker()
-    product, second = ProductBundle.load("nano"), bundle("nano")
+def test_grown_logs(by_model: bool) -> None:
+    make, product, second = log_maker(), ProductBundle.load("nano"), bundle("nano")
     coder = LogCoder(product, product.coder())
-    begin, end = make.log(0, 12), make.log(12, 18)
-    for content, above in ((begin, b""), (end, begin)):
-        [frame] = coder.encode([(content, above)], by_model=by_model)
-        parts = log.parts_of(frame)
-        text = coder._tables.past(above)
-        found = log.pieces(parts, second, text.data, text.tokens.tolist())
-        split = table.split(content, above)
-        assert parts.method == 1 + by_model and parts.columns == split.columns and parts.opaque == split.opaque
-        assert found == [piece.text.encode() for piece in split.pieces]
-        if not above:
-            assert log.content(frame, len(content), b"", second) == content
+    long = json.dumps({"said": "a word, " * 9000 + "\ud800"}).encode() + b"\n"
+    up, tables, methods = None, list[log.Table](), set[bool]()
+    for content in (make.log(0, 8), b"\n" + long, make.log(8, 12), make.log(12, 14)):
+        [frame] = coder.encode([(content, up)], by_model=by_model)
+        found, tables = log.decoded(frame, len(content), tables, second)
+        assert found == content
+        methods.add(log.parts_of(frame).by_model)
+        up = Above.of(content, up)
+    assert methods == ({False, True} if by_model else {False})
+
+
+def test_logs_of_a_file_after_others() -> None:
+    sessions = [Session("text", log_maker().log(0, 30 + n)) for n in range(3)]
+    file = File(Codec.load("nano").compress(sessions), bundle("nano"))
+    assert [bool(frame.step) for frame in file.sessions] == [False, True, True]
+    assert [file.value(number) for number in range(3)] == [session.value for session in sessions]
+
+
+@pytest.mark.parametrize("size", [70_000, 140_000])
+@pytest.mark.parametrize("unit", ["words and\n more ", "\u4f60", "x", f"{'b' * 999}\udcff"], ids=len)
+def test_bpe_of_any_bytes(unit: str, size: int) -> None:
+    data = (unit * size).encode("utf8", "surrogateescape")[:size]
+    assert bundle("nano").bpe(data) == ProductBundle.load("nano").tokenizer.encode(data).tolist()
 
 
 TABLES = json.loads((GOLDEN / "tables/version-7.json").read_text("utf8"))
@@ -231,11 +240,12 @@ TABLES = json.loads((GOLDEN / "tables/version-7.json").read_text("utf8"))
 
 @pytest.mark.parametrize("row", TABLES, ids=lambda row: row["name"])
 def test_golden_tables(row: dict[str, Any]) -> None:
-    if row["part"] == 0:  # the others have bytes above
-        texts = [text.encode() for _, text in row["pieces"]]
-        columns, opaque = bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"])
-        found = Log.after_known_lines().join(columns, opaque, texts, row["count"])
-        assert found == LOGS[row["name"]]
+    past, first = Log.after_known_lines(), TABLES.index(row) - row["part"] + bool(row["part"])
+    for one in TABLES[first : first + max(1, row["part"])]:  # a whole log, or the thirds up to one
+        texts = [text.encode() for _, text in one["pieces"]]
+        found = past.join(bytes.fromhex(one["columns"]), bytes.fromhex(one["opaque"]), texts, one["count"])
+        assert found in LOGS[row["name"]]
+    assert row["part"] or found == LOGS[row["name"]]
 
 
 @settings(max_examples=examples(100))

@@ -62,7 +62,7 @@ def columns(
 ) -> tuple[bytes, str]:
     """Return the columns of a log of one line of JSON, and that line."""
     coder = _ChosenDecisions([0, 0, *numbers], bits)
-    joiner = _PayingNothing(table._past(b""), coder, b"", pieces, 1 << 60)
+    joiner = _PayingNothing(table._past(None), coder, b"", pieces, 1 << 60)
     joiner.ways = [*ways]
     line = joiner._unit(Unit()).decode()
     return bytes([table.VERSION]) + coder.finish(), line

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
+from pltz.coding.log.splitter import Splitter
 from pltz.coding.log.table import Table, TextPiece
 from pltz.plt_codec.errors import VersionError
 from tests.loaded import module_at
@@ -32,6 +34,18 @@ def test_golden_tables_join_and_split_again(row: dict[str, Any]) -> None:
     known = Table(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), pieces)
     assert table.join(known.columns, known.opaque, known.pieces, row["count"], above) == data
     assert table.split(data, above) == known
+
+
+@pytest.mark.parametrize("name", sorted({row["name"] for row in ROWS}))
+def test_a_reader_of_golden_tables_splits_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Splitter, "content", lambda *_: pytest.fail("a reader split a log"))
+    whole, *thirds = [row for row in ROWS if row["name"] == name]
+    up, found = None, b""
+    for row in thirds:
+        text = table.text_of(text for _, text in row["pieces"])
+        up = Above.made_of(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), text, row["count"], up)
+        found += table.content_of(up)
+    assert len(thirds) == 3 and found == maker().parts(name)[whole["part"]][0]
 
 
 @pytest.mark.parametrize("version", [0, table.VERSION - 1, table.VERSION + 1, 255])

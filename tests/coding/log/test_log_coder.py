@@ -8,8 +8,12 @@ import random
 import pytest
 
 from pltz.coding import look
-from pltz.coding.log import log_coder
-from pltz.coding.log.log_coder import LogCoder, holds, parse, usable
+from pltz.coding.log import log_coder, table
+from pltz.coding.log.above import Above
+from pltz.coding.log.kept import Kept
+from pltz.coding.log.log_coder import LogCoder, holds, parse
+from pltz.coding.log.splitter import Splitter
+from pltz.coding.log.table import END
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
@@ -42,65 +46,136 @@ CONTENTS = [b"", b"x", b"\n", NOISE, log(1), log(12), *ODD]
 
 
 def test_a_batch_comes_back_and_equals_single_frames(coder: LogCoder) -> None:
-    batch = [(content, b"") for content in CONTENTS]
+    batch = [(content, None) for content in CONTENTS]
     frames = coder.encode(batch)
     assert frames[4:6] == [coder.encode([one])[0] for one in batch[4:6]]
-    assert coder.decode([(f, len(c), b"") for f, c in zip(frames, CONTENTS, strict=True)]) == CONTENTS
+    assert coder.decode([(f, len(c), None) for f, c in zip(frames, CONTENTS, strict=True)]) == CONTENTS
     assert all(map(holds, frames, CONTENTS))
     assert not holds(frames[4], CONTENTS[5])
 
 
 def test_methods_follow_the_content(coder: LogCoder) -> None:
-    noise, short = coder.encode([(NOISE, b""), (log(12), b"")])
-    assert parse(noise).name == "zstd"
-    assert len(noise) <= len(NOISE) + 9
+    noise, short = coder.encode([(NOISE, None), (log(12), None)])
+    assert len(noise) <= len(NOISE) + 30
     assert parse(short).name == "log + model"
     assert parse(short).opaque
-    table = coder.encode([(log(12), b"")], by_model=False)[0]
+    table = coder.encode([(log(12), None)], by_model=False)[0]
     assert parse(table).name == "log + zstd"
     assert len(short) < len(table)
-    assert coder.decode([(table, len(log(12)), b"")]) == [log(12)]
+    assert coder.decode([(table, len(log(12)), None)]) == [log(12)]
 
 
-def test_lines_after_those_above_take_fewer_bytes_and_need_them(coder: LogCoder) -> None:
-    whole = log(24)
-    cut = whole.index(b"\n", len(whole) // 2) + 1
-    above, new = whole[:cut], whole[cut:]
-    alone, after = coder.encode([(new, b""), (new, above)])
-    assert len(after) < len(alone)
-    assert coder.decode([(after, len(new), above)]) == [new]
-    for other in (b"", above[:-40], log(12, seed=9)):
+def test_opaque_bytes_that_zstd_shrinks_are_stored_so(coder: LogCoder) -> None:
+    content = b"caf\xe9 at the corner\n" * 300
+    [frame] = coder.encode([(content, None)])
+    parsed = parse(frame)
+    assert len(frame) < 200 and parsed.unpacked == len(content) - 300
+    assert coder.decode([(frame, len(content), None)]) == [content]
+    assert parse(coder.encode([(NOISE, None)])[0]).unpacked is None
+
+
+def parts(count: int) -> list[bytes]:
+    """Return a log cut into parts of whole lines."""
+    lines = log(count * 6).splitlines(keepends=True)
+    return [b"".join(lines[n : n + 6]) for n in range(0, len(lines), 6)]
+
+
+def grown(coder: LogCoder, contents: list[bytes], *by_model: bool) -> list[bytes]:
+    """Return the frame of each part, coded after the one above it."""
+    frames, up = [], None
+    for content, one in zip(contents, by_model, strict=True):
+        frames += coder.encode([(content, up)], by_model=one)
+        up = Above.of(content, up)
+    return frames
+
+
+def thawed(coder: LogCoder, contents: list[bytes], frames: list[bytes]) -> list[bytes]:
+    """Return the content of each frame, decoded after what the one above it left."""
+    found, up = [], None
+    for content, frame in zip(contents, frames, strict=True):
+        [decoded] = coder.decode_begun([(frame, len(content), up)])
+        found.append(decoded.content())
+        up = decoded.part
+    return found
+
+
+def test_parts_after_those_above_take_fewer_bytes_and_need_them(coder: LogCoder) -> None:
+    contents = parts(4)
+    frames = grown(coder, contents, True, False, True, True)
+    alone = coder.encode([(content, None) for content in contents[1:]])
+    assert all(len(a) < len(b) for a, b in zip(frames[1:], alone, strict=True))
+    assert thawed(coder, contents, frames) == contents
+    other = Above.of(contents[0][:-40] + b"\n")
+    for up in (None, other, Above.of(log(12, seed=9)), Above.of(contents[1])):
         with pytest.raises(FormatError):
-            coder.decode([(after, len(new), other)])
+            coder.decode([(frames[1], len(contents[1]), up)])
+
+
+def test_what_a_part_leaves_does_not_hang_on_the_method_of_its_text(coder: LogCoder) -> None:
+    """A part above can be coded anew by another method, and a writer needs the content of it alone."""
+    contents = parts(3)
+    frames = grown(coder, contents, True, True, True)
+    assert grown(coder, contents, False, False, True)[2] == frames[2]
+    anew = grown(coder, contents, False, True, False)
+    assert thawed(coder, contents, [anew[0], frames[1], anew[2]]) == contents
+
+
+def test_nothing_is_split_to_read(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = parts(4)
+    frames = grown(coder, contents, True, True, False, True)
+    monkeypatch.setattr(table, "PASTS", Kept(1 << 26, len))
+    monkeypatch.setattr(table, "LIVE", Kept(1 << 22, lambda kept: kept[1]))
+    monkeypatch.setattr(Splitter, "__init__", lambda *_: pytest.fail("a reader split a log"))
+    assert thawed(coder, contents, frames) == contents
+
+
+def test_parts_are_joined_again_where_nothing_is_kept(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = parts(4)
+    frames = grown(coder, contents, True, True, True, True)
+    monkeypatch.setattr(table, "PASTS", Kept(0, len))
+    monkeypatch.setattr(table, "LIVE", Kept(0, lambda kept: kept[1]))
+    assert thawed(coder, contents, frames) == contents
+    one = Above.of(contents[0])
+    [first] = coder.decode_begun([(frames[1], len(contents[1]), one)])  # beside each other
+    [second] = coder.decode_begun([(frames[2], len(contents[2]), first.part)])
+    assert [second.content(), first.content(), second.content()] == [contents[2], contents[1], contents[2]]
+
+
+def test_the_text_above_is_whole_pieces_in_proportion_to_the_content(coder: LogCoder) -> None:
+    lines = [json.dumps({"text": f"{n} " + "x" * 30_000}).encode() + b"\n" for n in range(9)]
+    above = Above.of(b"".join(lines[3:6]), Above.of(b"".join(lines[:3])))
+    sizes = [coder._tables.past(above, count).data for count in (1, 7_000, 1 << 20)]
+    assert [len(data.split(END)) - 1 for data in sizes] == [2, 3, 6]
+    assert all(len(data) <= max(1 << 16, 16 * n) for data, n in zip(sizes, (1, 7_000, 1 << 20), strict=True))
 
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_every_damaged_byte_is_refused(coder: LogCoder, by_model: bool) -> None:
     content = log(3)
-    frame = coder.encode([(content, b"")], by_model=by_model)[0]
+    frame = coder.encode([(content, None)], by_model=by_model)[0]
     for place in range(0, len(frame), 7):
         damaged = bytearray(frame)
         damaged[place] ^= 0x55
         with pytest.raises(FormatError):
-            coder.decode([(bytes(damaged), len(content), b"")])
+            coder.decode([(bytes(damaged), len(content), None)])
     for end in range(0, len(frame), 23):
         with pytest.raises(FormatError):
-            coder.decode([(frame[:end], len(content), b"")])
+            coder.decode([(frame[:end], len(content), None)])
 
 
 def test_counts_that_lie_are_refused_before_the_work(coder: LogCoder) -> None:
-    frame = coder.encode([(log(3), b"")])[0]
+    frame = coder.encode([(log(3), None)])[0]
     with pytest.raises(CorruptError, match="cannot be in a frame"):
-        coder.decode([(frame, 1 << 26, b"")])
+        coder.decode([(frame, 1 << 26, None)])
     with pytest.raises(VersionError):
-        parse(b"\x03" + frame[1:])
+        parse(b"\x11" + frame[1:])
     with pytest.raises(VersionError):
-        parse(b"\x12" + frame[1:])
+        parse(b"\x80" + frame[1:])
     with pytest.raises(CorruptError, match="has no text of"):
-        coder.decode([(coder.encode([(log(40), b"")])[0], 2, b"")])
+        coder.decode([(coder.encode([(log(40), None)])[0], 2, None)])
     huge = frame[:9] + b"\x00\x00\xff\xff\x7f" + frame[12:]
     with pytest.raises(CorruptError, match="tokens cannot be in"):
-        coder.decode([(huge, len(log(3)), b"")])
+        coder.decode([(huge, len(log(3)), None)])
 
 
 def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
@@ -119,30 +194,24 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
 
     monkeypatch.setattr(coder.coder, "encode", counting)
     monkeypatch.setattr(log_coder, "LEVELS", 0.05)  # as if zstd were far better
-    frame = coder.encode([(noise, b"")])[0]
+    frame = coder.encode([(noise, None)])[0]
     assert parse(frame).name != "log + model"
     assert sum(counted) == 2 * 32
-
-
-def test_bytes_above_count_in_proportion_to_the_content() -> None:
-    assert len(usable(bytes(1 << 23), 1 << 20)) == 1 << 22
-    assert len(usable(bytes(1 << 23), 9000)) == 144_000
 
 
 def test_a_frame_tells_its_layout(coder: LogCoder) -> None:
     """A text in the fast layout comes back beside one that is not, and says so in its head alone."""
     content, short = log(12), log(2)
-    [plain], [fast] = coder.encode([(content, b"")]), coder.encode([(content, b"")], fast=True)
+    [plain], [fast] = coder.encode([(content, None)]), coder.encode([(content, None)], fast=True)
     assert not parse(plain).fast and parse(fast).fast and fast[0] == plain[0] | log_coder.FAST
-    frames = coder.encode([(short, b""), (content, b"")])
+    frames = coder.encode([(short, None), (content, None)])
     assert frames[1] == plain
-    assert coder.decode([(frames[0], len(short), b""), (fast, len(content), b"")]) == [short, content]
+    assert coder.decode([(frames[0], len(short), None), (fast, len(content), None)]) == [short, content]
     with pytest.raises(CorruptError):  # the layout is read from the head
-        coder.decode([(plain[:1] + fast[1:], len(content), b"")])
+        coder.decode([(plain[:1] + fast[1:], len(content), None)])
 
 
-def test_a_layout_of_a_text_that_the_model_did_not_code_are_refused(coder: LogCoder) -> None:
-    for by_model, content in ((False, log(12)), (True, NOISE)):
-        [frame] = coder.encode([(content, b"")], by_model=by_model)
-        with pytest.raises(CorruptError, match="a layout of a text without tokens"):
-            parse(bytes([frame[0] | log_coder.FAST]) + frame[1:])
+def test_a_layout_of_a_text_that_the_model_did_not_code_is_refused(coder: LogCoder) -> None:
+    [frame] = coder.encode([(log(12), None)], by_model=False)
+    with pytest.raises(CorruptError, match="a layout of a text without tokens"):
+        parse(bytes([frame[0] | log_coder.FAST]) + frame[1:])

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
 from pltz.coding.log.marks import Marks, numbering_of
 from tests.coding.log.logs import CODE, numbered
 
@@ -27,16 +28,16 @@ FORMS = {
 def test_marked_lines_come_back_and_are_found_again(form: str) -> None:
     plain = json.dumps({"text": "\n".join(LINES)}).encode() + b"\n"
     marked = json.dumps({"text": FORMS[form]}, ensure_ascii=False).encode() + b"\n"
-    found = table.split(marked, plain)
-    assert table.join(found.columns, found.opaque, found.pieces, len(marked), plain) == marked
+    found = table.split(marked, Above.of(plain))
+    assert table.join(found.columns, found.opaque, found.pieces, len(marked), Above.of(plain)) == marked
     assert not any("compute_the_value_of" in piece.text for piece in found.pieces)
 
 
 def test_lines_of_a_diff_in_a_list_are_found_again() -> None:
     plain = json.dumps({"text": "\n".join(LINES)}).encode() + b"\n"
     marked = json.dumps({"patch": [sign + line for sign, line in zip(" -+ ", LINES, strict=True)]}).encode() + b"\n"
-    found = table.split(marked, plain)
-    assert table.join(found.columns, found.opaque, found.pieces, len(marked), plain) == marked
+    found = table.split(marked, Above.of(plain))
+    assert table.join(found.columns, found.opaque, found.pieces, len(marked), Above.of(plain)) == marked
     assert not any("compute_the_value_of" in piece.text for piece in found.pieces)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.coding.log import codes, table
+from pltz.coding.log.above import Above
 from pltz.models.session.spelling import DOCUMENTS, LINES, SPELLINGS, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.coding.log import forged, logs
@@ -42,10 +43,15 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 
-def back(data: bytes, above: bytes = b"") -> bytes:
-    """Return what `join` makes of the split of ``data``."""
-    found = table.split(data, above)
-    return table.join(found.columns, found.opaque, found.pieces, len(data), above)
+def back(data: bytes, *above: bytes) -> bytes:
+    """Return what `join` makes of the split of ``data``, after tables of what is above it."""
+    contents, tables, made = None, None, b""
+    for content in (*above, data):
+        found = table.split(content, contents)
+        text = table.text_of(piece.text for piece in found.pieces)
+        tables = Above.made_of(found.columns, found.opaque, text, len(content), tables)
+        contents, made = Above.of(content, contents), table.content_of(tables)
+    return made
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -80,7 +86,7 @@ def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(
     data = b"".join(spell(value, 0).encode("utf-8", "surrogatepass") + b"\n" for value in values)
     start = draw.draw(st.integers(0, len(data)))
     begin = draw.draw(st.integers(0, start))
-    assert back(data[start:], data[begin:start]) == data[start:]
+    assert back(data[start:], data[:begin], data[begin:start]) == data[start:]
 
 
 @pytest.mark.parametrize("name", logs.LOGS)
@@ -93,13 +99,25 @@ def test_the_logs_of_each_agent_come_back_and_their_tables_are_taken_out(name: s
     assert text + len(found.columns) + len(found.opaque) < len(data) * 3 // 4
 
 
+def test_a_split_is_the_same_however_deep_the_stack_is() -> None:
+    data = b"\n".join(b"[" * depth + b"]" * depth for depth in (70, 128, 129, 400, 700)) + b"\n"
+
+    def deep(frames: int) -> table.Table:
+        return deep(frames - 1) if frames else table.split(data)
+
+    assert deep(400) == deep(0) and back(data) == data
+    pieces = "\n".join(piece.text for piece in deep(0).pieces)
+    assert "[" * 129 in pieces
+
+
 @pytest.mark.parametrize("name", logs.LOGS)
 def test_an_appended_part_costs_only_what_is_new(name: str) -> None:
     data = logs.LOGS[name]
-    again = table.split(data, data)
+    above = Above.of(data)
+    again = table.split(data, above)
     assert len(again.columns) + len(again.opaque) < len(data) // 20
     assert sum(len(piece.text) for piece in again.pieces) < len(data) // 20
-    assert table.join(again.columns, again.opaque, again.pieces, len(data), data) == data
+    assert table.join(again.columns, again.opaque, again.pieces, len(data), above) == data
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,10 @@ IDS_STORED = Entry(b"\x0a", 8, ids(1, 70000), ids(1, 70000))
 LAYOUT = CHAT._replace(coding=b"\x10")  # the fast one
 PATCHED = Entry(b"\x22", 1, b"\x02\xaa\xbb\x10", ids(9))
 BOTH = Entry(b"\x32", 1, b"\x01\xcc\x10", ids(9))
-LOGGED = b"{}\n{}\n"  # in a log frame as it is
-LOG_CHECK = hashlib.blake2b(LOGGED, digest_size=8, person=b"pltz log").digest()
-LOG = Entry(b"\4", len(LOGGED), b"\0" + LOG_CHECK + LOGGED, LOGGED)
+LOGGED = b"{}\n{}\n"
+LOG_HEAD = b"\0" + hashlib.blake2b(LOGGED, digest_size=8, person=b"pltz log").digest()
+LOG = Entry(b"\4", len(LOGGED), LOG_HEAD + bytes.fromhex("09000007002e87e9e9cdfbe5"), LOGGED)
+LOG_AFTER = LOG._replace(data=LOG_HEAD + bytes.fromhex("0400000705ad10"), step=2)  # the same after it
 NEWER = Entry(b"\3", 1, b"z")
 HUNDRED = texts(100)
 MANY = texts(300)
@@ -208,7 +209,7 @@ GOOD = {
     "good-one-text": build([TEXT_STORED]),
     "good-every-kind": build([CHAT, TEXT, IDS, CHAT_STORED, TEXT_STORED, IDS_STORED]),
     "good-extended": build([LAYOUT, PATCHED, BOTH]),
-    "good-logs": build([LOG, CHAT, LOG._replace(step=2)]),
+    "good-logs": build([LOG, CHAT, LOG_AFTER]),
     "good-copies": build([COPIED, ALL_THREE]),
     "good-copies-of-a-context": build([CHAT, TOLD]),
     "good-nine-copies": build([NINE]),
@@ -307,7 +308,7 @@ BAD = {
     "bad-count-over-limit": build(TWO, own={4: [2, 2**26 + 2**12 + 1]}),
     "bad-fallback-longer-than-count": build([Entry(b"\x09", 1, b"ab", b"a")]),
     "bad-count-over-frame-in-lanes": build([LAYOUT._replace(units=3000)]),
-    "bad-log-count-over-frame": build([LOG._replace(units=256 * 16 + 1)]),
+    "bad-log-count-over-frame": build([LOG._replace(units=256 * 22 + 1)]),
     "bad-context-before-first": build([TEXT, TEXT._replace(step=2)]),
     "bad-contexts-of-four": build([TEXT, *[TEXT._replace(step=1)] * 4]),
     "bad-context-of-fallback": build([TEXT, TEXT_STORED._replace(step=1)]),

@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import UUID
 
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 
@@ -46,15 +47,23 @@ def count(lines: int) -> bytes:
     return json.dumps({"message": {"role": "user", "content": said}}, separators=(",", ":")).encode() + b"\n"
 
 
-# case: content, bytes above it, whether the model may code its text, whether in the fast layout
+# case: content, the case above it, whether the model may code its text, whether in the fast layout
 CASES = {
-    "whole": (b"\xff" * 300, b"", True, False),
-    "zstd": (log(0, 40), b"", False, False),
-    "model": (log(0, 12), b"", True, False),
-    "long": (count(200), b"", True, False),
-    "fast": (log(0, 12), b"", True, True),
-    "above": (log(12, 18), log(0, 12), True, False),
+    "packed": (b"\xff" * 300, "", True, False),
+    "zstd": (log(0, 40), "", False, False),
+    "model": (log(0, 12), "", True, False),
+    "long": (count(200), "", True, False),
+    "fast": (log(0, 12), "", True, True),
+    "above": (log(12, 18), "model", True, False),
+    "grown": (log(18, 24), "above", False, False),
+    "again": (log(24, 26), "grown", True, False),
 }
+
+
+def above(case: str) -> Above | None:
+    """Return what a case is coded after, as its writer has it."""
+    up = CASES[case][1]
+    return Above.of(CASES[up][0], above(up)) if up else None
 
 
 def name(case: str, bundle: Bundle) -> str:
@@ -66,12 +75,12 @@ def main() -> None:
     """See the head of this file."""
     bundle = Bundle.load(sys.argv[1] if len(sys.argv) > 1 else "mini")
     coder = LogCoder(bundle, bundle.coder())
-    for case, (content, above, by_model, fast) in CASES.items():
+    for case, (content, _, by_model, fast) in CASES.items():
         path = HERE / name(case, bundle)
         if path.exists():
             print(f"{path.name} exists: golden files are not refreshed", file=sys.stderr)
             continue
-        path.write_bytes(coder.encode([(content, above)], by_model=by_model, fast=fast)[0])
+        path.write_bytes(coder.encode([(content, above(case))], by_model=by_model, fast=fast)[0])
         print(json.dumps({"file": path.name, "bytes": path.stat().st_size}))
 
 

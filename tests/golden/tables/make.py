@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -13,14 +14,20 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2]))
 
 from pltz.coding.log import table
+from pltz.coding.log.above import Above
 from tests.coding.log import logs
 
 
-def parts(name: str) -> list[tuple[bytes, bytes]]:
-    """Return the contents of a log and the bytes above each: the whole, and its last third after the rest."""
+def parts(name: str) -> list[tuple[bytes, Above | None]]:
+    """Return the contents of a log and what is above each: the whole, and its thirds after those before them."""
     data = logs.LOGS[name]
-    cut = data.index(b"\n", len(data) * 2 // 3) + 1
-    return [(data, b""), (data[cut:], data[:cut])]
+    cuts = [0, *(data.index(b"\n", len(data) * n // 3) + 1 for n in (1, 2)), len(data)]
+    rows: list[tuple[bytes, Above | None]] = [(data, None)]
+    up = None
+    for a, b in itertools.pairwise(cuts):
+        rows.append((data[a:b], up))
+        up = Above.of(data[a:b], up)
+    return rows
 
 
 def main() -> None:
