@@ -587,7 +587,8 @@ class GuardedMachine(AlikeMachine):
             self.hurt[other] = files[other]
             self.disk.vanish(other)
             self.mendable = False
-        if kind == "gone":
+        others = sorted(p for p in files if p.partition("/")[0] == folder and p != path)
+        if kind == "gone" or (kind == "other" and not others):  # as it is, it could be collected, and come back then
             self.disk.vanish(path)
             return
         burst = bytes(b ^ 0x5A for b in files[path][at : at + length])
@@ -595,7 +596,7 @@ class GuardedMachine(AlikeMachine):
             "changed": files[path][:at] + burst + files[path][at + len(burst) :],
             "cut": files[path][:at],
             "zeroed": bytes(len(files[path])),
-            "other": files[data.draw(st.sampled_from(sorted(p for p in files if p.partition("/")[0] == folder)))],
+            "other": files[data.draw(st.sampled_from(others or [path]))],
             "foreign": foreign(folder, self.key),
         }[kind]
         self.overwrite(path, new)
