@@ -144,8 +144,8 @@ class IndexKeeper:
         """
         lists = dict[str, str]()
         try:
-            rows = self._catalog.lookup.rows_for_lists(packs, absorbed) if self._store.remote else None
-            for name, data in encoded(rows, self._catalog.listing.archive, self._store.random) if rows else ():
+            rows = self._catalog.lookup.rows_for_lists(packs, absorbed) if self._store.remote else ()
+            for name, data in encoded(rows, self._catalog.listing.archive, self._store.random):
                 if self._store.put(object_names.session_list(name.hex()), data):
                     lists[name.hex()] = index
         except FormatError as exc:  # its packs are read in place of a list

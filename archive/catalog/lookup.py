@@ -474,7 +474,7 @@ class RecordLookup:
     def _all_versions(self, domain: bytes | None, listed: bool) -> list[Version]:
         items, packs = list[Iterable[Found]](), set(self._listing.packs)
         for name in sorted(self._listing.indexes) if listed else ():
-            if (found := self.in_lists(name)) is not None:
+            if (found := self._listed(name)) is not None:
                 items.append(item for item in found if domain in (None, item.context.domain))
                 packs -= self._listing.indexes[name].packs.keys()
         items += (self._session_heads(pack, domain, marks=True) for pack in sorted(packs))
@@ -489,33 +489,37 @@ class RecordLookup:
 
         return self._distinct(sessions(), [], marks=marks)
 
-    def in_lists(self, index: str) -> list[Found] | None:
-        """Return the records of sessions and the marks that the lists of an index have, of packs that are there.
-
-        None where it has no lists, or they cannot be used: packs tell then. Raises StoreError.
-        """
-        listing = self._listing
-        if not (lists := listing.present.lists_of(index)):
-            return None
+    def _listed(self, index: str) -> list[Found] | None:
+        """Return what `in_lists` yields; None where an index has no lists or they cannot be used: packs tell then."""
         try:
-            stale, places = self._stale(listing.indexes[index])
-            found = list[Found]()
-            for name in lists:
-                data = listing.store.view(object_names.session_list(name))
-                items = decoded(data, bytes.fromhex(name), listing.archive)
-                found += [Found(*item) for item in items if not (stale and key_in_list(*item[1:]) in stale)]
-            for place in places:  # what collectors moved has other records, perhaps there
-                pack, block = self.block(place)
-                for row, record in enumerate(block.heads()):
-                    context = pack.head.contexts[record.context]
-                    if (record.mark or record.name is not None) and key_in_list(record, context) in stale:
-                        found.append(self._of_block(pack, block, place._replace(row=row)))
+            return [*self.in_lists(index)] if self._listing.present.lists_of(index) else None
         except FormatError as exc:
             self._problems.note("list", index, f"{exc}; its packs are read instead")
-            return None
-        except FileNotFoundError:  # another replaced it, or a collector took a pack out
-            return None
-        return found
+        except FileNotFoundError:  # a collector took a pack out, or another replaced the index
+            pass
+        return None
+
+    def in_lists(self, index: str) -> Iterator[Found]:
+        """Yield the records of sessions and the marks that the lists of an index have, of packs that are there.
+
+        Raises FormatError where one is damaged or gone, FileNotFoundError, StoreError.
+        """
+        listing = self._listing
+        stale, places = self._stale(listing.indexes[index])
+        for name in listing.present.lists_of(index):
+            try:
+                data = listing.store.view(object_names.session_list(name))
+            except FileNotFoundError as exc:
+                raise CorruptError(f"list {name} is gone") from exc
+            for item in decoded(data, bytes.fromhex(name), listing.archive):
+                if not (stale and key_in_list(*item[1:]) in stale):
+                    yield Found(*item)
+        for place in places:  # what collectors moved has other records, perhaps there
+            pack, block = self.block(place)
+            for row, record in enumerate(block.heads()):
+                context = pack.head.contexts[record.context]
+                if (record.mark or record.name is not None) and key_in_list(record, context) in stale:
+                    yield self._of_block(pack, block, place._replace(row=row))
 
     def _stale(self, index: FileIndex) -> tuple[set[tuple[int, int]], list[Location]]:
         """Return (section, key) of what an index names in packs that are gone, and the places of these in others.
@@ -534,25 +538,24 @@ class RecordLookup:
             }
         return stale, sorted(places)
 
-    def rows_for_lists(self, packs: AbstractSet[bytes], indexes: Iterable[str]) -> list[Row]:
-        """Return what lists have of packs: from the lists of these indexes where they have some, else of packs.
+    def rows_for_lists(self, packs: AbstractSet[bytes], indexes: Iterable[str]) -> Iterator[Row]:
+        """Yield what lists have of packs: from the lists of these indexes where they have some, else of packs.
 
-        Raises FormatError where a pack is damaged, FileNotFoundError where one is gone, StoreError.
+        Raises FormatError where a list or a pack is damaged, FileNotFoundError where a pack is gone, StoreError.
         """
-        rows, left = dict[Row, None](), set(packs)
-        for name in indexes:
-            if (found := self.in_lists(name)) is not None:
-                rows |= dict.fromkeys(row for item in found if (row := listed(item.context, item.record)))
-                left -= self._listing.indexes[name].packs.keys()
+        left, listing = set(packs), self._listing
+        for name in filter(listing.present.lists_of, indexes):
+            left -= listing.indexes[name].packs.keys()
+            yield from (row for item in self.in_lists(name) if (row := listed(item.context, item.record)))
         for pack in sorted(left):
-            if (own := self._listing.own_rows.get(pack)) is None:
-                own = []
-                for item in self._listing.scan(pack, bodies=False):
-                    if isinstance(item, Damage):
-                        raise CorruptError(item.why)
-                    own += [row for row in [listed(item.context, item.record)] if row]
-            rows |= dict.fromkeys(own)
-        return [*rows]
+            if (own := listing.own_rows.get(pack)) is not None:
+                yield from own
+                continue
+            for item in listing.scan(pack, bodies=False):
+                if isinstance(item, Damage):
+                    raise CorruptError(item.why)
+                if row := listed(item.context, item.record):
+                    yield row
 
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.

@@ -10,7 +10,8 @@ destroys the key of a record destroys it here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from pltz.archive.errors import MisplacedPack
 from pltz.archive.format.context import RUN, Context
@@ -21,6 +22,7 @@ from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.errors import CorruptError
 
 Row = tuple[Context, Record]
+AT_ONCE = 1 << 18  # rows in memory while lists are written
 
 
 def listed(context: Context, record: Record) -> Row | None:
@@ -41,17 +43,19 @@ def key_in_list(record: Record, context: Context) -> tuple[int, int]:
     return section, key_of(identity)
 
 
-def encoded(rows: Sequence[Row], archive: bytes, random: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield digests and bytes of lists that have these rows, as `listed` returned them.
+def encoded(rows: Iterable[Row], archive: bytes, random: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield digests and bytes of lists that have these rows, as `listed` returned them. Some are in memory at a time.
 
     ``archive``: its id; ``random``: returns so many random bytes.
     """
-    while rows:
-        builder = Builder(min((r.moment for _, r in rows if not r.mark), default=0), random(16), archive)
-        count = builder.fill(*zip(*rows, strict=True))
-        data = builder.finish()
-        yield Pack.of(data).footer().name, data
-        rows = rows[count:]
+    coming = iter(rows)
+    while some := [*dict.fromkeys(islice(coming, AT_ONCE))]:
+        while some:
+            builder = Builder(min((r.moment for _, r in some if not r.mark), default=0), random(16), archive)
+            count = builder.fill(*zip(*some, strict=True))
+            data = builder.finish()
+            yield Pack.of(data).footer().name, data
+            some = some[count:]
 
 
 def decoded(data: bytes | memoryview, name: bytes, archive: bytes) -> list[tuple[Location, Record, Context]]:

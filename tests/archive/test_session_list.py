@@ -64,9 +64,11 @@ def lists_in(store: CountedStore) -> list[str]:
 
 
 @KEYS
-def test_lists_tell_what_packs_tell(key: Secret | None) -> None:
+@pytest.mark.parametrize("at_once", [7, 1 << 18])
+def test_lists_tell_what_packs_tell(key: Secret | None, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_list, "AT_ONCE", at_once)
     store = filled(key)
-    assert len(lists_in(store)) == 1
+    assert (len(lists_in(store)) == 1) == (at_once > 7)
     reader = opened(store, key)
     store.opened.clear()
     found = list(reader.ls(forgotten=True, history=True))
