@@ -262,7 +262,7 @@ class ThawBench:
     def join(self, count: int, layout: LayoutName) -> bool:
         """Join the turns of a session as a collector does; return False where they would take more bytes joined."""
         name = in_turns(count, layout)
-        done = self.layouts[layout].joiner().sessions([(name, name)])
+        done = self.layouts[layout].joiner().sessions([(name, name, "")])
         self.cold.parts.catalog.refresh()
         return bool(done)
 
