@@ -464,8 +464,8 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
         assert found in (before, after)
         report = archive.verify()
         free = what == "base" or found == after
-        domains = folder.generations().keys() - {archive.catalog.listing.archive}
-        begun = {d for d in domains if began_alone(archive, d, free=free)}
+        keyed = folder.generations().keys() - {archive.catalog.listing.archive}
+        begun = {d for d in keyed if began_alone(archive, d, free=free)}
         assert report.sound and {p.name for p in report.unfinished} == {
             d.hex() for d in {*folder.leftovers(), *begun}
         }
