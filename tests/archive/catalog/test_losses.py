@@ -179,3 +179,19 @@ def test_where_the_keys_are_lost_too_any_session_may_have_been_in_the_pack(how: 
     [loss] = Losses(store).of({b"p" * 16: row})
     assert (loss.complete, loss.sessions, loss.missing) == (False, frozenset(), 3)
     assert not Losses(store).of({b"p" * 16: LostPack(5, None)})[0].complete
+
+
+def test_absent_is_not_said_where_a_lost_pack_may_have_had_it(
+    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    for name in "ab":
+        archive.put([NewSession(name, [np.array(tokens(name))])])
+    gone = archive.version("b").location.pack.hex()
+    for folder in ("packs", "parity"):
+        disk.vanish(f"{folder}/{gone}")
+    repaired(disk)
+    [path] = [path for path in disk.seen.names if path.startswith("lost/")]
+    disk.vanish(path)
+    for name in ("b", "nobody"):
+        with pytest.raises(ArchiveError, match="1 pack damaged or gone may have had it"):
+            reopen(disk, codec).get(name)
