@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -74,7 +74,7 @@ class OpenArchive:
 
 def create(
     place: str | os.PathLike[str] | Store,
-    codecs: Sequence[SegmentCodec] = (),
+    codecs: Iterable[SegmentCodec] = (),
     *,
     key: Secret | None = None,
 ) -> OpenArchive:
@@ -110,7 +110,7 @@ def create(
 
 
 def open_at(
-    place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec] = (), *, key: Secret | None = None
+    place: str | os.PathLike[str] | Store, codecs: Iterable[SegmentCodec] = (), *, key: Secret | None = None
 ) -> OpenArchive:
     """Open an archive.
 
@@ -172,7 +172,7 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryptio
 def _opened(
     store: Store,
     settings: Settings,
-    codecs: Sequence[SegmentCodec],
+    codecs: Iterable[SegmentCodec],
     keys: Encryption,
     register: ManifestRegister,
 ) -> OpenArchive:

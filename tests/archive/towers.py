@@ -64,14 +64,14 @@ class TowerArchive:
     def create(
         cls,
         place: Place,
-        codecs: Sequence[SegmentCodec],
+        codecs: Iterable[SegmentCodec],
         *,
         key: Secret | None = None,
     ) -> TowerArchive:
         return cls(opener.create(place, codecs, key=key))
 
     @classmethod
-    def open(cls, place: Place, codecs: Sequence[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:
+    def open(cls, place: Place, codecs: Iterable[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:
         return cls(opener.open_at(place, codecs, key=key))
 
     @property

@@ -45,7 +45,9 @@ def test_records_come_back(
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     *others, first, last = numbers
-    about = part, record.ContentFacts((session or "")[:80], *others, first, max(first, last)), tags
+    turns, size, modified = others
+    facts = record.ContentFacts((session or "")[:80], turns, size, modified, first, max(first, last))
+    about = part, facts, tags
     if session is not None:
         packed = record.pack_about(*about)
         r = Record(context, parent, name, 3, bitstring, session, moment, time, packed, part=number)
