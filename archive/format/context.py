@@ -1,6 +1,6 @@
 """A context: fields that many records share, stored once in a pack's table. Spec: FORMAT.md, "Pack".
 
-    domain, codec, target, key root    83 bytes and the name of the domain
+    what is there, content, writing, mode, contract, tokenizer, bundle | target | name of the domain, or its id and root
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from pltz.archive.format.ids import domain_id
 from pltz.archive.format.record import MAX_NAME
 from pltz.coding.codecs.modes import ALONE, CODING
-from pltz.models.session.session import NUMBERS
+from pltz.models.session.session import KINDS, kind_number, kind_of, writing_in
+from pltz.models.session.spelling import WRITINGS
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
-from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.varint import read_varint, write_varint
 
-FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
+FORM = struct.Struct("<BBBBH16s16s")
+BASE, SEALS, TARGET = 1, 2, 4  # bits of its first byte
 RUN = 8  # bit of the mode beside those of `coding.codecs.modes`
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
@@ -47,20 +50,11 @@ class Context:
         name = self.domain_name.encode()
         if len(name) > MAX_NAME:
             raise ContentError(f"the name of a domain has {len(name)} bytes, at most {MAX_NAME} are allowed")
-        fixed = FORM.pack(
-            self.domain_kind,
-            self.domain,
-            self.tokenizer,
-            self.bundle,
-            self.contract,
-            self.target,
-            self.kind,
-            self.mode,
-            self.cipher,
-            self.root,
-            bytes(5),
-        )
-        return fixed + write_varint(len(name)) + name
+        what = self.domain_kind * BASE | self.cipher * SEALS | (self.target != NONE) * TARGET
+        content, writing = KINDS.index(kind_of(self.kind)), writing_in(self.kind)
+        fixed = FORM.pack(what, content, writing, self.mode, self.contract, self.tokenizer, self.bundle)
+        whose = self.domain + self.root if self.cipher else write_varint(len(name)) + name
+        return fixed + (self.target if what & TARGET else b"") + whose
 
 
 def is_mode(mode: int) -> bool:
@@ -76,20 +70,26 @@ def read_context(table: bytes, at: int) -> tuple[Context, int]:
     """Return the context at ``table[at]`` and the offset of its end. Raises CorruptError, VersionError."""
     if at + FORM.size > len(table):
         raise CorruptError("the table of the pack ends in a context: damaged")
-    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
-        FORM.unpack_from(table, at)
-    )
-    if cipher > SEALED or any(rest) or not is_mode(mode) or kind >= NUMBERS or domain_kind > 1:
-        raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
-    size, at = read_varint(table, at + FORM.size)
+    what, content, writing, mode, contract, tokenizer, bundle = FORM.unpack_from(table, at)
+    at += FORM.size
+    newer = what >= 2 * TARGET or not is_mode(mode) or content >= len(KINDS) or writing >= WRITINGS
+    if newer or (writing and KINDS[content] != "chat"):
+        raise VersionError(f"a context of a newer version (mode {mode}, content {content}): use a newer pltz")
+    target, at = (table[at : at + SIZE], at + SIZE) if what & TARGET else (NONE, at)
+    kind, domain_kind = kind_number(KINDS[content], writing), what & BASE
+    if what & SEALS:
+        domain, root, at = table[at : at + SIZE], table[at + SIZE : at + SIZE + len(NO_ROOT)], at + SIZE + len(NO_ROOT)
+        if at > len(table):
+            raise CorruptError("the table of the pack ends in a context: damaged")
+        return Context(
+            domain_kind, domain, "", tokenizer, bundle, contract, target, kind, mode, SEALED, root
+        ), at
+    size, at = read_varint(table, at)
     if size > MAX_NAME or at + size > len(table):
         raise CorruptError(f"the name of a domain of {size} bytes does not fit the table: damaged")
     try:
         name = table[at : at + size].decode()
     except UnicodeDecodeError as exc:
         raise CorruptError("the name of a domain is not UTF-8: damaged") from exc
-    if (size and cipher) or (cipher == CLEAR and any(root)):
-        raise CorruptError("a context has a name and a key, or a key without a cipher: damaged")
-    return Context(
-        domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode, cipher, root
-    ), at + size
+    domain = domain_id(domain_kind, name)
+    return Context(domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode), at + size

@@ -4,9 +4,11 @@ Spec: FORMAT.md, "Pack".
 
     header | table | block | block | ... | table | header | footer
 
+A pack of at most `COPIED` bytes has header and table once: its parity is a copy of it.
+
 `Builder` collects the records of a commit and lays them out in blocks. `Pack` reads single records by block and row,
-or all of them. It finds its way past damage by the blocks' marks and checks. Header and table are stored twice;
-either copy is enough.
+or all of them. It finds its way past damage by the blocks' marks and checks. Header and table are stored twice,
+and either copy is enough.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pltz.archive.format.block import Block, PackFields, encode, outside, split
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import SEGMENT_SIZE
+from pltz.archive.format.parity import COPIED
 from pltz.archive.format.record import MAX_MOMENT, Record
 from pltz.plt_codec.container.block import MAX_HEAD, PREFIX, span
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
@@ -33,7 +36,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 9
+VERSION = 10
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved twice, moment, salt, archive, table size, crc32
@@ -182,7 +185,8 @@ class Builder:
         size = out.tell() - begin
         if size > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
-        out.write(table + header)
+        if out.tell() + FOOTER.size > COPIED:
+            out.write(table + header)
         out.write(COUNTS.pack(len(self.records), size) + bytes(FOOTER.size - COUNTS.size))
         return out
 
@@ -235,7 +239,7 @@ class Pack:
         *,
         both: bool = True,
     ):
-        self.read, self.size, self._at_once = read, size, at_once
+        self.read, self.size, self._at_once, self._twice = read, size, at_once, size > COPIED
         self.damaged_copies: list[str] = []
         self.head = self._open(both)
         if archive not in (None, self.head.archive):
@@ -244,10 +248,10 @@ class Pack:
                 "pltz archive repair moves it to damaged/"
             )
         self.begin = self.head.size
-        self.end = size - FOOTER.size - self.head.size
+        self.end = size - FOOTER.size - self.head.size * self._twice
         self.fields = self.head.fields
         if self.end < self.begin:
-            raise CorruptError(f"a pack of {size} bytes has no room for its two tables: it was cut off")
+            raise CorruptError(f"a pack of {size} bytes has no room for its tables: it was cut off")
         self.nameless = self._check_name(name) if name is not None else ""
 
     @classmethod
@@ -423,14 +427,16 @@ class Pack:
         at, (count, wanted) = self.size - FOOTER.size, self.footer()
         if digest_of(PERSON, pieces(self.read, 0, at + COUNTS.size, self._at_once)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
-        if exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
+        if self._twice and exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")
         return wanted, count
 
     def _open(self, both: bool) -> PackHead:
         """Read header and table from the front, or from the back where the front is damaged."""
-        if not 2 * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
+        if not (1 + self._twice) * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
             raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
+        if not self._twice:
+            return self._head(0, False)[0]
         found: PackHead | None = None
         failures: list[FormatError] = []
         end = self.size - FOOTER.size
@@ -471,7 +477,7 @@ class Pack:
         magic, version, flags, reserved, more, moment, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
-        if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it is stored twice
+        if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // (1 + self._twice) - HEADER.size):
             raise CorruptError(f"a table of {table_size} bytes does not fit the pack: damaged")
         if len(table) < table_size:
             table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))

@@ -596,7 +596,7 @@ class Repairer:
     def _parity(self, pack: bytes) -> Parity | None:
         data = self._maybe(object_names.parity(pack), 1 << 31)
         try:
-            parity = Parity.decode(data) if data is not None else None
+            parity = Parity.decode(data, pack) if data is not None else None
         except FormatError:
             return None
         return parity if parity and parity.pack == pack else None

@@ -228,7 +228,7 @@ class Verifier:
     def _check_parity(self, pack: bytes) -> None:
         """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
-            parity = Parity.decode(self.catalog.store.view(object_names.parity(pack)))
+            parity = Parity.decode(self.catalog.store.view(object_names.parity(pack)), pack)
             parity.verify()
             if parity.pack != pack:
                 self._wrong("parity", pack.hex(), "is that of another pack")

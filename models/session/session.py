@@ -25,14 +25,12 @@ from pltz.plt_codec.limits import check_bytes
 Kind = Literal["chat", "text", "ids"]
 KINDS: tuple[Kind, ...] = ("chat", "text", "ids")
 
-NUMBERS = len(KINDS) - 1 + WRITINGS  # of `kind_number`
-
 MAX_ID = (1 << 31) - 1
 ID_BYTES = 4  # bytes an id counts for in `content_bytes`
 
 
 def kind_number(kind: Kind, writing: int = 0) -> int:
-    """Return the number of a kind and a writing, as archives store it.
+    """Return the number of a kind and a writing, as contexts of archives have it.
 
     >>> [kind_number(kind) for kind in KINDS], kind_number("chat", 4), kind_of(6), writing_in(6), writing_in(0)
     ([0, 1, 2], 6, 'chat', 4, 0)

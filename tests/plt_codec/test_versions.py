@@ -101,7 +101,7 @@ FORMATS = {
     "pack": Format(pack, lambda _: pack_of(1), Pack.of),
     "index": Format(index_file, lambda _: index_file.build([], {}), FileIndex.of),
     "keys": Format(key_files, lambda _: KeyFile(ID, 1, b"box").encode(), KeyFile.decode),
-    "parity": Format(parity, lambda _: Parity.of(ID, b"x").encode(), Parity.decode),
+    "parity": Format(parity, lambda _: Parity.of(ID, bytes(5000)).encode(), Parity.decode),
     "receipt": Format(
         receipt,
         lambda _: receipt.encode(1, {bytes(16): bytes(16)}),

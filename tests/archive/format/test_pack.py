@@ -11,6 +11,7 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
+from pltz.archive.format.parity import COPIED
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest
@@ -94,11 +95,11 @@ def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
 
 @pytest.mark.parametrize("half", ["front", "back"])
 def test_either_header_is_enough(half: str) -> None:
-    data = bytearray(pack_of(3))
+    data = bytearray(pack_of(200))
     at = 10 if half == "front" else len(data) - 40
     data[at] ^= 1
     pack = Pack.of(bytes(data))
-    assert sum(1 for item in pack.scan() if not isinstance(item, Damage)) == 3
+    assert sum(1 for item in pack.scan() if not isinstance(item, Damage)) == 200
     assert pack.damaged_copies
     with pytest.raises(CorruptError, match="header"):
         pack.verify()
@@ -106,7 +107,7 @@ def test_either_header_is_enough(half: str) -> None:
 
 def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
     """The first one is used. A pack that is made so has a digest, so only a comparison tells."""
-    data = bytearray(pack_of(3))
+    data = bytearray(pack_of(200))
     at = len(data) - FOOTER.size - HEADER.size
     header = [*HEADER.unpack(data[at : at + HEADER.size])]
     table = Pack.of(bytes(data)).begin - HEADER.size
@@ -123,7 +124,7 @@ def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
 
 def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
     """It does not read the second copy, and takes that where the first is damaged."""
-    data, asked = bytearray(pack_of(3)), list[int]()
+    data, asked = bytearray(pack_of(200)), list[int]()
 
     def read(offset: int, size: int) -> bytes:
         asked.append(offset)
@@ -132,6 +133,15 @@ def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
     assert Pack(read, len(data), both=False).head == Pack.of(bytes(data)).head and asked == [0]
     data[10] ^= 1
     assert Pack(read, len(data), both=False).damaged_copies == ["header"] and max(asked) > 0
+
+
+def test_a_small_pack_has_its_header_once() -> None:
+    """Its parity is a copy, which has another one."""
+    data = bytearray(pack_of(3))
+    assert len(data) <= COPIED < len(pack_of(200)) and data.count(b"PLTp") == 1 and pack_of(200).count(b"PLTp") == 2
+    data[10] ^= 1
+    with pytest.raises(CorruptError, match="header"):
+        Pack.of(bytes(data))
 
 
 @pytest.mark.parametrize("at", [5, 6, 8, 15])

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format import parity as module
-from pltz.archive.format.parity import END, FLOOR, HEAD, SHARE, TAIL, Parity, ParityLayout, product
+from pltz.archive.format.pack import Builder
+from pltz.archive.format.parity import END, HEAD, SHARE, TAIL, Parity, ParityLayout, product
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import digest
 from tests.examples import examples
@@ -23,29 +24,52 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 def test_the_rows_are_those_of_the_specification() -> None:
     """Return row p of a column: the sum over j of data[j] / ((255 - p) xor j), by the definition."""
-    data = noise(700)
+    data = noise(5000)
     parity = Parity.decode(Parity.of(NAME, data).encode())
-    assert parity.shape == ParityLayout(64, 11, 11, 1)
-    padded = data.ljust(11 * 64, b"\0")
+    assert parity.shape == ParityLayout(512, 10, 4, 1)
+    padded = data.ljust(10 * 512, b"\0")
     for p in range(parity.shape.m):
-        for at in range(0, 64, 7):
+        for at in range(0, 512, 97):
             total = 0
             for j in range(parity.shape.k):
                 divisor = (255 - p) ^ j
                 inverse = next(b for b in range(256) if product(divisor, b) == 1)
-                total ^= product(inverse, padded[64 * j + at])
+                total ^= product(inverse, padded[512 * j + at])
             assert parity.rows[p][at] == total
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 300, FLOOR, 5000, 60_000, 300_000])
+@pytest.mark.parametrize("size", [4097, 5000, 60_000, 300_000])
 def test_a_cut_within_the_budget_comes_back(size: int) -> None:
     data = noise(size)
     parity = Parity.decode(Parity.of(NAME, data).encode())
     cut = min(size, parity.shape.m * parity.shape.row - parity.shape.block)
     assert parity.restore([data[: size - cut]]) == (data, 0)
     assert parity.restore([bytes(cut) + data[cut:]]) == (data, 0)
-    if size <= FLOOR:
-        assert parity.restore([]) == (data, 0)
+
+
+def small_pack() -> bytes:
+    return Builder(0, b"s" * 16).finish()
+
+
+def test_the_parity_of_a_small_pack_is_a_copy_of_it() -> None:
+    pack = small_pack()
+    copy = Parity.of(pack[-24:-8], pack).encode()
+    assert copy[: len(pack)] == pack and len(copy) == len(pack) + 4 * -(-len(pack) // 32)
+    parity = Parity.decode(copy)
+    parity.verify()
+    assert parity.pack == pack[-24:-8] and parity.covers(pack)
+    assert parity.restore([]) == parity.restore([bytes(9), pack[:50]]) == (pack, 0)
+    hurt = bytes(1) * (len(pack) - 1) + pack[-1:]
+    for bit in range(8 * len(copy)):
+        flipped = bytearray(copy)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptError):
+            Parity.decode(bytes(flipped), pack[-24:-8]).verify()
+    # a block is read from wherever it is whole
+    flipped = bytearray(copy)
+    flipped[80] ^= 1
+    parity = Parity.decode(bytes(flipped), pack[-24:-8])
+    assert parity.restore([hurt[:60] + pack[60:]]) == (pack, 0) and parity.restore([hurt])[1] > 0
 
 
 @pytest.mark.parametrize(("size", "most"), [(64 << 20, 0.053), (1 << 20, 0.07)])
@@ -57,7 +81,7 @@ def test_the_share_is_one(size: int, most: float) -> None:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.integers(1, 9000), st.integers(0, 2**32), st.data())
+@given(st.integers(4097, 9000), st.integers(0, 2**32), st.data())
 def test_any_blocks_up_to_m_a_column(size: int, seed: int, data: st.DataObject) -> None:
     pack = noise(size, seed)
     parity = Parity.decode(Parity.of(NAME, pack).encode())
@@ -101,10 +125,10 @@ def test_two_halves_of_a_pack_make_one() -> None:
 
 
 def test_every_flipped_bit_of_a_parity_file_is_noticed_and_does_no_harm() -> None:
-    pack = noise(200)
+    pack = noise(4200)
     data = Parity.of(NAME, pack).encode()
     hurt = b"\0" * 100 + pack[100:]
-    for bit in range(8 * len(data)):
+    for bit in range(0, 8 * len(data), 7):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         parity = Parity.decode(bytes(flipped))  # one head is always whole
@@ -125,7 +149,7 @@ def test_the_parser_takes_anything(data: bytes) -> None:
 def test_the_parser_takes_any_head_with_a_right_digest(body: bytes, layout: tuple[int, ...], size: int) -> None:
     block, k, m, columns = layout
     total = HEAD.size + len(body) + 16
-    head = HEAD.pack(b"PLTr", 2, bytes(3), total, NAME, size, block, k % 65536, m % 65536, columns) + body
+    head = HEAD.pack(b"PLTr", 3, bytes(3), total, NAME, size, block, k % 65536, m % 65536, columns) + body
     head += digest(module.PERSON, head)
     try:
         parity = Parity.decode(head + TAIL.pack(total, END))
@@ -137,16 +161,16 @@ def test_the_parser_takes_any_head_with_a_right_digest(body: bytes, layout: tupl
 def test_a_crafted_head_claims_no_memory() -> None:
     checks = np.zeros(250, "<u4").tobytes()
     total = HEAD.size + len(checks) + 16
-    head = HEAD.pack(b"PLTr", 2, bytes(3), total, NAME, 1 << 30, 65536, 200, 50, 1) + checks
+    head = HEAD.pack(b"PLTr", 3, bytes(3), total, NAME, 1 << 30, 65536, 200, 50, 1) + checks
     with pytest.raises(CorruptError, match="do not hold"):
         Parity.decode(head + digest(module.PERSON, head) + TAIL.pack(total, END))
 
 
 def test_a_newer_file_is_refused_by_name() -> None:
-    data = Parity.of(NAME, b"x").encode()
+    data = Parity.of(NAME, noise(5000)).encode()
     size = TAIL.unpack(data[-TAIL.size :])[0]
     head = bytearray(data[: size - 16])
-    head[4] = 3
+    head[4] += 1
     newer = bytes(head) + digest(module.PERSON, bytes(head))
     with pytest.raises(VersionError, match="newer pltz"):
         Parity.decode(newer + data[size : -size - TAIL.size] + newer + data[-TAIL.size :])

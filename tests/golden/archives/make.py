@@ -217,12 +217,11 @@ def flipped(data: bytes) -> bytes:
 
 
 def other_pack(data: bytes, step: int) -> bytes:
-    """Another version in both headers, with sums that hold; the file is called by its digest then."""
+    """Another version in the header of a small pack, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
     size = struct.unpack_from("<I", out, 56)[0]
-    for at in (0, len(out) - 36 - 64):
-        out[at + 4] += step
-        struct.pack_into("<I", out, at + 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[at : at + 60])))
+    out[4] += step
+    struct.pack_into("<I", out, 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[:60])))
     foot = bytes(out[-36:-24])
     foot += digest(b"pltz pack", bytes(out[:-36]), foot)
     return bytes(out[:-36]) + foot + zlib.crc32(foot).to_bytes(4, "little") + b"pTLP"
