@@ -616,7 +616,7 @@ class GuardedMachine(AlikeMachine):
     @precondition(lambda self: self.hurt)
     @rule()
     def put_back(self) -> None:
-        """Bring the damaged files back as they were, and repair where that is a manifest in place of a newer one."""
+        """Bring the damaged files back as they were, and repair: an older manifest, or what repair gave up."""
         made = {path for path in self.disk.seen.names if path.startswith("manifest/0")} - self.hurt.keys()
         older = any(path.startswith("manifest/") and path > max(made, default=path) for path in self.hurt)
         files = self.disk.seen.files()
@@ -627,7 +627,7 @@ class GuardedMachine(AlikeMachine):
             pack = path.removeprefix("parity/")
             if len(pack) != 32 or f"packs/{pack}" in {*self.disk.seen.names, *self.hurt}:  # no parity of a deleted pack
                 self.overwrite(path, data)
-        if older:
+        if older or self.open().catalog.listing.losses():  # only repair takes back what it gave up
             Repairer(self.store()).run()
         self.hurt, self.mendable = {}, True
         self.handles = [self.open() for _ in range(HANDLES)]
