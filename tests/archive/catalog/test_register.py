@@ -177,7 +177,9 @@ def test_an_old_manifest_is_told(disk: SimDisk, archive: TowerArchive, codec: Se
         reopen(disk, codec).get("c")
     report = reopen(disk, codec).verify(decode=True)
     assert [(p.kind, "2 packs" in p.what) for p in report.problems] == [("manifest", True)] and not report.lost
+    disk.clock -= 86400  # no clock tells that it is the newest
     report_of = Repairer(archive.store).run()
+    disk.clock += 86400
     assert report_of.rolled_back and report_of.remade == [MANIFEST] and len(report_of.named) == 2
     for last in (archive, reopen(disk, codec)):
         assert [v.name for v in last.ls()] == ["a", "b", "c"] and last.get("a").tokens.tolist() == tokens("a", 5)

@@ -111,6 +111,15 @@ def test_a_name_that_another_put_and_has_not_synced_yet_outlives_a_power_cut() -
     assert all(state.files()["packs/a"] == b"a" for state in disk.crashes())
 
 
+def test_what_was_deleted_stays_deleted() -> None:
+    disk = SimDisk()
+    store = DirectoryStore(disk)
+    store.make()
+    store.put("packs/a", b"data")
+    store.delete("packs/a")
+    assert all("packs/a" not in state.files() for state in disk.crashes())
+
+
 def test_what_is_shredded_is_zeros_on_the_disk_before_its_name_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its blocks are free, and have the key."""
     disk = SimDisk()
@@ -369,16 +378,23 @@ def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
 
 
 class OneUnlink(OsDisk):
-    """A disk on which one content of a register can be unlinked, as before a kill."""
+    """A disk on which one content of a register can be unlinked or renamed, as before a kill."""
 
     left = 1
 
     def unlink(self, path: str) -> None:
+        self.take(path)
+        super().unlink(path)
+
+    def rename(self, path: str, other: str) -> None:
+        self.take(path)
+        super().rename(path, other)
+
+    def take(self, path: str) -> None:
         if path.startswith("manifest/"):
             if not self.left:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             self.left -= 1
-        super().unlink(path)
 
 
 def test_the_lowest_content_goes_first(tmp_path: Path) -> None:
