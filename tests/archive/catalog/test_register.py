@@ -177,14 +177,22 @@ def test_an_old_manifest_is_told(disk: SimDisk, archive: TowerArchive, codec: Se
         reopen(disk, codec).get("c")
     report = reopen(disk, codec).verify(decode=True)
     assert [(p.kind, "2 packs" in p.what) for p in report.problems] == [("manifest", True)] and not report.lost
-    disk.clock -= 86400  # no clock tells that it is the newest
     report_of = Repairer(archive.store).run()
-    disk.clock += 86400
     assert report_of.rolled_back and report_of.remade == [MANIFEST] and len(report_of.named) == 2
     for last in (archive, reopen(disk, codec)):
         assert [v.name for v in last.ls()] == ["a", "b", "c"] and last.get("a").tokens.tolist() == tokens("a", 5)
         assert last.verify(decode=True).sound and not last.verify().missing_copies
     assert Repairer(archive.store).run().whole
+
+
+def test_a_manifest_made_anew_is_newer_than_those_seen_where_the_clock_went_back(
+    disk: SimDisk, archive: TowerArchive
+) -> None:
+    for path in kept_manifest(disk):
+        disk.unlink(path)
+    disk.clock -= 86400
+    assert Repairer(archive.store).run().whole
+    assert [v.name for v in archive.ls()] == ["a", "b"]
 
 
 def test_a_put_that_was_cut_off_takes_effect_by_a_repair_alone(
