@@ -58,7 +58,7 @@ class SessionDirectory:
         found = [v for v in there if (not v.forgotten if wanted is None else v.is_named(wanted))]
         if wanted is None:
             known.want_newest()
-        if not found:  # what is hidden may be it; where any is, none has a number
+        if not (found and isinstance(wanted, bytes | None)):  # what is hidden may be it, or changes the numbers
             known.want_counted()
         if not found:
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):

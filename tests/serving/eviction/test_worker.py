@@ -313,9 +313,9 @@ def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> No
     found = bench.archive().archive
     for wanted in (entry("a", 20), entry("b", 10, 1)):
         newest = None
-        if share == 3 and wanted.name == "a":  # in the head of the block, which may hide a newer version
+        if share != 6 and wanted.name == "a":  # in what tells which records there are: a newer version may be hidden
             newest = found.history(wanted.name)[-1].id
-            with pytest.raises(LostError, match=f"left by its id: {newest[:4].hex()}"):
+            with pytest.raises(LostError, match="left by its id: .*" + newest[:4].hex()):
                 found.get(wanted.name)
         assert found.get(wanted.name, version=newest).tokens.tolist() == wanted.ids.tolist()
 
