@@ -1,9 +1,9 @@
 """Retention: the versions that a policy lets expire. Pure: versions and a time in, versions out.
 
 A version stays if any rule keeps it. The newest version of every session stays too unless ``drop_last`` is
-set, so a policy never loses a session by accident. Rules count all versions of a session; ``tags`` only
-narrows which versions may expire. Forgotten versions, and beginnings of logs whose put was cut off, are neither
-counted nor returned.
+set, so a policy never loses a session by accident. Rules count all versions of a session, those of the same
+content as one; ``tags`` only narrows which versions may expire. Forgotten versions, and beginnings of logs whose
+put was cut off, are neither counted nor returned.
 
     Policy(keep_last=2)                       the two newest versions of each session
     Policy(keep_within=seconds("30d"))        versions younger than 30 days, and the newest of each session
@@ -54,13 +54,20 @@ def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Versi
     there = (v for v in versions if not v.forgotten)
     gone: list[Version] = []
     for _, rows in itertools.groupby(there, key=lambda v: (v.tenant, v.name)):
-        known = list(rows)
-        gone += [v for age, v in enumerate(known, 1 - len(known)) if not _kept(v, -age, policy, now)]
+        known, ages = list(rows), dict[frozenset[tuple[str, bytes]], int]()
+        for v in reversed(known):  # a put that repair brought back may be there twice, and counts once
+            ages.setdefault(_content(v), len(ages))
+        gone += [v for v in known if not _kept(v, ages[_content(v)], policy, now)]
     return gone
 
 
+def _content(version: Version) -> frozenset[tuple[str, bytes]]:
+    """Return the parts of a version, each with what tells its leaf. Where two were taken for one, more is kept."""
+    return frozenset((part.part, part.leaf_prefix) for part in version.each)
+
+
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
-    """Return whether a rule keeps a version that ``age`` newer versions of its session follow."""
+    """Return whether a rule keeps a version that ``age`` newer contents of its session follow."""
     return (
         (age == 0 and not policy.drop_last)
         or (policy.keep_last is not None and age < policy.keep_last)

@@ -1,5 +1,7 @@
 """Retention: a policy takes the versions it may, and leaves the others."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -9,6 +11,7 @@ from pltz.archive.retention import Policy, expired, seconds
 from pltz.plt_codec.errors import UsageError
 
 NOW = 1000
+PLACE = Location(bytes(16), 0)
 
 
 @st.composite
@@ -50,8 +53,7 @@ def histories(draw: st.DrawFn) -> list[Version]:
 
 
 def test_the_only_version_of_a_session_stays_however_old_it_is() -> None:
-    place = Location(bytes(16), 0)
-    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, place, bytes(4))
+    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, PLACE, bytes(4))
     assert expired([only], Policy(keep_within=0), NOW) == []
     assert expired([only], Policy(keep_within=0, drop_last=True), NOW) == [only]
 
@@ -110,6 +112,14 @@ def test_keep_last_keeps_so_many(versions: list[Version], last: int) -> None:
 def test_drop_last_leaves_only_the_young(versions: list[Version], within: int) -> None:
     gone = ids(expired(versions, Policy(keep_within=within, drop_last=True), NOW))
     assert gone == ids([v for v in versions if not v.forgotten and v.time < NOW - within])
+
+
+def test_versions_of_the_same_content_count_once() -> None:
+    """Repair names the pack of a put that was cut off: what it had may have been put again since."""
+    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, PLACE, b"leaf")
+    rows = [replace(only, moment=n, leaf_prefix=leaf) for n, leaf in enumerate((b"one.", b"two.", b"two."))]
+    assert expired(rows, Policy(keep_last=2), NOW) == []
+    assert expired(rows, Policy(keep_last=1), NOW) == rows[:1]
 
 
 def test_durations() -> None:
