@@ -8,8 +8,8 @@ import time
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun in the right form: ``0 packs``, ``1 pack``, ``2,000 packs``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a number with its noun in the right form: ``0 packs``, ``1 pack``, ``2,000 losses``."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def size(count: float) -> str:

@@ -92,8 +92,7 @@ def _acknowledge(dry_run: bool, as_json: bool) -> None:
         return
     verb = "would be acknowledged" if dry_run else "acknowledged"
     lines = [f"{verb}: pack {loss.pack.hex()}: {str(loss).partition(';')[0]}" for loss in losses]
-    count = "1 loss" if len(losses) == 1 else f"{len(losses):,} losses"
-    write_text("\n".join([*lines, f"{count} {verb}"]))
+    write_text("\n".join([*lines, f"{counted(len(losses), 'loss')} {verb}"]))
 
 
 def as_fields(done: "Repaired") -> dict[str, Any]:

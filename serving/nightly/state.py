@@ -52,7 +52,7 @@ class StateFolder:
     def lock(self) -> Iterator[None]:
         """Hold the lock, so that this is the only run. Raises Busy and StoreError."""
         try:
-            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise StoreError(
                 f"cannot lock the state folder {self.root}: {reason(exc)}; nothing was done"

@@ -18,7 +18,7 @@ from pltz.plt_codec.extras import need
 # An import of a name that stands in sys.modules as None fails as that of a package that is not installed.
 PLAIN = """
 import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
+sys.modules["torch"] = sys.modules["transformers"] = sys.modules["constriction"] = None
 sys.argv = ["pltz", *sys.argv[1:]]
 from pltz.cli.main import main
 main()
@@ -26,7 +26,7 @@ main()
 
 
 def plain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of pltz without torch and transformers."""
+    """Run a command of pltz without torch, transformers and constriction."""
     command = [sys.executable, "-c", PLAIN, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
 

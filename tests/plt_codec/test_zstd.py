@@ -58,6 +58,7 @@ def test_sizes_around_windows_and_blocks(size: int, fallback: Fallback) -> None:
 
 def test_noise_is_stored_and_costs_nothing() -> None:
     assert EACH[0].compress(noise(5000)) == noise(5000)
+    assert not EACH[0].may_reach(noise(40), 13)
 
 
 def test_a_repeat_is_found_however_far_back() -> None:

@@ -73,7 +73,8 @@ class StepTimes(NamedTuple):
     """Milliseconds per step of the kernels that decode, measured on an H100 (RESULTS.md).
 
     ``one``: of the kernel that decodes one sequence by the whole GPU; ``cluster``: of cluster.cu, which decodes several
-    side by side; ``many``: of batch.cu.
+    side by side; ``many``: of batch.cu. They are those of `mini` and `base` on one GPU: elsewhere a wrong choice costs
+    time and nothing else.
     """
 
     one: float
