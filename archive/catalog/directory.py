@@ -113,7 +113,10 @@ class SessionDirectory:
         Forgotten versions come only on request. Raises ArchiveError, StoreError.
         """
         self._catalog.look()
-        known = (v for v in self._catalog.lookup.all_versions(listed=True) if tenant is None or v.tenant == tenant)
+        keys = self._catalog.keys
+        domain = None if tenant is None or isinstance(keys, LockedArchive) else keys.domain(TENANT, tenant)
+        found = self._catalog.lookup.all_versions(domain, listed=True)
+        known = (v for v in found if tenant is None or v.tenant == tenant)
         chosen = [v for v in as_sessions(known) if forgotten or not v.forgotten]
         for number, v in enumerate(chosen):
             following = chosen[number + 1 : number + 2]

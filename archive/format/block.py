@@ -25,7 +25,6 @@ from pltz.archive.format.record import (
     MAX_TIME,
     MAX_VEIL,
     TICK_BITS,
-    TOKENS_PER_BYTE,
     Mark,
     Record,
     tokens_fit,
@@ -44,7 +43,7 @@ from pltz.plt_codec.container.block import (
 from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE, Column
 from pltz.plt_codec.errors import ContentError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE, SIZE as ID_SIZE
-from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
+from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_VALUE
 
 TEXT = 1 << 16  # bytes of names and what is beside them from which a block ends
@@ -520,7 +519,7 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
             raise wrong(offset, "has a version of a time that cannot be")
     # what a bitstring may hold, and row by row only where the column as a whole is in doubt
     sizes, tokens = columns[SIZE], columns[COUNT]
-    if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
+    if tokens.high > MAX_DENSITY * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
         rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
         if any(kind != VERSION_MARK and not tokens_fit(number, size) for number, size, kind in rows):
             raise wrong(offset, "claims more tokens than its bytes can hold")

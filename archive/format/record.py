@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
+from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
 
 UNDELETE, FORGET = 0, 1
@@ -26,7 +26,6 @@ MAX_PART = 1024  # bytes of UTF-8
 MAX_TITLE = 80  # characters
 MAX_ABOUT = 1 + 2 + MAX_PART + 2 + 4 * MAX_TITLE + 5 * 9 + MAX_TAGS  # bytes
 TAGS_BIT = 7  # of the first byte of `pack_about`: those below are for the part and the fields of `ContentFacts`
-TOKENS_PER_BYTE = 65536
 MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_ABOUT  # bytes: unit, tag, length of the name, name, about
 LEAST_VEIL = 8 + 16 + 1
 
@@ -78,7 +77,7 @@ class Record(NamedTuple):
 
 def tokens_fit(tokens: int, size: int) -> bool:
     """Return whether a bitstring of ``size`` bytes may hold this many tokens."""
-    return 0 <= tokens <= min(SESSION_TOKENS, TOKENS_PER_BYTE * (size + 1))
+    return 0 <= tokens <= min(SESSION_TOKENS, MAX_DENSITY * (size + 1))
 
 
 class ContentFacts(NamedTuple):

@@ -24,14 +24,13 @@ from pltz.coding.codecs.codec import (
 from pltz.coding.codecs.modes import FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
+from pltz.plt_codec.limits import MAX_DENSITY
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
-
-DENSITY = 65536  # most bundle tokens per byte of the frame, as in the archive's own limit
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class _Parts:
             if not 1 <= size <= len(data) - at:
                 raise CorruptError(f"expected a patch within {len(data) - at} bytes, found {size}: damaged")
         parts = cls(head >> 1, data[at : at + size], data[at + size :])
-        if parts.tokens > DENSITY * (len(parts.frame) + 1) or (parts.frame and not parts.tokens):
+        if parts.tokens > MAX_DENSITY * (len(parts.frame) + 1) or (parts.frame and not parts.tokens):
             raise CorruptError(
                 f"{parts.tokens} bundle tokens cannot come from {len(parts.frame)} bytes: damaged"
             )
