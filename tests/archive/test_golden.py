@@ -278,7 +278,7 @@ def test_what_only_a_person_can_decide(name: str) -> None:
 
 
 def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_for_all() -> None:
-    """Of a pack that is no small one, which has a second header."""
+    """Take a pack that is no small one, which has a second header."""
     disk, noise = disk_of("good"), np.random.default_rng(3).integers(0, 256, 5000)
     before = set(disk.seen.files())
     opened(disk, "").put([NewSession("noise", [noise])])

@@ -622,7 +622,9 @@ class GuardedMachine(AlikeMachine):
         files = self.disk.seen.files()
         for path, data in self.hurt.items():
             here, there = files.get(path), files.get(other_copy(path))
-            if path.startswith("keys/") and here is not None and here == there and other_copy(path) in self.hurt:
+            of_domain = {p for p in files if p.partition("-")[0] == path.partition("-")[0]} - self.hurt.keys()
+            anew = bool(of_domain) or (here is not None and here == there)
+            if path.startswith("keys/") and anew and other_copy(path) in self.hurt:
                 continue  # made anew, since nothing acknowledged was under those that were lost
             pack = path.removeprefix("parity/")
             if len(pack) != 32 or f"packs/{pack}" in {*self.disk.seen.names, *self.hurt}:  # no parity of a deleted pack

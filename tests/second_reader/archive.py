@@ -29,7 +29,7 @@ ZSTD_IDS = digest("pltz bundle", b"zstd ids 1")
 
 
 class Context(NamedTuple):
-    """What many records share."""
+    """Hold what many records share."""
 
     domain_kind: int
     domain: bytes
@@ -45,7 +45,7 @@ class Context(NamedTuple):
 
 
 class About(NamedTuple):
-    """What is known about a session. ``numbers``: turns, size, file time, first, and seconds to last."""
+    """Hold what is known about a session. ``numbers``: turns, size, file time, first, and seconds to last."""
 
     part: str
     title: str
@@ -83,7 +83,7 @@ class Version(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run has in front of its bitstring."""
+    """Hold what a run has in front of its bitstring."""
 
     lengths: list[int]
     versions: list[tuple[int, int, int, bytes]]  # segments that it lacks, moment, time, leaf

@@ -201,7 +201,7 @@ class Counted(Held):
 
 
 def test_a_look_up_reads_a_page_and_many_read_near_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the pages some stay in memory."""
+    """Keep some of the pages in memory."""
     dice, nothing = np.random.default_rng(5), Entries.of([], [])
     keys = dice.integers(0, 1 << 36, 200_000, np.uint64)
     memory = MemoryIndex()

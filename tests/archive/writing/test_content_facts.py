@@ -1,4 +1,4 @@
-"""What a list shows of a session: told by its messages and events, and never a reason to refuse it."""
+"""Facts that a list shows of a session are told by its messages and events, and never a reason to refuse it."""
 
 import json
 from typing import Any
