@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout
-from pltz.plt_codec.weights import CLASS, Weights, random_weights
+from pltz.plt_codec.weights import CLASS, Weights
 
 Ints = npt.NDArray[np.int64]
 LAYOUTS = {"1 lane": Layout(1, 64), "4 lanes": Layout(4, 40), "16 lanes": Layout(16, 9)}

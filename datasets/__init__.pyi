@@ -14,11 +14,8 @@ from pltz.datasets.loaders import (
     logs_of as logs_of,
     part_of as part_of,
     recognise as recognise,
-    sample_assignments as sample_assignments,
     sample_path as sample_path,
-    sample_prompts as sample_prompts,
     sample_sessions as sample_sessions,
-    sample_tenants as sample_tenants,
 )
 from pltz.datasets.session_columns import (
     bytes_of as bytes_of,

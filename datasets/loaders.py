@@ -203,35 +203,12 @@ def _is_log_document(data: bytes) -> bool:
 
 def sample_path() -> Path:
     """Return the path of the JSONL file of 200 sample sessions that ships with pltz."""
-    return _SAMPLE / "chat_sessions.jsonl"
+    return Path(__file__).with_name("sample") / "chat_sessions.jsonl"
 
 
 def sample_sessions() -> list[Session]:
     """Return the 200 sample sessions. ``messages[0]`` of each is the system prompt of its bot."""
     return list(load(sample_path()))
-
-
-def sample_tenants() -> dict[str, Any]:
-    """Return the platform, 5 communities and 20 bots of the sample.
-
-    Each has an id and its prompt as ``text``.
-    """
-    return cast(dict[str, Any], json.loads((_SAMPLE / "tenants.json").read_bytes()))
-
-
-def sample_prompts() -> list[str]:
-    """Return 39 real system prompts, all under CC0, that no bundle was trained on."""
-    lines = (_SAMPLE / "prompts.jsonl").read_bytes().splitlines()
-    return [str(json.loads(line)["text"]) for line in lines]
-
-
-def sample_assignments() -> list[dict[str, str]]:
-    """Return the bot, community and platform of each sample session: keys session, bot, ..."""
-    lines = (_SAMPLE / "assignments.jsonl").read_bytes().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-_SAMPLE = Path(__file__).with_name("sample")
 
 
 def _warn(text: str) -> None:

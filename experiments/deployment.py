@@ -9,6 +9,7 @@ tables 1 and 4, and of `python -m pltz.experiments papers` and `python -m pltz.e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Deployment:
 
         Raises UsageError where there is no chat, or more communities or bots than are made.
         """
-        from pltz.datasets.loaders import sample_tenants
+        from pltz.datasets.loaders import sample_path
 
         if not (1 <= communities <= COMMUNITIES and 1 <= bots <= BOTS):
             raise UsageError(f"expected 1 to {COMMUNITIES} communities and 1 to {BOTS} bots")
@@ -73,7 +74,8 @@ class Deployment:
             raise UsageError("expected chats, found none: give --data with records that have messages")
         chats = [_seen(target, talk)[:most] for talk in talks[:count]]
         chats = [chats[n % len(chats)] for n in range(count)]
-        first = _ids(target, sample_tenants()["platform"]["text"])[:platform]
+        tenants = json.loads(sample_path().with_name("tenants.json").read_bytes())
+        first = _ids(target, tenants["platform"]["text"])[:platform]
         return cls(first, [_ids(target, text) for text in texts], [_ids(target, text) for text in own], chats)
 
     def community_of_bot(self, bot: int) -> int:

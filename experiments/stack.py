@@ -80,7 +80,7 @@ def stack(
     result: dict[str, Any] = {
         "benchmark": "stack", "target": Path(model).name, "dtype": str(target.model.dtype).removeprefix("torch."),
         "data": Path(data).name if data else "sample sessions", "distinct_chats": min(len(chats), sessions),
-        "kv_per_token": target.kv_bytes(1), "levels": levels(here, coded, target.kv_bytes(1)), "files": files,
+        "kv_per_token": target.token_bytes, "levels": levels(here, coded, target.token_bytes), "files": files,
         "put_s": put_s, "tiers": tiers, "machine": machine.describe(None, device, threads),
     }  # fmt: skip
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
@@ -107,7 +107,7 @@ def through_tiers(
     from pltz.kv.thaw.thawed import kv_difference
     from pltz.kv.thaw.thawer import Thawer
 
-    need = 3 * target.kv_bytes(1) * sum(len(part) for n in chosen for part in here.tower(n))
+    need = 3 * target.token_bytes * sum(len(part) for n in chosen for part in here.tower(n))
     found: dict[str, list[float]] = {}
     thawer = Thawer(cold, target, HotStore.open(need))
     target.prefill(np.concatenate(here.tower(chosen[0])))  # the first pass pays for what all share

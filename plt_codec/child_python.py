@@ -1,8 +1,6 @@
 """Child Python: a process of the same Python and pltz, with nothing imported from the current directory.
 
     subprocess.Popen(command("from pltz.serving.eviction.background import main; main()"), env=environment())
-    with safe_path():
-        multiprocessing.get_context("spawn").Process(...).start()
 
 ``python -m`` and ``python -c`` put the current directory before everything else, so a ``zstandard.py`` there
 would be executed. A child of `command` starts with ``-P``, which leaves it out, and finds its modules in this
@@ -18,8 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import pltz
 
@@ -31,10 +28,6 @@ sys.modules["pltz"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 exec(compile(code, "<pltz>", "exec"))
 """
-SAFE, OURS = (
-    "PYTHONSAFEPATH",
-    "pltz",
-)  # the variable that acts like -P, and the value that marks it as set here
 
 
 def command(code: str, *arguments: object) -> list[str]:
@@ -61,29 +54,6 @@ def search_path(path: Sequence[str], named: Sequence[str]) -> list[str]:
     wanted = {os.path.realpath(entry) for entry in named if entry}
     found = [os.path.abspath(entry) for entry in path if isinstance(entry, str) and entry]
     return [entry for entry in found if (real := os.path.realpath(entry)) != here or real in wanted]
-
-
-@contextmanager
-def safe_path() -> Iterator[None]:
-    """Keep the current directory out of the path of processes started in this context.
-
-    An environment variable does it, because multiprocessing takes no option. Each process calls
-    `leave_safe_path`, so that its own children are not affected.
-    """
-    if os.environ.get(SAFE):
-        yield
-        return
-    os.environ[SAFE] = OURS
-    try:
-        yield
-    finally:
-        leave_safe_path()
-
-
-def leave_safe_path() -> None:
-    """Remove the variable that `safe_path` set: a key command written in Python may need its neighbours."""
-    if os.environ.get(SAFE) == OURS:
-        del os.environ[SAFE]
 
 
 def _current() -> str | None:

@@ -21,11 +21,11 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec.engines.native import coder as native
-from pltz.plt_codec.weights import random_weights
 from tests.examples import EXPLORE, SHARE
 from tests.seldom import skip_what_passed
 

@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from pltz.benchmarks.kv.random_calibration import random_calibration
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
@@ -30,7 +31,6 @@ from pltz.models.bundle.bundle import write_bundle
 from pltz.models.bundle.folder import BundleFolder
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.weights import random_weights
 from pltz.serving.engines.llama_slots import read_slot_ids
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.nightly.receipt import ReceiptFile, encode

@@ -81,7 +81,7 @@ WINGS = {
         "archive version_sizes",
     ),
     "benchmarks": (
-        "peers plots records speed turns",
+        "options peers plots random_weights records speed turns",
         "archive kv sizes",
         "exactness trace_session",
         "torture __main__",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -54,7 +55,7 @@ PATIENCE = 60.0  # seconds for a worker's first commit
     metavar="N",
     help="Evictions a row.",
 )
-@shared.WHERE
+@bench_options.WHERE
 @shared.JSON
 def hook(calls: int, where: str | None, as_json: bool) -> None:
     """Measure the eviction hook: the time of on_evict, of the loop's steps, and until tokens are durable.
@@ -68,7 +69,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
     The time of a step shows what the worker takes from the loop. Without a worker it is the loop alone. On a machine
     with other work `chrt --fifo 1 python -m pltz.benchmarks hook` gives the loop a core of its own.
     """
-    shared.check_where(where)
+    bench_options.check_where(where)
     rows = [row for kind in KINDS for row in measured(kind, calls, where)]
     on = machine.describe(None, "cpu", 1)
     result = {"benchmark": "hook", "calls": calls, "rows": rows, "cpus": os.cpu_count()}

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from pltz.archive.humanize import size
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -61,7 +62,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     ],
 )
 @click.option("--full", is_flag=True, help="Measure up to 100,000 sessions instead of 2,000. Takes minutes.")
-@shared.WHERE
+@bench_options.WHERE
 @shared.JSON
 def nightly(full: bool, where: str | None, as_json: bool) -> None:
     """Measure the nightly job on small sessions made from the sample sessions, no two alike.
@@ -69,7 +70,7 @@ def nightly(full: bool, where: str | None, as_json: bool) -> None:
     A tiny untrained bundle codes them, so that the job is measured and not the model. A last row has the bundle that
     ships. The same run also measures putting the same sessions without the job, and reading and hashing the same files.
     """
-    shared.check_where(where)
+    bench_options.check_where(where)
     result = measured(FULL if full else QUICK, SHIPPED[full], where)
     if not as_json:
         write_text(as_text(result) + "\n")
@@ -109,8 +110,8 @@ def write_tiny(folder: Path) -> None:
 
     Everything about it is real except its compression.
     """
+    from pltz.benchmarks.random_weights import random_weights
     from pltz.models.bundle.bundle import Bundle, write_bundle
-    from pltz.plt_codec.weights import random_weights
 
     ships = Bundle.load()
     weights = random_weights(

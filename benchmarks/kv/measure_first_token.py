@@ -30,6 +30,7 @@ import click
 import numpy as np
 
 from pltz.archive.writing.put_request import PutRequest
+from pltz.benchmarks import options as bench_options
 from pltz.benchmarks.kv.measure_kv import (
     NAME,
     RANK,
@@ -41,7 +42,7 @@ from pltz.benchmarks.kv.measure_kv import (
 )
 from pltz.benchmarks.kv.random_target import SHAPES
 from pltz.benchmarks.turns import Way, nothing, take_turns
-from pltz.cli.bench import machine, shared
+from pltz.cli.bench import machine
 from pltz.datasets import sample_sessions
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.thaw.thawed import Thawed
@@ -74,7 +75,7 @@ def main(
         place = Path(folder)
         target = random_target(place, model, device) if model in SHAPES else Target.load(model, device)
         drawn = None if calibration is None else drawn_calibration(calibration, target, rank)
-        for tokens in shared.numbers(lengths):
+        for tokens in bench_options.numbers(lengths):
             if target.max_positions is not None and tokens > target.max_positions:
                 click.echo(f"{tokens} tokens are beyond the target's {target.max_positions} positions", err=True)
                 continue

@@ -64,7 +64,7 @@ class RandomTarget(Target):
         from safetensors.torch import save_file
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-        from pltz.models.target.tokenizer_files import write_tokenizer
+        from pltz.benchmarks.kv.tokenizer_files import write_tokenizer
 
         if shape not in SHAPES:
             raise UsageError(f"expected a shape of {', '.join(SHAPES)}, found {shape!r}")

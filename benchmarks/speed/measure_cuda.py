@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.benchmarks.speed.products import Products
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.cuda import device as gpu
@@ -30,7 +31,7 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import layout_of
 from pltz.plt_codec.types import FrameItem
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "mini": {"d": 384, "layers": 7, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664, "memory": 2048},

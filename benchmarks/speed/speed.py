@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
+from pltz.benchmarks import options as bench_options
 from pltz.benchmarks.speed.products import Products, TorchThreads
 from pltz.benchmarks.speed.timing import Time, check, frame_items, timed
 from pltz.cli.bench import machine, shared
@@ -114,18 +115,18 @@ def speed(
     of torch._int_mm with the same rows and threads, once without and once with those of attention. Where the engine
     counts its time, a second table shows it by stage, in microseconds per token.
     """
-    counts = shared.numbers(together)
+    counts = bench_options.numbers(together)
     codec = options.load_codec(bundle, device, threads)
     loaded: Bundle = codec.bundle  # type: ignore[assignment]  # Codec.load gives a Bundle, the type says less
-    stream, text_bytes = shared.sample_tokens(codec)
+    stream, text_bytes = bench_options.sample_tokens(codec)
     used = getattr(codec.coder, "threads", threads)
     lengths = [
-        length(codec.coder, shared.cut(stream, 1, n)) for n in LINEAR if n <= linear
+        length(codec.coder, bench_options.cut(stream, 1, n)) for n in LINEAR if n <= linear
     ]  # before torch takes memory
     with Progress("measured", unit="tables", total=len(counts), shown=wanted(progress)) as bar:
         table = []
         for count in counts:
-            sessions = shared.cut(stream, count, tokens)
+            sessions = bench_options.cut(stream, count, tokens)
             table.append(
                 {
                     "sessions": count,
@@ -147,11 +148,11 @@ def speed(
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
         "linear": lengths,
-        "llama": against_llama(codec.coder, loaded.weights, shared.cut(stream, 1, tokens), rounds, used, device)
+        "llama": against_llama(codec.coder, loaded.weights, bench_options.cut(stream, 1, tokens), rounds, used, device)
         if llama
         else None,
         "engines": measure_engines(
-            cpu_engines(loaded.weights, threads), shared.cut(stream, 1, tokens)[0], lanes, steps, rounds
+            cpu_engines(loaded.weights, threads), bench_options.cut(stream, 1, tokens)[0], lanes, steps, rounds
         )
         if engines
         else None,
@@ -226,7 +227,7 @@ def row(
 def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
     """Return the multiply-adds of attention over a session: scores and values of the keys that each position sees.
 
-    >>> from pltz.plt_codec.weights import random_weights
+    >>> from pltz.benchmarks.random_weights import random_weights
     >>> shape = random_weights(0).shape  # 2 layers, 4 heads of 16 dimensions
     >>> attention_macs(shape, 6, 2, 3) // (2 * 2 * 4 * 16)  # two lanes of three steps: 2 * (2 + 4 + 6) keys
     24

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -56,7 +57,7 @@ TOGETHER = 4  # sessions that grow side by side
 @options.count("--turns", 40, "--growing: puts per session.")
 @options.count("--turn-tokens", 100, "--growing: tokens per put.")
 @options.BUNDLE
-@shared.WHERE
+@bench_options.WHERE
 @click.option(
     "--writers",
     type=click.IntRange(min=1),
@@ -85,7 +86,7 @@ def archive(
     With --growing a model codes real text: one session in one put, one turn by turn, with turns that puts join and with
     turns that they do not, and four side by side.
     """
-    shared.check_where(where)
+    bench_options.check_where(where)
     if growing:
         result = measured_growing(bundle, turns, turn_tokens, where)
         if not as_json:

@@ -37,7 +37,7 @@ from pltz.archive.writing.put_request import PutRequest
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
-from pltz.plt_codec.child_python import command, environment, safe_path
+from pltz.plt_codec.child_python import command, environment
 from pltz.plt_codec.errors import CorruptError, ModelError
 from pltz.plt_codec.identity import SIZE
 
@@ -113,7 +113,7 @@ def put(folder: Path, sessions: int, writers: int, key: Secret | None = None) ->
     opener.create(place, [ReadyCodec()], key=key)
     share = -(-sessions // writers)
     context = multiprocessing.get_context("spawn")
-    with safe_path(), context.Pool(writers) as pool:
+    with context.Pool(writers) as pool:
         done = pool.starmap(_write, [(place, share, who, key) for who in range(writers)], chunksize=1)
     appended = [_append(folder / "log", share)] if writers == 1 else []
     names = sum(d["name_bytes"] for d in done)

@@ -7,6 +7,7 @@ name. A bot has its community's prompt and some sentences of its own. A sentence
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -81,7 +82,8 @@ class Communities:
 
 
 def sampled() -> Communities:
-    """Return the communities made from the prompts that ship with pltz, all under CC0."""
-    from pltz.datasets.loaders import sample_prompts
+    """Return the communities made from 39 real prompts, all under CC0, that no bundle was trained on."""
+    from pltz.datasets.loaders import sample_path
 
-    return Communities(sample_prompts())
+    lines = sample_path().with_name("prompts.jsonl").read_bytes().splitlines()
+    return Communities([str(json.loads(line)["text"]) for line in lines])

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.bench.codec import corpus
 from pltz.cli.ui import options
@@ -42,7 +43,7 @@ SERVED = 0.95, 0.8, 0.7  # cosines whose pool is filled and decoded from
 @click.option(
     "--context", type=click.IntRange(min=128), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@shared.NEW
+@bench_options.NEW
 @click.option(
     "--batch", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Sessions fused together."
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.bench.codec import corpus
 from pltz.cli.ui import options
@@ -48,7 +49,7 @@ NAMES = "at-once", "in-turn", "if-shorter"
 @click.option(
     "--context", type=click.IntRange(min=64), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@shared.NEW
+@bench_options.NEW
 @options.coder_options
 @shared.JSON
 def lossy(

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pltz.benchmarks import options as bench_options
 from pltz.cli.bench import machine, shared
 from pltz.cli.bench.codec import corpus
 from pltz.cli.ui import options
@@ -53,7 +54,7 @@ WIDTH = 110
 @click.option(
     "--context", type=click.IntRange(min=256), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@shared.NEW
+@bench_options.NEW
 @options.coder_options
 @shared.JSON
 def papers(

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
+from pltz.benchmarks import options as bench_options
 from pltz.benchmarks.turns import Way, nothing, take_turns
 from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
@@ -92,7 +93,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     metavar="N,...",
     help="Turns in which a session was archived, six rows per number: apart, joined by puts, by collect, per layout.",
 )
-@shared.WHERE
+@bench_options.WHERE
 @options.coder_options
 @shared.JSON
 def thaw(
@@ -113,8 +114,8 @@ def thaw(
     The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the
     target runs on the GPU.
     """
-    shared.check_where(where)
-    counts, grown, load = shared.numbers(together), shared.numbers(turns), round(os.getloadavg()[0], 2)
+    bench_options.check_where(where)
+    counts, grown, load = bench_options.numbers(together), bench_options.numbers(turns), round(os.getloadavg()[0], 2)
     if max(grown) > tokens:
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
@@ -229,8 +230,8 @@ class ThawBench:
         self.checked = Checked(KV_NOISE[str(self.target.model.dtype).removeprefix("torch.")])
         if not 0 < tokens <= (self.target.max_positions or tokens):
             raise UsageError(f"--tokens: this target has only {self.target.max_positions} positions")
-        stream, _ = shared.sample_tokens(codec)
-        self.ids = shared.cut(stream, many + 1, tokens)
+        stream, _ = bench_options.sample_tokens(codec)
+        self.ids = bench_options.cut(stream, many + 1, tokens)
         place = folder / "cold"
         how: dict[str, Any] = {"bundle": loaded, "device": device, "threads": threads}
         self.cold = Archive.open(place, create=True, merge_turns=False, **how)
@@ -253,7 +254,7 @@ class ThawBench:
                     list(cold.put_many(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends))
         self.cold.parts.catalog.refresh()
         self.expected: Expected = self.target.prefill(whole)
-        self.kv_bytes = self.target.kv_bytes(tokens)
+        self.kv_bytes = tokens * self.target.token_bytes
         room = 2 * self.kv_bytes + (1 << 24)
         self.hot = self.thawer(device_bytes=room)
         self.host = self.thawer(device_bytes=0, host_bytes=room)

@@ -17,11 +17,11 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import MissingPack
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
+from pltz.benchmarks.random_weights import random_weights
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import S3Server
 from tests.archive.towers import SessionArchive, inside
 

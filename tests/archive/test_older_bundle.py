@@ -10,12 +10,12 @@ import pytest
 
 from pltz import PutRequest
 from pltz.archive.writing import writer
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
-from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import SessionArchive
 from tests.models.target_tokenizers import target
 

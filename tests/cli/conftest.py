@@ -32,8 +32,8 @@ def run() -> Run:
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
     """Make a folder with ``bundles/mini`` and ``targets/mini-llama``, tiny and untrained."""
+    from pltz.benchmarks.random_weights import random_weights
     from pltz.models.bundle.bundle import write_bundle
-    from pltz.plt_codec.weights import random_weights
 
     root = tmp_path_factory.mktemp("shipped")
     weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
@@ -48,7 +48,7 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
     import torch
     import transformers
 
-    from pltz.models.target.tokenizer_files import write_tokenizer
+    from pltz.benchmarks.kv.tokenizer_files import write_tokenizer
 
     torch.manual_seed(7)
     config = transformers.LlamaConfig(

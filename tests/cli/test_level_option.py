@@ -9,9 +9,9 @@ import pytest
 
 from pltz import api
 from pltz.archive.archive import Archive
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.weights import random_weights
 from tests.cli.commands import Run
 
 

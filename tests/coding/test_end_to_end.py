@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import write_bundle
@@ -18,7 +19,6 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
-from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
 
 

@@ -16,10 +16,8 @@ from pltz.datasets import (
     FORMATS,
     Format,
     load,
-    sample_assignments,
     sample_path,
     sample_sessions,
-    sample_tenants,
 )
 from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import recognise
@@ -311,11 +309,12 @@ def test_jsonl_comes_back_line_for_line(values: list[Any]) -> None:
 
 def test_the_samples() -> None:
     sessions = sample_sessions()
-    tenants = sample_tenants()
+    tenants = json.loads(sample_path().with_name("tenants.json").read_bytes())
     prompts = {bot["id"]: bot["text"] for bot in tenants["bots"]}
     assert sample_path().is_file() and len(sessions) == 200
     assert len(tenants["communities"]) == 5 and len(prompts) == 20
-    for session, row in zip(sessions, sample_assignments(), strict=True):
+    rows = map(json.loads, sample_path().with_name("assignments.jsonl").read_bytes().splitlines())
+    for session, row in zip(sessions, rows, strict=True):
         assert list(session.value) == ["id", "source", "license", "bot", "messages"]
         assert (session.value["id"], session.value["bot"]) == (row["session"], row["bot"])
         assert session.value["messages"][0] == {"role": "system", "content": prompts[row["bot"]]}

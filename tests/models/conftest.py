@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from pltz.models.target import tokenizer_files
+from pltz.benchmarks.kv import tokenizer_files
 
 VOCAB = 384
 POSITIONS = 256

@@ -108,8 +108,8 @@ if __name__ == "__main__":
 def test_the_nights_processes_import_nothing_from_the_current_directory(
     poisoned: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
+    from pltz.benchmarks.random_weights import random_weights
     from pltz.models.bundle.bundle import Bundle, write_bundle
-    from pltz.plt_codec.weights import random_weights
     from tests.archive.towers import SessionArchive
 
     weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
-from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import frame

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 
 
 @pytest.mark.parametrize("name", ["class.b", "member.b"])

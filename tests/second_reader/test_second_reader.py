@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from tokenizers import Tokenizer
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
@@ -31,7 +32,6 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, LimitError, PltzError
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.weights import random_weights
 from tests.coding.log.logs import LOGS
 from tests.examples import examples
 from tests.models import target_tokenizers as targets

@@ -10,8 +10,8 @@ import pytest
 
 from pltz.archive import opener
 from pltz.archive.archive import Archive
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import write_bundle
-from pltz.plt_codec.weights import random_weights
 from tests.archive.test_requests import CountedStore, add_names
 from tests.cli.commands import Put, Run, chat
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pltz.archive.writing.new_session import NewSession
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.bridged import BridgedCodec, _Parts
 from pltz.coding.codecs.codec import BundleCodec, Coded, Plain
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from pltz.plt_codec.varint import write_varint
-from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 from tests.models.target_tokenizers import PAGE, target

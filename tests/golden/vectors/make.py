@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import spelling
@@ -28,7 +29,7 @@ from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.varint import write_varint
-from pltz.plt_codec.weights import CLASS, Weights, random_weights
+from pltz.plt_codec.weights import CLASS, Weights
 from pltz.plt_codec.zstd import Fallback
 from tests.plt_codec.engines.reference import Oracle
 

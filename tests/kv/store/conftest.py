@@ -13,6 +13,7 @@ import transformers
 from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
+from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
@@ -20,7 +21,6 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import SessionArchive
 
 SPACE = b"space..........."

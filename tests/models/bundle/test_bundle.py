@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import Bundle, bundle_id, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 
 
 @pytest.fixture

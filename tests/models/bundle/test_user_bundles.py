@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle import locations
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.user_bundles import add
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
-from pltz.plt_codec.weights import random_weights
 
 
 @pytest.fixture(autouse=True)

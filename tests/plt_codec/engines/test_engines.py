@@ -9,12 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import FrameItem
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import Oracle, frame, norm
 

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import FrameItem
-from pltz.plt_codec.weights import random_weights
 from tests.examples import examples
 from tests.plt_codec.cuts import cut
 

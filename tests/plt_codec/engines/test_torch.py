@@ -7,10 +7,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.torch import EXACT, Memory, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import TokenBlock
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 from tests.plt_codec.engines.reference import cumulative
 
 Ints = npt.NDArray[np.int64]

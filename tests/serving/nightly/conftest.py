@@ -20,8 +20,8 @@ from tests.archive.towers import SessionArchive
 
 @pytest.fixture(scope="session")
 def bundle_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+    from pltz.benchmarks.random_weights import random_weights
     from pltz.models.bundle.bundle import write_bundle
-    from pltz.plt_codec.weights import random_weights
 
     folder = tmp_path_factory.mktemp("bundle") / "tiny"
     weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)

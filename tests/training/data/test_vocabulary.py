@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from pltz.benchmarks.kv.tokenizer_files import target_tokenizer
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.target.target import Target
-from pltz.models.target.tokenizer_files import target_tokenizer
 from pltz.plt_codec.errors import ModelError
 from pltz.training.data import vocabulary
 

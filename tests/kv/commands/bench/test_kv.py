@@ -34,7 +34,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
-    from pltz.models.target import tokenizer_files
+    from pltz.benchmarks.kv import tokenizer_files
 
     folder = tmp_path_factory.mktemp("llama")
     config: Any = transformers.LlamaConfig(

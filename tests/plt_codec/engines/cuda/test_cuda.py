@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.batch import by_context, few_shared
@@ -44,7 +45,7 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
-from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
+from pltz.plt_codec.weights import RESIDUAL_MAX, Weights
 from tests.examples import examples
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.cuda import emulate

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.pool import KEPT, LARGEST, LEAST, OutOfMemory, Pool
 from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.weights import random_weights
 
 
 class Driver:

@@ -6,13 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.weights import Weights
 from tests.plt_codec.cuts import cut
 
 pytestmark = pytest.mark.skipif(
