@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 QUESTION = "Thank you. Which part of this matters most?"
 ANSWER = 60  # tokens the target may write
 REFERENCE = "Llama-3.1-8B"  # the size of its KV is shown for scale
+REFERENCE_BYTES = 2 * 32 * 8 * 128 * 2  # of K and V per token: layers, heads, dimensions, bytes of bf16
 WIDTH = 96  # characters of a printed line
 
 
@@ -175,15 +176,10 @@ def figures(
     records: "Sequence[SampleSession]", run: "CodecRun", tokens: int, model: "Target", thawed: "Sequence[pltz.Thawed]"
 ) -> dict[str, Any]:
     """Return what the demo measured. ``tokens``: those of all sessions. Sizes are in bytes, times in milliseconds."""
-    from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of
-
     content = sum(record.content_bytes for record in records)
     frozen = len(run.data)
     stages = {stage: sum(t.timings[stage] for t in thawed) / len(thawed) for stage in thawed[0].timings}
-    kv = {
-        DEFAULT_TARGET: model.kv_bytes(tokens),
-        REFERENCE: kv_bytes_of(KNOWN_SHAPES[REFERENCE], tokens),
-    }
+    kv = {DEFAULT_TARGET: tokens * model.token_bytes, REFERENCE: tokens * REFERENCE_BYTES}
     return {
         "benchmark": "demo",
         "sessions": len(records),

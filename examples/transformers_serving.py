@@ -130,7 +130,7 @@ def run(
         "evict_us": [round(1e6 * t) for t in _range(few.times["evict"])],
         "thaw_ms": [round(1e3 * t) for t in _range(few.times["thaw"])],
         "tokens": tokens,
-        "kv_bytes": target.kv_bytes(tokens),
+        "kv_bytes": tokens * target.token_bytes,
         "archive_bytes": cold_bytes(folder / "cold"),
         "refused": status["refused"],
     }

@@ -38,6 +38,7 @@ from pltz.models.session.transcript import (
 )
 from pltz.models.target.cache import (
     cache_argument as cache_argument,
+    cache_bytes as cache_bytes,
     cache_of as cache_of,
     is_plain as is_plain,
     pairs_of as pairs_of,

@@ -89,7 +89,7 @@ class Bench:
         self.space = space_of(target.fingerprint, str(target.model.dtype))
         self.segment = self.cold.directory.version(NAME).leaf
         cache, logits = target.prefill(ids)
-        self.room = 2 * target.kv_bytes(self.tokens) + (1 << 26)
+        self.room = 2 * self.tokens * target.token_bytes + (1 << 26)
         flat = np.ones(self.tokens, np.float32)  # attention: the weights are random
         self.raw = replace(cut(cache, 0, ids, ids), logits=logits.clone(), mass=flat)
         self.expected = self.raw.kv

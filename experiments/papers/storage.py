@@ -31,7 +31,7 @@ def rows(work: Work) -> list[PaperRow]:
     from pltz.kv.store.store import HotStore
     from pltz.kv.thaw.thawer import Thawer
 
-    here, target, token = work.deployment, work.target, work.target.kv_bytes(1)
+    here, target, token = work.deployment, work.target, work.target.token_bytes
     counts = [work.count // 8, work.count // 2, work.count]
     levels = here.levels()
     prompts = sum(len(one) for level in list(levels.values())[:3] for one in level)
@@ -90,7 +90,7 @@ def _shared(steps: Sequence[tuple[int, float, float, float]], shared: int) -> Pa
 
 
 def _table_4(work: Work, shared: int, own: int) -> PaperRow:
-    here, token = work.deployment, work.target.kv_bytes(1)
+    here, token = work.deployment, work.target.token_bytes
     raw = sum(sum(map(len, here.tower(n))) for n in range(work.count)) * token
     tokens = sum(len(one) for level in here.levels().values() for one in level)
     ratio = raw / (shared + own)

@@ -230,8 +230,10 @@ class Result:
         cls, thawed: "Thawed", model: "Target", more: int, load_ms: float, hot_tokens: int | None = None
     ) -> "Result":
         """Let the target write ``more`` tokens and gather the figures. Loading is not part of a thaw."""
+        from pltz.models import cache_bytes
+
         timings = {"load (once)": load_ms} | thawed.timings
-        kv_bytes = model.kv_bytes(len(thawed.token_ids))
+        kv_bytes = cache_bytes(thawed.cache)
         text, ended = None, False
         if more:
             start = time.perf_counter()

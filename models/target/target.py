@@ -33,7 +33,7 @@ import numpy as np
 
 from pltz.models.session.session import Session
 from pltz.models.target.batch import PrefillBatch
-from pltz.models.target.cache import cache_argument, is_plain, pairs_of, share
+from pltz.models.target.cache import cache_argument, cache_bytes, is_plain, pairs_of, share
 from pltz.models.target.checkpoint import (
     check_weights,
     file_signature,
@@ -46,7 +46,6 @@ from pltz.models.target.checkpoint import (
     resolve,
     tokenizer_json_of,
 )
-from pltz.models.target.kv_size import kv_bytes_of
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
 from pltz.plt_codec.extras import need
 
@@ -260,9 +259,10 @@ class Target:
             kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
             self._outline = kv, logits.to("meta")
 
-    def kv_bytes(self, tokens: int) -> int:
-        """Return the bytes of KV that ``tokens`` tokens take on this target, in the dtype it was loaded with."""
-        return kv_bytes_of(self.model.config, tokens, element_bytes=self.model.dtype.itemsize)
+    @cached_property
+    def token_bytes(self) -> int:
+        """Return the bytes of KV that one token takes, in the dtype it was loaded with. Raises ModelError."""
+        return cache_bytes(self.prefill([0])[0])
 
     def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Return the ids (T,) as int64, if this target can take them.

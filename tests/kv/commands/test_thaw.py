@@ -40,12 +40,11 @@ def test_what_is_said_is_not_mistaken_for_a_mark(text: str | None, ended: bool, 
 
 def test_the_mark_that_ends_a_turn_is_no_text() -> None:
     model = SimpleNamespace(
-        kv_bytes=lambda n: n,
         eos_ids={9},
         decode=lambda ids: "".join(map(str, ids)),
         generate=lambda *a, **k: [4, 2, 9],
     )
-    thawed = SimpleNamespace(token_ids=[1], timings={}, cache=None, logits=None)
+    thawed = SimpleNamespace(token_ids=[1], timings={}, cache=SimpleNamespace(layers=[]), logits=None)
     found = Result.of(thawed, model, 5, 0.0).as_json()  # type: ignore[arg-type]
     assert (found["continuation"], found["ended"]) == ("42", True)
 
