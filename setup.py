@@ -62,13 +62,6 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.coding._sketch",
-            sources=["coding/sketch.c"],
-            extra_compile_args=[*FLAGS, *EXTRA],
-            extra_link_args=EXTRA,
-            optional=True,
-        ),
-        Extension(
             "pltz.kv.engines._ans",
             sources=["kv/engines/ans.c"],
             extra_compile_args=[*FLAGS, *EXTRA],

@@ -590,9 +590,8 @@ class Codec(SessionDecoder):
             tried, left = list[_Tried](), iter(same)
             while some := list(itertools.islice(left, LOOKED)):
                 new = [(draft.number, _tokens(draft), cast("Grams", draft.ready.grams)) for draft, _, _ in some]
-                earlier.look(new)
-                for (draft, frame, _), one in zip(some, new, strict=True):
-                    tried.append(_Tried(draft, frame, earlier.propose(*one, number)))
+                proposed = earlier.propose(new, number)
+                tried += [_Tried(*row[:2], one) for row, one in zip(some, proposed, strict=True)]
             begun.append(begin([one for one in tried if one.proposed.context is not None]))
             run.trials.append((number, begun[-1]))
         return begun

@@ -21,7 +21,7 @@ import numpy as np
 
 from pltz.coding.log import passages
 from pltz.coding.log.above import Above
-from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of, least_shared
+from pltz.coding.sketch import Hashes, Sketch, SketchIndex, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ RUN = 1 << 20  # tokens of a run of sessions
 SETTLED = 2  # runs after which trials count: a device makes those of a run while the next one is looked through
 LOGS_KEPT = 1 << 26  # bytes of earlier logs that are kept
 LOGS_TRIED = 2  # of the nearest logs
+NO_SKETCH = Sketch.of(np.zeros(0, np.uint32))
 
 
 class Grams(NamedTuple):
@@ -65,16 +66,16 @@ class Earlier:
         tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`; bytes of a log.
         context: an earlier one; None: it is coded alone.
         run: number of the run of `RUN` tokens that it is one of.
+        sketch: of what is read of it, where it may be one of `Neighbours`.
         proposed: number of contexts that stand behind it if all trials succeed that do not count yet.
-        sketch: of what is read of it, once it is one of `Neighbours`.
     """
 
     number: int
     tokens: Tokens
     context: Earlier | None = None
     run: int = 0
+    sketch: Sketch = NO_SKETCH
     proposed: int = field(init=False)
-    sketch: Sketch = field(init=False)
 
     def __post_init__(self) -> None:
         self.proposed = 0 if self.context is None else 1 + self.context.depth_in(self.run)
@@ -117,15 +118,12 @@ class Neighbours:
     """
 
     def __init__(self) -> None:
-        self._logs = NearestItems[Earlier]()
+        self._logs, self._log_index = list[Earlier](), SketchIndex()
         self._log_bytes = 0
-        self._sessions: list[Earlier] = []
-        self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
-        self._later = NearestItems[Earlier]()  # those behind them since `look`
-        self._looked: dict[int, list[tuple[float, Earlier]]] = {}  # of the next sessions, the nearest in the index
+        self._sessions, self._index = list[Earlier](), SketchIndex()  # the newest are in the index once it is searched
         self._tokens = 0
         self._seen = 0  # tokens of all sessions
-        self._deep = deque[tuple[Earlier, Grams]]()  # those of the last runs that serve none unless a trial fails
+        self._deep = deque[Earlier]()  # those of the last runs that serve none unless a trial fails
 
     def run_of(self, tokens: int) -> int:
         """Return the run of the next session, of so many tokens. Each session is told once."""
@@ -133,91 +131,70 @@ class Neighbours:
         self._seen += tokens
         return run
 
-    def look(self, sessions: Sequence[tuple[int, Tokens, Grams]]) -> None:
-        """Look for the nearest of the earlier sessions to each of the next ones, all at once, for `propose`.
-
-        They come by number, with their tokens, (T,). Other threads of Python run meanwhile.
-        """
-        self._later = NearestItems()
-        self._fill(self._index)
-        some = [one for one in sessions if len(one[1]) > GRAM]
-        found = self._index.nearest_to_each(
-            [grams.all for _, _, grams in some], [least_shared(tokens) for _, tokens, _ in some]
-        )
-        self._looked = {number: one for (number, _, _), one in zip(some, found, strict=True)}
-
     def log(self, number: int, content: bytes, hashes: Hashes) -> Earlier | None:
         """Return the earlier log that a log is worth coding after, or None; the log may serve later ones.
 
         ``hashes``: of all its passages, as `passages_of` gives them, (h,).
         """
-        near = self._logs.nearest_to(hashes, passages.LEAST_SHARED * len(hashes), LOGS_TRIED)
-        short = [one for _, one in near if len(one.tokens) <= passages.most_before(len(content))]
+        near = self._log_index.nearest_to(hashes, LOGS_TRIED, passages.LEAST_SHARED * len(hashes))
+        most = passages.most_before(len(content))
+        short = [self._logs[n] for n, _ in near if len(self._logs[n].tokens) <= most]
         found = passages.worth_most(content, short, lambda one: one.tokens.tobytes())
         one = Earlier(number, np.frombuffer(content, np.uint8), found)
         if one.depth < MOST_CONTEXTS and one.part.to_follow:
             if self._log_bytes + len(content) > LOGS_KEPT:  # forget all: the sketches of a few cannot be taken out
-                self._logs, self._log_bytes = NearestItems(), 0
-            self._logs.add(one, passages.sketch_of_passages(hashes))
+                self._logs, self._log_index, self._log_bytes = [], SketchIndex(), 0
+            self._logs.append(one)
+            self._log_index.add([passages.sketch_of_passages(hashes)])
             self._log_bytes += len(content)
         return found
 
-    def _fill(self, index: NearestItems[Earlier]) -> None:
-        """Add the sessions that are in no index yet."""
-        for session in self._sessions[len(self._index) + len(self._later) :]:
-            index.add(session, session.sketch)
+    def propose(self, sessions: Sequence[tuple[int, Tokens, Grams]], run: int = 0) -> list[Earlier]:
+        """Return the next sessions, each with the earlier one that it is to be tried after, if any.
 
-    def propose(self, number: int, tokens: Tokens, grams: Grams, run: int = 0) -> Earlier:
-        """Return a session, (T,), with the earlier one that it is to be tried after, if any; it may serve later ones.
+        They may serve later ones, also among themselves.
 
         Args:
-            number: of the session in the file.
-            tokens: its tokens, (T,).
-            grams: their 4-grams.
-            run: its run. All trials of the runs `SETTLED` before it and earlier were made.
+            sessions: their numbers in the file, tokens, (T,), and 4-grams.
+            run: their run. All trials of the runs `SETTLED` before it and earlier were made.
         """
-        while self._deep and self._deep[0][0].run + SETTLED <= run:
-            self.add(*self._deep.popleft())
-        context = self.nearest(tokens, grams, self._looked.pop(number, None))
-        one = Earlier(number, tokens, context, run)
-        if one.proposed < MOST_CONTEXTS:
-            self.add(one, grams)
-        elif len(tokens) <= LONGEST:
-            self._deep.append((one, grams))
-        return one
+        while self._deep and self._deep[0].run + SETTLED <= run:
+            self._add(self._deep.popleft())
+        self._index.add([one.sketch for one in self._sessions[len(self._index) :]])
+        wanted, least = [one[2].all for one in sessions], [least_shared(one[1]) for one in sessions]
+        before = self._index.nearest_to_each(wanted, least)
+        beside = SketchIndex([one[2].sketch for one in sessions]).nearest_to_each(wanted, least, len(sessions))
+        known, mine, made = self._sessions, dict[int, Earlier](), list[Earlier]()
+        for n, (number, tokens, grams) in enumerate(sessions):
+            near = [(shared, mine[at]) for at, shared in beside[n] if at in mine][:1]
+            near += [(shared, known[at]) for at, shared in before[n]]
+            _, context = max(near, key=lambda one: one[0], default=(0, None))  # of equal ones the later
+            one = Earlier(number, tokens, context, run, grams.sketch)
+            made.append(one)
+            if one.proposed >= MOST_CONTEXTS:
+                self._deep.append(one)
+            elif self._add(one):
+                mine[n] = one
+            if known is not self._sessions:  # some were forgotten, so others are the nearest
+                return made + self.propose(sessions[n + 1 :], run)
+        return made
 
-    def add(self, session: Earlier, grams: Grams | None = None) -> None:
-        """Add a session that has tokens; nothing where it is long, or has too many contexts behind it."""
+    def _add(self, session: Earlier) -> bool:
+        """Add a session, and return whether it can be a context: none that is long or has too many of them behind."""
         if len(session.tokens) > LONGEST or session.depth >= MOST_CONTEXTS:
-            return
-        session.sketch = (grams or Grams.of(session.tokens)).sketch
+            return False
         session.tokens = session.tokens[:CONTEXT_TOKENS].copy()
         if self._tokens + _weight(session) > KEPT:
             self._forget()
         self._sessions.append(session)
         self._tokens += _weight(session)
-
-    def nearest(
-        self, tokens: Tokens, grams: Grams | None = None, looked: list[tuple[float, Earlier]] | None = None
-    ) -> Earlier | None:
-        """Return the earlier session that is worth trying as the context of a sequence (T,), or None.
-
-        ``looked``: what `look` found.
-        """
-        if not self._sessions or len(tokens) <= GRAM:
-            return None
-        wanted, least = (grams or Grams.of(tokens)).all, least_shared(tokens)
-        self._fill(self._index if looked is None and not len(self._later) else self._later)
-        near = self._later.nearest_to(wanted, least)
-        near += self._index.nearest_to(wanted, least) if looked is None else looked
-        return max(near, key=lambda one: one[0])[1] if near else None  # of equal ones the later
+        return True
 
     def _forget(self) -> None:
         """Forget the older half of the tokens."""
         sizes = np.cumsum([_weight(session) for session in self._sessions[::-1]])
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
-        self._sessions, self._tokens = kept, sum(map(_weight, kept))
-        self._index, self._later, self._looked = NearestItems(), NearestItems(), {}
+        self._sessions, self._tokens, self._index = kept, sum(map(_weight, kept)), SketchIndex()
 
 
 def _weight(session: Earlier) -> int:

@@ -187,7 +187,7 @@ def nearest(tenant: TenantSessions, memory: int, tries: int) -> list[list[int]]:
     for number in tenant.measured:
         hand = tenant.at_hand(number)
         index = SketchIndex([sketches[n] for n in hand])
-        found.append([hand[near.number] for near in index.nearest_to(hashes_of(tenant.tokens[number]), tries)])
+        found.append([hand[n] for n, _ in index.nearest_to(hashes_of(tenant.tokens[number]), tries)])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The C code of packs, coding and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C code of packs and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -16,7 +16,6 @@ MODULES = {  # the module, its source, its tests
         "plt_codec/container/block_columns.c",
         "tests/plt_codec/container/test_block_columns.py",
     ),
-    "pltz.coding._sketch": ("coding/sketch.c", "tests/coding/test_sketch.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
 }
 FLAGS = [

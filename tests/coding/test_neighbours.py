@@ -8,7 +8,7 @@ import pytest
 
 from pltz.coding import neighbours
 from pltz.coding.codec import Codec
-from pltz.coding.neighbours import LONGEST, Earlier, Neighbours
+from pltz.coding.neighbours import LONGEST, Earlier, Grams, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
@@ -62,19 +62,20 @@ def test_a_session_follows_the_last_of_its_template_with_room_behind(codec: Code
 def test_looking_for_many_at_once_proposes_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where sessions become candidates, or are forgotten, between those that were looked for together."""
     monkeypatch.setattr(neighbours, "KEPT", kept)
-    rows = [(n, session(n % 3, int(RANDOM.integers(0, 40))).value) for n in range(90)]
-    rows[7] = 7, np.arange(3)
+    rows = [session(n % 3, int(RANDOM.integers(0, 40))).value for n in range(90)]
+    rows[7] = np.arange(3)
     found = []
-    for chunk in (0, 1, 16, 90):
-        earlier, mine = Neighbours(), list[int | None]()
-        for n, tokens in rows:
-            if chunk and n % chunk == 0:
-                earlier.look([(*row, neighbours.Grams.of(row[1])) for row in rows[n : n + chunk]])
-            one = earlier.propose(n, tokens, neighbours.Grams.of(tokens), n // 10)
-            mine.append(one.context.number if one.context else None)
-        found.append(mine)
+    for chunk in (1, 2, 5, 10):
+        earlier, mine = Neighbours(), list[Earlier]()
+        for n in range(0, 90, chunk):
+            mine += proposed(earlier, *rows[n : n + chunk], number=n, run=n // 10)
+        found.append([one.context.number if one.context else None for one in mine])
     assert found[1:] == found[:1] * 3
     assert sum(number is not None for number in found[0]) > 60
+
+
+def proposed(earlier: Neighbours, *rows: np.ndarray, number: int = 0, run: int = 0) -> list[Earlier]:
+    return earlier.propose([(number + n, row, Grams.of(row)) for n, row in enumerate(rows)], run)
 
 
 def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: list[Session]) -> None:
@@ -145,27 +146,19 @@ def test_a_follower_that_does_not_decode_is_not_acknowledged(bundle: FakeBundle)
 
 
 def test_only_what_is_worth_trying_is_proposed() -> None:
-    known = Neighbours()
-    known.add(Earlier(7, TEMPLATES[0]))
     near = np.concatenate([TEMPLATES[0][:60], TEMPLATES[1][:60]])
-    found = known.nearest(near)
-    assert found is not None and found.number == 7
-    assert known.nearest(TEMPLATES[1]) is None
-    assert known.nearest(near[:4]) is None
-    assert known.nearest(np.resize(near, LONGEST + 1)) is None
+    for row, expected in ((near, True), (TEMPLATES[1], False), (near[:4], False), (np.resize(near, 6000), False)):
+        found = proposed(Neighbours(), TEMPLATES[0], row)
+        assert [one.context for one in found] == [None, found[0] if expected else None]
 
 
 def test_long_sessions_and_ends_of_lines_are_no_contexts() -> None:
-    known = Neighbours()
-    known.add(Earlier(0, np.resize(TEMPLATES[0], LONGEST + 1)))
-    line = [Earlier(1, TEMPLATES[1])]
-    for _ in range(MOST_CONTEXTS):
-        line.append(Earlier(1, TEMPLATES[0], line[-1]))
-    known.add(line[-1])
-    assert known.nearest(TEMPLATES[0]) is None
-    known.add(Earlier(2, np.resize(TEMPLATES[0], LONGEST), line[-3]))
-    found = known.nearest(TEMPLATES[0])
-    assert found is not None and (found.number, found.depth) == (2, MOST_CONTEXTS - 1)
+    known, long = Neighbours(), np.resize(TEMPLATES[0], LONGEST + 1)
+    assert [one.context for one in proposed(known, long, TEMPLATES[0][:90])] == [None, None]
+    line = [*proposed(known, TEMPLATES[0], *[TEMPLATES[0]] * (MOST_CONTEXTS - 1))]
+    assert [one.depth for one in line] == [1, 2, 3]
+    last = proposed(known, TEMPLATES[0])[0]
+    assert last.context is line[1] and last.depth == MOST_CONTEXTS
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +166,12 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Neighbours()
     rows = [RANDOM.integers(0, 1000, 120) for _ in range(100)]
     for number, row in enumerate(rows):
-        known.add(Earlier(number, row))
+        [one, again] = proposed(known, row, row, number=number)
         assert sum(len(one.tokens) for one in known._sessions) <= 5000
-        nearest = known.nearest(row)
-        assert nearest is not None and nearest.number == number
-    assert known.nearest(rows[0]) is None
+        assert one.context is None and again.context is one
+    assert proposed(known, rows[0])[0].context is None
     for number in range(300):
-        known.add(Earlier(number, np.arange(5)))
+        proposed(known, np.arange(5), number=number)
     assert len(known._sessions) <= 5000 // neighbours.LEAST_KEPT
 
 
