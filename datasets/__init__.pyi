@@ -2,7 +2,7 @@
 
 from pltz.datasets.byte_input import ByteInput as ByteInput, Readable as Readable, TooLong as TooLong
 from pltz.datasets.conversation import messages_of as messages_of, rendered as rendered, seen_by as seen_by
-from pltz.datasets.dropped import tags_of as tags_of
+from pltz.datasets.dropped import tags_of as tags_of, without as without
 from pltz.datasets.file_forms import tags_of_file as tags_of_file
 from pltz.datasets.file_names import below as below, log_name as log_name, stem_of as stem_of
 from pltz.datasets.input_format import HEAD as HEAD, ReadOptions as ReadOptions

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pltz.datasets.log_lines import narrow, values
 from pltz.models.session.session import Session
 
 LISTS = ("messages", "conversations", "conversation", "turns", "history", "trajectory", "items")
@@ -69,16 +70,10 @@ def _turns(value: Any) -> list[Any] | None:
 
 def _parsed(text: bytes) -> Any:
     """Return the value of a text that is a JSON document or JSON lines, None of another."""
-    if text.lstrip()[:1] not in (b"{", b"["):
-        return None
     try:
-        return json.loads(text)
+        return json.loads(narrow(text))
     except (ValueError, RecursionError):
-        pass
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return None
+        return list(values(text)) or None
 
 
 def _is_same_turn(first: Any, second: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pltz.datasets import registry
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
+from pltz.datasets.log_lines import narrow, values
 from pltz.datasets.turns import Message, joined, without_tools
 from pltz.models.session.session import Session
 
@@ -62,17 +63,12 @@ def rendered(model: Target, messages: list[Message]) -> Session:
 
 def _parsed(text: bytes) -> tuple[InputFormat | None, Any]:
     """Return the format and the value of a text: JSON, JSON lines, or the text itself."""
-    head = registry.of_head(text[:HEAD])
-    if head is not None or text.lstrip()[:1] not in (b"{", b"["):
+    if head := registry.of_head(text[:HEAD]):
         return head, text
-    value: Any
     try:
-        value = json.loads(text)
+        value: Any = json.loads(narrow(text))
     except (ValueError, RecursionError):
-        try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError):
-            return None, text
+        value = [one for one in values(text) if isinstance(one, dict)]
     return _known(value), value
 
 

@@ -9,10 +9,12 @@ of what some logs take. Nothing else is changed. An agent cannot go on with such
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from pltz.datasets.log_lines import values_of
 from pltz.models.session.session import Session
 
 DROPS: Final = ("signatures",)  # what may be dropped, by name
@@ -23,20 +25,43 @@ OF_BLOCKS: Final = frozenset(("signature", "encrypted_content", "data"))  # thei
 ANYWHERE: Final = frozenset(("thinkingSignature", "thoughtSignature", "reasoningOpaque"))  # keys that say it themselves
 
 
-def dropped(session: Session, names: Sequence[str]) -> tuple[Session, int]:
+def without(session: Session, names: Sequence[str]) -> tuple[Session, int]:
     """Return a session without what has these names (`DROPS`), and the bytes of that.
 
-    A session that is kept as bytes stays as it is.
+    Of a log that is kept as bytes, lines without signatures stay as they are, and so do those that are no JSON.
 
-    >>> log = [{"type": "thinking", "thinking": "Let me see", "signature": "E" * 200}]
-    >>> found, size = dropped(Session("chat", log), ["signatures"])
-    >>> size, found.value[0]["signature"]
-    (200, 'dropped by pltz')
+    >>> log = b'{"type": "thinking", "thinking": "Let me see", "signature": "' + b"E" * 200 + b'"}\\n'
+    >>> found, size = without(Session("text", log), ["signatures"])
+    >>> size, found.value
+    (200, b'{"type": "thinking", "thinking": "Let me see", "signature": "dropped by pltz"}\\n')
     """
-    if not names or session.kind != "chat":
+    if not names or session.kind == "ids":
         return session, 0
-    value, size = _without(session.value)
-    return (replace(session, value=value) if size else session), size
+    if session.kind == "chat":
+        value, left_out = _without(session.value)
+        size = sum(map(_size, left_out))
+        return (replace(session, value=value) if size else session), size
+    lines = [_line_without(line) for line in session.value.split(b"\n")]
+    size = sum(size for _, size in lines)
+    return (replace(session, value=b"\n".join(line for line, _ in lines)) if size else session), size
+
+
+def _line_without(line: bytes) -> tuple[bytes, int]:
+    """Return a line of a log without signatures, and their bytes."""
+    found, odd = values_of(line)
+    value, left_out = _without(found[0]) if found and not odd else (None, [])
+    if not left_out:
+        return line, 0
+    shorter = line
+    for one in left_out:
+        shorter = shorter.replace(json.dumps(one).encode(), json.dumps(MARK).encode())
+    if values_of(shorter)[0] != [value]:  # written in another way
+        shorter = json.dumps(value, separators=(",", ":")).encode()
+    return shorter, sum(map(_size, left_out))
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def tags_of(names: Sequence[str], size: int) -> dict[str, str]:
@@ -59,21 +84,22 @@ def dropped_of(tags: Mapping[str, str]) -> tuple[str, int]:
     return (names, int(size)) if known else ("", 0)
 
 
-def _without(value: Any) -> tuple[Any, int]:
-    """Return a JSON value without signatures, and their bytes. What has none is returned itself."""
+def _without(value: Any) -> tuple[Any, list[str]]:
+    """Return a JSON value without signatures, and these. What has none is returned itself."""
     if isinstance(value, list):
         rows = [_without(one) for one in value]
-        size = sum(size for _, size in rows)
-        return ([one for one, _ in rows], size) if size else (value, 0)
+        found = [text for _, texts in rows for text in texts]
+        return ([one for one, _ in rows], found) if found else (value, found)
     if not isinstance(value, dict):
-        return value, 0
+        return value, []
     kind = value.get("type")
     keys = ANYWHERE | OF_BLOCKS if isinstance(kind, str) and kind in THINKING else ANYWHERE
-    found, total = dict[str, Any](), 0
+    made, found = dict[str, Any](), list[str]()
     for key, one in value.items():
         if key in keys and isinstance(one, str) and len(one) >= LEAST:
-            found[key], size = MARK, len(one.encode("utf-8", "surrogatepass"))
+            made[key] = MARK
+            found.append(one)
         else:
-            found[key], size = _without(one)
-        total += size
-    return (found, total) if total else (value, 0)
+            made[key], texts = _without(one)
+            found += texts
+    return (made, found) if found else (value, found)

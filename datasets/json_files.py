@@ -5,29 +5,32 @@ lists of objects, is one session per item. A JSONL file is one session per line,
 are events of an agent (`registry.of_events`). Lines, and items, in a row that no format recognises are one session
 together: a text of JSON lines. So a log of an unknown agent is one session, and not one per event.
 
+The log of an agent is kept byte for byte, whatever its lines hold (log_lines.py). So is any line that is no JSON, which
+a remark tells.
+
 JSON that Python would change is kept as it is: that line or document becomes a text session of its exact bytes.
 Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py). With ``exact``
 a session has the writing of its line or document (models/session/spelling.py), so that it stays a chat whoever wrote
-its JSON. Where none gives the bytes back, and of agents' logs, which are coded as tables, they become a text. It then
-has its line end, its byte order mark and the empty lines beside it, so the sessions in a row are the bytes of the file.
+its JSON. Where none gives the bytes back, they become a text. It then has its line end, its byte order mark and the
+empty lines beside it, so the sessions in a row are the bytes of the file.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from pltz.datasets import registry
 from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import EVENTS, Noun, Part, ReadOptions
+from pltz.datasets.input_format import EVENTS, HEAD, Noun, Part, ReadOptions
+from pltz.datasets.log_lines import BOM, values
 from pltz.models.session.session import Session
 from pltz.models.session.spelling import writing_of
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import check_bytes
 
-BOM = b"\xef\xbb\xbf"
 AHEAD = (1 << 14, 1 << 18, 1 << 22)  # bytes that are looked at, one after the other, for the first events
 _KEYS = {"openai": "messages", "sharegpt": "conversations"}
 
@@ -36,40 +39,52 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
     """Yield one session per line. ``ahead``: the line already taken off the source to look at it."""
     writing = 0  # of the last part
     for part, data in _in_runs(_lines(source, options, ahead), options):
-        kept = _exact(part, data, writing) if options.exact else part
+        kept = _exact(part, data, writing) if options.exact or _is_log(part) else part
         writing = _writing(kept) or writing
         yield kept
 
 
 def _lines(source: ByteInput, options: ReadOptions, ahead: bytes) -> Iterator[tuple[Part, bytes]]:
-    """Yield the session of each line with the bytes of the line: where bytes are kept, and of empty lines beside it."""
-    number = 0
-    begun = b""  # empty lines before the next line, where bytes are kept
+    """Yield the session of each line with its bytes, those of the empty lines beside it too."""
+    number = odd = 0
+    why = ""  # the first odd line is no JSON
+    begun = b""  # empty lines before the next line
     held: tuple[Part, bytes] | None = None  # the last part, to whose bytes empty lines behind it are added
     line: bytes | None = ahead or source.line()
     while line is not None:
         number += 1
         place = f"{source.name}: line {number}"
-        text = _content(line, number == 1, place)
+        text = _content(line, number == 1)
         if text.strip(b" \t\r\n"):
             if held is not None:
                 yield held
-            part = _of_line(text, options, place, whole=line.endswith(b"\n"))
+            try:
+                part = _of_line(text, options, place, whole=line.endswith(b"\n"))
+            except UsageError as exc:
+                if options.format != "auto":
+                    raise
+                part, why = Part(Session("text", text), place, "text"), why or f"{place}: {exc.__cause__}"
+                odd += 1
             held, begun = (part, begun + line), b""
-            if not options.exact:
-                yield part, text + b"\n"
-                held = None
-        elif options.exact and held is not None:
+        elif held is not None:
             held = held[0], held[1] + line
             check_bytes(len(held[1]))
-        elif options.exact:
+        else:
             begun += line
             check_bytes(len(begun))
-        line = source.line()
+        try:
+            line = source.line()
+        except UsageError:
+            if held is not None:
+                yield held
+            raise
     if held is not None:
         yield held
-    elif begun:
+    elif begun and options.exact:
         yield Part(Session("text", begun), source.name, "text"), begun
+    if odd:
+        kept = "this line is" if odd == 1 else f"this line and {odd - 1:,} more are"
+        options.warn(f"{why}; {kept} kept byte for byte")
 
 
 def _in_runs(parts: Iterable[tuple[Part, bytes]], options: ReadOptions) -> Iterator[tuple[Part, bytes]]:
@@ -84,11 +99,11 @@ def _in_runs(parts: Iterable[tuple[Part, bytes]], options: ReadOptions) -> Itera
     def run() -> Iterator[tuple[Part, bytes]]:
         if first is not None:
             data = bytes(lines)
-            yield (first if count == 1 else Part(Session("text", data), first.place, "json")), data
+            yield (first if count == 1 else replace(first, content=Session("text", data))), data
 
     try:
         for part, data in parts:
-            if options.format != "auto" or part.noun != "json":
+            if options.format != "auto" or part.noun not in ("json", "text"):
                 yield from run()
                 yield part, data
                 first = None
@@ -97,6 +112,8 @@ def _in_runs(parts: Iterable[tuple[Part, bytes]], options: ReadOptions) -> Itera
             if first is None or len(lines) + len(data) > options.max_bytes:
                 yield from run()
                 first, count, lines = part, 0, bytearray()
+            elif part.noun == "json" != first.noun:
+                first = replace(first, noun="json")
             count += 1
             lines += data
     except UsageError:
@@ -115,26 +132,18 @@ def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     first = source.line() or b""
     if is_json(first) and source.peek(4096).strip():
         yield from read_lines(source, options, first)
-    else:
-        yield from of_document(first + source.rest(), options, source.name)
+        return
+    data = first + source.rest()
+    if options.format != "auto" or is_json(data):
+        yield from of_document(data, options, source.name)
+    elif data:
+        options.warn(f"{source.name}: no JSON: kept byte for byte")
+        yield Part(Session("text", data), source.name, "text")
 
 
 def read_events(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-    """Yield a JSONL file of events as one session: the list of its objects. Raises UsageError."""
-    data = source.rest()
-    values: list[Any] = []
-    kept = False  # some line is JSON that Python would change
-    for number, line in enumerate(data.removeprefix(BOM).split(b"\n"), 1):
-        if line.strip(b" \t\r"):
-            part = _of_line(
-                line.removesuffix(b"\r"), options, f"{source.name}: line {number}", whole=data.endswith(b"\n")
-            )
-            assert isinstance(part.content, Session)
-            kept = kept or part.content.kind == "text"
-            values.append(part.content.value)
-    session = Session("chat", values)
-    part = Part(Session("text", data) if kept else session, source.name, "agent log")
-    yield _exact(part, data) if options.exact else part
+    """Yield the log of an agent as one session: its bytes, whatever its lines hold."""
+    yield Part(Session("text", source.rest()), source.name, "agent log")
 
 
 def log_lines(session: Session) -> bytes:
@@ -146,35 +155,26 @@ def log_lines(session: Session) -> bytes:
     return b"".join(Session("chat", item).to_json_line() for item in session.value)
 
 
+def begins_document(source: ByteInput) -> bool:
+    """Return whether a file begins as a JSON document of many lines does."""
+    return source.peek(HEAD).lstrip().partition(b"\n")[0].rstrip() in (b"{", b"[")
+
+
 def first_events(source: ByteInput) -> list[dict[str, Any]]:
     """Return the first objects of a JSONL file without taking them; none where a line is another value.
 
-    A line that is no JSON ends them: a log that an agent is writing is one, though its last line is cut.
+    Lines that are no JSON are passed over: a log that an agent is writing is one, though its first line is cut.
     """
-    if source.peek(4).removeprefix(BOM)[:1] != b"{":
-        return []
     for size in AHEAD:
         data = source.peek(size)
-        lines = data.removeprefix(BOM).split(b"\n")
-        lines = (lines[:-1] if len(data) == size else lines)[:EVENTS]
-        if lines:
+        found = list(islice(values(data), EVENTS))
+        if found or len(data) < size:
             break
-    else:
-        return []
-    events: list[Any] = []
-    for line in lines:
-        if line.strip():
-            try:
-                events.append(json.loads(line))
-            except (ValueError, RecursionError):
-                break
-    return events if all(isinstance(event, dict) for event in events) else []
+    return found if all(isinstance(event, dict) for event in found) else []
 
 
-def _content(line: bytes, first: bool, place: str) -> bytes:
-    """Return a line without its line end and byte order mark. Raises UsageError for UTF-16."""
-    if first and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UsageError(f"{place}: expected UTF-8, found UTF-16: convert it, or read it as text")
+def _content(line: bytes, first: bool) -> bytes:
+    """Return a line without its line end and byte order mark."""
     line = line.removesuffix(b"\n").removesuffix(b"\r")
     return line.removeprefix(BOM) if first else line
 
@@ -202,14 +202,19 @@ def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
     ``writing``: of the part before it.
     """
     session = _session_of(part)
-    if session.to_input_bytes() == data:
+    if session.to_input_bytes() == data and not _is_log(part):
         return part
     if session.kind == "ids":
         raise UsageError(f"{part.place}: these ids are written in another way than pltz writes them: leave --exact out")
     noun = part.noun or (part.format.noun if part.format else _noun_of(session.value))
-    if session.kind == "chat" and noun != "agent log" and (found := writing_of(data, session.value, writing)):
+    if noun != "agent log" and session.kind == "chat" and (found := writing_of(data, session.value, writing)):
         return replace(part, content=replace(session, writing=found))
-    return Part(Session("text", data), part.place, noun)
+    return Part(Session("text", data), part.place, noun, format=part.format)
+
+
+def _is_log(part: Part) -> bool:
+    """Return whether a part is the log of an agent, which is kept byte for byte."""
+    return part.noun == "agent log" or (part.format is not None and part.format.noun == "agent log")
 
 
 def _writing(part: Part) -> int:
@@ -252,7 +257,7 @@ def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
         parts = list(_of_value(document.value, options, name))
         if options.exact and len(parts) != 1:
             yield Part(Session("text", data), name, _noun_of(document.value))
-        elif options.exact:
+        elif options.exact or [part.place for part in parts if _is_log(part)] == [name]:
             yield _exact(parts[0], data)
         else:
             yield from parts
@@ -314,7 +319,8 @@ def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator
         place = f"{name}: session {number}" if many else name
         session = Session("chat", item)
         _check_shape(session, format, place)
-        yield _part(session, place, format), b""
+        part = _part(session, place, format)
+        yield (_exact(part, session.to_json_line()) if many and _is_log(part) else part), b""
 
 
 def _all(value: Any, test: Callable[[Any], bool]) -> bool:

@@ -39,10 +39,11 @@ from typing import Any, Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
-from pltz.datasets.dropped import dropped
+from pltz.datasets.dropped import without
 from pltz.datasets.file_names import stem_of
 from pltz.datasets.formats.messages import why_no_chat
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
+from pltz.datasets.log_lines import BOM
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
@@ -122,7 +123,7 @@ def _without(found: Recognised, names: tuple[str, ...]) -> Recognised:
     """Return the log of an agent without what is to be dropped, and anything else as it is."""
     if found.noun != "agent log":
         return found
-    session, size = dropped(found.session, names)
+    session, size = without(found.session, names)
     return replace(found, session=session, dropped=size)
 
 
@@ -166,7 +167,7 @@ def logs_of(path: Path, max_bytes: int = MAX_BYTES, *, exact: bool = False) -> I
         if known is not None:
             if known.noun == "agent log":
                 yield None, source.rest()
-        elif not is_text and source.peek(HEAD).removeprefix(json_files.BOM).lstrip()[:1] in (b"{", b"["):
+        elif not is_text and source.peek(HEAD).removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
             yield from _documents(source, is_lines=_SUFFIXES.get(suffix) == "jsonl", exact=exact)
 
 
@@ -195,7 +196,7 @@ def _documents(source: ByteInput, *, is_lines: bool, exact: bool) -> Iterator[tu
 
 def _is_log_document(data: bytes) -> bool:
     try:
-        known = registry.of_value(json.loads(data.removeprefix(json_files.BOM)))
+        known = registry.of_value(json.loads(data.removeprefix(BOM)))
     except (ValueError, RecursionError):
         return False
     return known is not None and known.noun == "agent log"
@@ -349,7 +350,7 @@ def _json_of(session: Session) -> Any:
     """Return the value of a session that is JSON, which may be kept as its bytes: of JSON lines that of the first."""
     if session.kind != "text":
         return session.value
-    text = session.value.removeprefix(json_files.BOM)
+    text = session.value.removeprefix(BOM)
     for data in (text, text.lstrip().partition(b"\n")[0]):
         with suppress(ValueError, RecursionError):
             return json.loads(data)
@@ -412,18 +413,18 @@ def _parts(
         return None, iter([Part(Session("text", source.rest()), source.name, "text")])
     if format == "auto" and (events := json_files.first_events(source)) and (known := registry.of_events(events)):
         return known, json_files.read_events(source, options)
-    if format == "jsonl" or kind == "jsonl":
+    if format == "jsonl" or (kind == "jsonl" and not json_files.begins_document(source)):
         return None, json_files.read_lines(source, options)
     if kind == "npy":
         raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
-    if kind == "json" or format != "auto":
+    if kind in ("json", "jsonl") or format != "auto":
         return None, json_files.read_document(source, options)
     return None, _sniff(source, options)
 
 
 def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     """Yield the sessions of JSON lines, a JSON document, text or bytes, as the content tells."""
-    start = source.peek(HEAD).removeprefix(json_files.BOM).lstrip()[:1]
+    start = source.peek(HEAD).removeprefix(BOM).lstrip()[:1]
     first = source.line() or b"" if start in (b"{", b"[") else b""
     if first and json_files.is_json(first) and source.peek(HEAD).strip():
         yield from json_files.read_lines(source, options, first)
@@ -446,7 +447,7 @@ def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
         known = part.format or registry.of_value(content.value) or row or known
         noun = known.noun if known and (known.of_value or known.of_events) else "json"
         return Recognised(content, noun, known.name if known else "json", file, part.place)
-    noun = noun or cast("Noun", content.kind)
+    noun, known = noun or cast("Noun", content.kind), part.format or known
     return Recognised(content, noun, known.name if known else noun, file, part.place)
 
 

@@ -42,7 +42,8 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             expose_value=False,
             callback=_keep,
-            help="Keep the bytes of JSON inputs too, not only their values: decompress writes the very bytes.",
+            help="Keep the bytes of JSON inputs too, not only their values: decompress writes the very bytes. Logs of "
+            "agents are always kept so.",
         ),
         click.option(
             "--drop",

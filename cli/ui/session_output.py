@@ -68,17 +68,18 @@ def event_lines(session: Session, name: str) -> bytes:
 def json_line(session: Session, name: str, alone: str) -> bytes:
     """Return one JSONL line, or the lines that a session is. Raises ContentError, with a way out, for other texts."""
     kept = session.to_input_bytes() if session.writing or session.kind == "text" else b""
-    if kept and _are_json_lines(lines := kept.removesuffix(b"\n")):
-        return lines + b"\n"  # kept as they are, by --exact or as JSON of no known format
+    if kept and _are_lines(lines := kept.removesuffix(b"\n")):
+        return lines + b"\n"  # kept as they are, by --exact, as the log of an agent or as JSON of no known format
     try:
         return session.to_json_line()
     except ContentError as error:
         raise ContentError(f"{name}: {error} ({alone}, or join texts with --format text)") from error
 
 
-def _are_json_lines(text: bytes) -> bool:
-    """Return whether a text is a line that holds a JSON object or list, or several lines each of which is JSON."""
+def _are_lines(text: bytes) -> bool:
+    """Return whether a text is lines of a JSONL file: JSON in all but those that a broken file has."""
     from pltz.datasets.json_files import is_json
 
     lines = [line for line in text.split(b"\n") if line.strip()]
-    return (len(lines) > 1 or text.lstrip()[:1] in (b"{", b"[")) and all(map(is_json, lines))
+    begins = text.lstrip(b" \t\r\n\0")[:1] in (b"{", b"[")
+    return begins or (len(lines) > 1 and all(map(is_json, lines)))

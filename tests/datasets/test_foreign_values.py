@@ -14,7 +14,7 @@ from pltz.cli.archive.files import content_of
 from pltz.datasets import registry
 from pltz.datasets.continuation import continues
 from pltz.datasets.conversation import messages_of
-from pltz.datasets.dropped import dropped
+from pltz.datasets.dropped import without
 from pltz.datasets.file_forms import suffix_of
 from pltz.datasets.input_format import EVENTS, ReadOptions
 from pltz.datasets.loaders import load, logs_of, recognise
@@ -68,7 +68,7 @@ def test_a_value_of_any_type_under_any_key_is_taken_and_given_back(sample: Any) 
         assert all(map(is_turn, [*turns, *without_tools(turns)]))
         assert suffix_of(session).startswith(".")
         assert b"".join(content_of([session], numbered=True))
-        assert continues(session, session) and dropped(session, ["signatures"])
+        assert continues(session, session) and without(session, ["signatures"])
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "list.json", "plain"])

@@ -20,7 +20,7 @@ from pltz.datasets import (
     sample_sessions,
 )
 from pltz.datasets.input_format import ReadOptions
-from pltz.datasets.loaders import recognise
+from pltz.datasets.loaders import InputWarning, recognise
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 
@@ -50,6 +50,7 @@ def npy(array: Any) -> bytes:
     return stream.getvalue()
 
 
+OOPS = Session("text", b"{oops\n\0\n")
 CASES: list[tuple[str, bytes, list[Session]]] = [
     ("a.jsonl", lines(HI, YO), [chat(HI), chat(YO)]),
     ("a.ndjson", lines(GPT).rstrip(), [chat(GPT)]),
@@ -57,9 +58,12 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
     ("a.jsonl", b"\n" + lines(HI).replace(b"\n", b"\r\n") + b" \n" + lines(YO), [chat(HI), chat(YO)]),
     ("a.jsonl", b"", []),
     ("a.jsonl", b"\n\n", []),
-    ("a.jsonl", b"[1,2]\n\n3\n", [Session("text", b"[1,2]\n3\n")]),
+    ("a.jsonl", b"[1,2]\n\n3\n", [Session("text", b"[1,2]\n\n3\n")]),
+    ("a.jsonl", lines(HI) + b"{oops\n\0\n" + lines(YO) + b'{"a', [chat(HI), OOPS, chat(YO), Session("text", b'{"a')]),
+    ("a", lines(HI) + b'{"a":"\xff"}', [chat(HI), Session("text", b'{"a":"\xff"}')]),
+    ("a.json", b'{"a":1}}', [Session("text", b'{"a":1}}')]),
     ("a.jsonl", lines(*[{}] * 900), [Session("text", lines(*[{}] * 900))]),
-    ("a.jsonl", lines({"a": 1}) + b"-0\r\n7", [Session("text", b'{"a":1}\n-0\n7\n')]),
+    ("a.jsonl", lines({"a": 1}) + b"-0\r\n7", [Session("text", b'{"a":1}\n-0\r\n7')]),
     ("a.jsonl", lines(HI, 1, 2, YO, 3), [chat(HI), Session("text", b"1\n2\n"), chat(YO), chat(3)]),
     ("a.json", json.dumps([{}] * 900).encode(), [Session("text", lines(*[{}] * 900))]),
     ("a.json", json.dumps([{}, HI, {}, 1]).encode(), [chat([{}, HI, {}, 1])]),
@@ -146,17 +150,17 @@ def test_a_format_that_is_given(format: Format, data: bytes, sessions: list[Sess
 BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
     (
         "a.jsonl",
-        "auto",
+        "jsonl",
         lines(HI) + b"\n{oops\n",
         UsageError,
         "a.jsonl: line 3: expected JSON.*column 2.*--format text",
     ),
-    ("a.jsonl", "auto", lines(HI) + b'{"a":"\xff"}', UsageError, "line 2: expected UTF-8, found byte 0xff"),
-    ("a.jsonl", "auto", '{"a":1}'.encode("utf-16"), UsageError, "line 1: expected UTF-8, found UTF-16"),
-    ("a", "auto", lines(HI, YO) + b"oops\n", UsageError, "line 3: expected JSON"),
-    ("a.json", "auto", b"", UsageError, "a.json: expected JSON"),
-    ("a.json", "auto", b'{"a":1}}', UsageError, "expected JSON: Extra data at column 8"),
-    ("a.json", "auto", b'{"a":"b', UsageError, "expected JSON: Unterminated string starting at column 6"),
+    ("a.jsonl", "jsonl", lines(HI) + b'{"a":"\xff"}', UsageError, "line 2: expected UTF-8, found byte 0xff"),
+    ("a.jsonl", "jsonl", '{"a":1}'.encode("utf-16"), UsageError, "line 1: expected UTF-8, found byte 0xff"),
+    ("a", "jsonl", lines(HI, YO) + b"oops\n", UsageError, "line 3: expected JSON"),
+    ("a.json", "openai", b"", UsageError, "a.json: expected JSON"),
+    ("a.json", "openai", b'{"a":1}}', UsageError, "expected JSON: Extra data at column 8"),
+    ("a.json", "openai", b'{"a":"b', UsageError, "expected JSON: Unterminated string starting at column 6"),
     ("a.json", "auto", b"[1, -2]", ContentError, "sequence 1: expected ids 0..2"),
     ("a.json", "auto", b"[[1], [99999999999999999999]]", ContentError, "sequence 2: expected ids"),
     ("a.jsonl", "openai", lines(HI, GPT), UsageError, 'line 2: .* list "messages", found the keys conversations'),
@@ -202,11 +206,9 @@ def test_sessions_before_a_bad_line_are_given() -> None:
         next(sessions)
 
 
-def test_lines_of_no_known_format_are_one_session_up_to_a_bad_line_and_to_the_limit() -> None:
-    sessions = load(b"{}\n" * 9 + b"oops")
-    assert next(sessions) == Session("text", b"{}\n" * 9)
-    with pytest.raises(UsageError, match="line 10"):
-        next(sessions)
+def test_lines_of_no_known_format_are_one_session_up_to_the_limit() -> None:
+    with pytest.warns(InputWarning, match="line 10: expected JSON: .* at column 1; this line is kept byte for byte"):
+        assert list(load(b"{}\n" * 9 + b"oops")) == [Session("text", b"{}\n" * 9 + b"oops")]
     assert [session.value for session in load(b"{}\n" * 9, max_bytes=15)] == [b"{}\n" * 5, b"{}\n" * 4]
     assert list(load(b"{}\n" * 9, "jsonl")) == [chat({})] * 9
 
@@ -247,14 +249,14 @@ def test_what_is_left_out_of_a_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_path: Path) -> None:
-    write(tmp_path, "a.jsonl", lines(HI) + b"{")
+    write(tmp_path, "a.jsonl.zst", lines(HI) + b"{")
     write(tmp_path, "b.txt.gz", b"no gzip data")
     write(tmp_path, "c.txt", b"three")
     refused: list[str] = []
     found = [one.session for one in recognise(tmp_path, ReadOptions(refused=lambda why, size: refused.append(why)))]
-    assert found == [chat(HI), Session("text", b"three")]
-    assert ["a.jsonl: line 2" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
-    with pytest.raises(UsageError, match=r"a.jsonl: line 2"):
+    assert found == [Session("text", b"three")]
+    assert ["a.jsonl.zst: expected zstd" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
+    with pytest.raises(CorruptError, match=r"a.jsonl.zst: expected zstd"):
         list(recognise(tmp_path))
 
 

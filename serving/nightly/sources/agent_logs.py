@@ -24,13 +24,13 @@ from pltz.datasets import (
     log_name,
     logs_of,
     part_of,
-    recognise,
     stem_of,
     tags_of,
     tags_of_file,
+    without,
 )
 from pltz.models import Session
-from pltz.plt_codec import MAX_BYTES, ContentError, PltzError, UsageError
+from pltz.plt_codec import MAX_BYTES, PltzError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.files import files_of
@@ -159,25 +159,15 @@ class AgentLogSource:
         return log_name(self.path, str(root / inside if root.is_dir() else root))
 
     def item(self, entry: SourceEntry) -> PutRequest:
-        """Return a log or a part as a session to put. Raises UsageError, ContentError and FormatError."""
-        try:
-            found = list(recognise(entry.raw, self._options()))
-        except PltzError as exc:  # whose message begins with the name of what was read
-            if not entry.part:
-                raise type(exc)(str(exc).removeprefix("bytes: ")) from exc
-            found = []
-        if len(found) != 1 and not entry.part:
-            raise ContentError(f"expected the log of one session, found {len(found)} sessions")
-        known = len(found) == 1 and (found[0].is_log or not entry.part)
-        session = found[0].session if known else Session("text", entry.raw)
-        dropped = tags_of((self.drop,), found[0].dropped) if known else {}
-        content = facts_of(session, len(entry.raw), entry.mtime)
+        """Return a log or a part as a session to put. Raises UsageError."""
+        alone = entry.name is not None and entry.name == self._name_of(entry.where)  # the log is all of its file
+        session, size = without(Session("text", entry.raw), [self.drop] if self.drop else [])
         request = replace(self.naming.item(entry, session), continues=not self.new_version, part=entry.part)
-        request = replace(request, content=content)
-        name = None if entry.part else entry.name
-        if name is not None and name == self._name_of(entry.where):  # the log is all of its file
-            dropped |= tags_of_file(name, entry.where, session, numbered=False)
-        return replace(request, tags={**request.tags, **dropped})
+        request = replace(request, content=facts_of(session, len(entry.raw), entry.mtime))
+        tags = tags_of((self.drop,), size)
+        if alone and not entry.part:
+            tags |= tags_of_file(entry.name or "", entry.where, session, numbered=False)
+        return replace(request, tags={**request.tags, **tags})
 
     def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""

@@ -92,29 +92,27 @@ def test_an_archive_in_a_folder_is_left_out(run: Run, cold: Path) -> None:
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
-    (logs / "garden/z.jsonl").write_bytes(b'{"a":1}\n{"b":\n')
-    (logs / "garden/cut.jsonl").write_bytes((logs / "garden/other.jsonl").read_bytes()[:-9])  # an agent writes it
-    names = ["garden/events", "garden/other", "garden/z/0", "shop/events"]
+    (logs / "garden/z.jsonl.gz").write_bytes(b'{"a":1}\n{"b":\n')
+    (logs / "garden/empty.jsonl.gz").write_bytes(b"")
+    names = ["garden/events", "garden/other", "shop/events"]
     for unchanged in (False, True):
         done = run("archive", "put", "-r", cold, logs, "--json")
         assert done.exit_code == 5 and "refused: " in done.stderr
-        assert "z.jsonl: line 2" in done.stderr and "cut.jsonl: line" in done.stderr
+        assert "z.jsonl.gz: expected gzip" in done.stderr and "empty.jsonl.gz: the gzip" in done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
-    assert "4 sessions, 4 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
+    assert "3 sessions, 3 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
     (cold.parent / "alone").mkdir()
-    (cold.parent / "alone/cut.jsonl").write_bytes((logs / "garden/cut.jsonl").read_bytes())
+    (cold.parent / "alone/cut.jsonl.gz").write_bytes(b"")
     alone = run("archive", "put", "-r", cold, cold.parent / "alone")
     assert alone.exit_code == 5 and alone.stderr.endswith("nothing is stored; 1 file refused\n")
-    files = [logs / "garden/z.jsonl", logs / "shop/events.jsonl"]
+    files = [logs / "garden/z.jsonl.gz", logs / "shop/events.jsonl"]
     given = run("archive", "put", "-r", cold, *files, "--json")
-    assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == [
-        "z/0", "shop/events"
-    ]
+    assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == ["shop/events"]
     missing = run("archive", "put", "-r", cold, files[1], logs / "nobody.jsonl")
     assert missing.exit_code == 2 and "found nothing" in missing.stderr and not missing.stdout
-    alone = run("archive", "put", "-r", cold, logs / "garden/z.jsonl", "--json")
-    assert alone.exit_code == 2 and "z.jsonl: line 2" in alone.stderr
+    alone = run("archive", "put", "-r", cold, logs / "garden/z.jsonl.gz", "--json")
+    assert alone.exit_code == 3 and "z.jsonl.gz: expected gzip" in alone.stderr
 
 
 def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path: Path) -> None:
@@ -123,7 +121,7 @@ def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path:
     nothing = run("archive", "put", "-r", cold, folder)
     assert nothing.exit_code == 0 and "nothing is stored: no sessions found" in nothing.stderr
     (folder / "a.txt").write_text("a text " * 20)
-    (folder / "cut.jsonl").write_bytes(event("cut", 0) * 9 + b"{")
+    (folder / "cut.data").write_bytes(b"\x28\xb5\x2f\xfd" + event("cut", 0))
     for n in range(5):
         (folder / f"{n}.meta.json").write_text('{"agentType": "x"}')
     done = run("archive", "put", "-r", cold, folder, "--progress")
