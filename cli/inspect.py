@@ -11,7 +11,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
-from pltz.models.bundle.releases import described, how_to_get
+from pltz.models.bundle.locations import described, how_to_get
 
 if TYPE_CHECKING:
     from pltz.plt_codec.container.file import Reader

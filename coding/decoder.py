@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, coded_of
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.decode_limits import DecodeLimits
-from pltz.models.bundle.releases import described, how_to_get
+from pltz.models.bundle.locations import described, how_to_get
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind, Session
 from pltz.models.session.spelling import WRITINGS

@@ -11,8 +11,6 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
-BROUGHT_BY = {"base": "pip install pltz-base"}  # bundles that pltz's own wheel lacks, with the command that brings them
-
 
 class Level(NamedTuple):
     """Hold the choices of one level.
@@ -50,9 +48,8 @@ def level(number: int) -> Level:
     chosen = LEVELS[number]
     if locations.by_name(chosen.bundle) is None:
         known = [str(n) for n, other in LEVELS.items() if locations.by_name(other.bundle)]
-        brought = BROUGHT_BY.get(chosen.bundle, "pip install --force-reinstall pltz")
         raise UsageError(
-            f"level {number} needs the bundle {chosen.bundle}, which is not installed: `{brought}` brings it; "
+            f"level {number} needs the bundle {chosen.bundle}: {locations.how_to_get(chosen.bundle)}; "
             f"levels that work here: {', '.join(known) or 'none'}"
         )
     return chosen

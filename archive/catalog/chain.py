@@ -31,7 +31,7 @@ from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.bundle.releases import described, how_to_get
+from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS

@@ -30,7 +30,7 @@ from pltz.models.bundle.folder import (
     TOKENIZER,
     BundleFolder,
 )
-from pltz.models.bundle.releases import described, how_to_get, how_to_get_named
+from pltz.models.bundle.locations import described, how_to_get
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
 from pltz.plt_codec.extras import need
@@ -89,7 +89,7 @@ class Bundle:
         if not (folder / HEAD).is_file():
             raise UsageError(
                 f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json; "
-                f"{how_to_get_named(wanted)}"
+                f"{how_to_get(wanted)}"
             )
         return _load(folder.resolve(), BundleFolder.open(folder).id)
 
@@ -111,21 +111,6 @@ class Bundle:
     def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
         """Return the fastest coder for these weights, see `coder_of`."""
         return coder_of(self.weights, device, threads)
-
-    def size(self) -> int:
-        """Return the bytes of the bundle's files."""
-        return BundleFolder.open(self.path).size()
-
-    def verify(self) -> list[str]:
-        """Check every file against bundle.json again, and return the names checked.
-
-        Raises:
-            ModelError: a file is missing or damaged.
-        """
-        folder = BundleFolder.open(self.path)
-        for name in folder.files:
-            folder.check(name)
-        return sorted(folder.files)
 
 
 def coder_of(
@@ -264,9 +249,7 @@ def write_bundle(
 def _files(weights: Weights, *, packed: bool) -> dict[str, bytes]:
     if not packed:
         return {f"weights-{i}{PLAIN}": part for i, part in enumerate(_parts(weights))}
-    entropy = zstandard.ZstdCompressor(
-        level=1
-    )  # no repeats to find: Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
+    entropy = zstandard.ZstdCompressor(level=1)  # no repeats to find: Huffman codes alone do best
     return {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(_parts(weights))}
 
 

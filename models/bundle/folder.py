@@ -136,10 +136,6 @@ class BundleFolder:
         """Return the bytes of all files in the folder, cards included."""
         return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
-    def check(self, name: str) -> None:
-        """Check a file's size and digest."""
-        self._read(name, MAX_WEIGHTS)
-
     def _content(self, name: str, limit: int) -> bytes:
         """Return the content of a file, unpacked where it is packed; at most `limit` bytes."""
         if name not in self.files:

@@ -25,6 +25,12 @@ GROUP = "pltz.bundles"  # of entry points: NAME = "module:FOLDER", a path
 USER_VARIABLE = "PLTZ_BUNDLES"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a plain file name, never a hidden one
 PLTZ, USER = "pltz", "user"
+UPGRADE = "pip install --upgrade pltz"
+RELEASES = (  # id, name, and the command that installs it: files and archives name a bundle by its id alone
+    (bytes.fromhex("ad6e91c6fbbfbcbccb445fff41e1e2e4"), "nano", UPGRADE),
+    (bytes.fromhex("4df4727f3c087895cfea17d67fb8ce0b"), "mini", UPGRADE),
+    (bytes.fromhex("be9333de2e58e290a6aed00659f2b556"), "base", "pip install pltz-base"),
+)
 
 
 class BundleLocation(NamedTuple):
@@ -54,11 +60,10 @@ def user_folder() -> Path:
 def locations() -> Iterator[BundleLocation]:
     """Yield every bundle by its name. Of several with one name, the first is the only one."""
     taken: set[str] = set()
-    for place in (_embedded, _installed, _added):
-        for location in place():
-            if location.name not in taken:
-                taken.add(location.name)
-                yield location
+    for location in _everywhere():
+        if location.name not in taken:
+            taken.add(location.name)
+            yield location
 
 
 def by_name(name: str) -> BundleLocation | None:
@@ -77,16 +82,23 @@ def by_id(bundle_id: bytes) -> BundleLocation | None:
     return None
 
 
-def _embedded() -> list[BundleLocation]:
-    return _under(EMBEDDED, PLTZ)
+def described(bundle_id: bytes) -> str:
+    """Return the id of a bundle, after its name where pltz released it."""
+    return next((f"{name} ({own.hex()})" for own, name, _ in RELEASES if own == bundle_id), bundle_id.hex())
 
 
-def _installed() -> tuple[BundleLocation, ...]:
-    return _entry_points(GROUP, tuple(sys.path))
+def how_to_get(bundle: bytes | str) -> str:
+    """Return the command that brings a bundle, by its id or name, as the end of a sentence."""
+    if command := next((command for *known, command in RELEASES if bundle in known), None):
+        return f"install it with `{command}`"
+    return "add it with `pltz bundle add FOLDER`, the folder from whoever made it"
 
 
-def _added() -> list[BundleLocation]:
-    return _under(user_folder(), USER)
+def _everywhere() -> Iterator[BundleLocation]:
+    """Yield the bundles of each place, and look at a place only when those before it are exhausted."""
+    yield from _under(EMBEDDED, PLTZ)
+    yield from _entry_points(GROUP, tuple(sys.path))
+    yield from _under(user_folder(), USER)
 
 
 def _under(root: Path, source: str) -> list[BundleLocation]:

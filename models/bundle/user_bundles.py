@@ -1,8 +1,8 @@
 """Add bundles to the user's folder (docs/bundles.md). To remove one, remove its folder there.
 
-A bundle comes as a folder. Its bundle.json is read first. It names the files by their exact names and sizes, so
-nothing else is copied. The copy is loaded, which computes its fingerprint. Only then does a rename give it its name,
-so it is there whole or not at all.
+A bundle comes as a folder. Its bundle.json is read first. It names the files, so nothing else is copied. The copy is
+loaded, which checks every file and computes its fingerprint. Only then does a rename give it its name, so it is there
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,23 +18,11 @@ from pathlib import Path
 
 from pltz.models.bundle import locations
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.bundle.folder import (
-    CARD,
-    HEAD,
-    MAX_CARD,
-    MAX_DICTIONARY,
-    MAX_HEAD,
-    MAX_TOKENIZER,
-    MAX_WEIGHTS,
-    BundleFolder,
-    publish,
-)
+from pltz.models.bundle.folder import CARD, HEAD, BundleFolder, publish
 from pltz.models.bundle.locations import NAME, USER, BundleLocation, user_folder
-from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
+from pltz.plt_codec.errors import BundleMismatch, UsageError
 
 WRITTEN_CARD = "CARD.md"
-MAX_BUNDLE = MAX_WEIGHTS + MAX_TOKENIZER + MAX_DICTIONARY  # bytes of a bundle's files
-CHUNK = 1 << 20  # bytes copied at once
 PART = ".part-"
 
 
@@ -95,37 +83,13 @@ def _held() -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _sweep(root)
+        for left in root.glob(f"{PART}*"):
+            shutil.rmtree(left, ignore_errors=True)
         yield root
 
 
-def _sweep(root: Path) -> None:
-    for left in root.glob(f"{PART}*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 def _copy(source: Path, part: Path) -> None:
-    """Copy bundle.json, the files it names and the cards. Raises ModelError."""
-    _take(source / HEAD, part, MAX_HEAD)
-    head = BundleFolder.open(part)
-    sizes = [size for size, _ in head.files.values()]
-    if min(sizes, default=0) < 0 or sum(sizes) > MAX_BUNDLE:
-        raise ModelError(f"the bundle at {source} claims {sum(sizes)} bytes, at most {MAX_BUNDLE} are allowed")
-    for file, (size, _) in head.files.items():
-        _take(source / file, part, size)
-    for card in (CARD, WRITTEN_CARD):
-        if (source / card).is_file():
-            _take(source / card, part, MAX_CARD)
-
-
-def _take(path: Path, part: Path, limit: int) -> None:
-    """Copy a file of a bundle, of at most ``limit`` bytes. Raises ModelError."""
-    if not path.is_file():
-        raise ModelError(f"expected a bundle at {path.parent}, found no {path.name} there: get it again")
-    left = limit + 1
-    with path.open("rb") as file, (part / path.name).open("xb") as out:
-        while left and (chunk := file.read(min(CHUNK, left))):
-            out.write(chunk)
-            left -= len(chunk)
-    if not left:
-        raise ModelError(f"bundle file {path.name} has more than the {limit} bytes that are expected")
+    """Copy bundle.json, the files it names and the cards, as far as they are there. Raises ModelError."""
+    for name in (HEAD, *BundleFolder.open(source).files, CARD, WRITTEN_CARD):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, part / name)

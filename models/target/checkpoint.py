@@ -56,9 +56,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
-def resolve(
-    name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
-) -> Path:
+def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """Return the local folder of a target: a folder as given, a target that ships with pltz, or a fetched hub model.
 
     Raises:
@@ -75,19 +73,18 @@ def resolve(
         return TARGETS / str(name)
     if isinstance(name, os.PathLike) or not _HUB_NAME.fullmatch(name):
         raise ModelError(f"expected a model folder or a hub name, found {os.fspath(name)!r}: no such folder")
-    return _fetch(name, revision, trust_remote_code)
+    return _fetch(name, revision)
 
 
-def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+def _fetch(name: str, revision: str | None) -> Path:
     """Download the files of a hub model that HUB_FILES lists, or find them in the hub's cache."""
     import huggingface_hub
 
-    wanted = [*HUB_FILES, "*.py"] if trust_remote_code else list(HUB_FILES)
     try:
         # "*/*": a file in a subfolder (an export for another runtime) is never part of the model proper.
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]
             )
         )
     except Exception as exc:  # the hub client raises errors of its own, of its HTTP client and of the system
@@ -351,7 +348,7 @@ def tokenizer_json_of(folder: Path) -> bytes:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        backend = getattr(load_tokenizer(folder, trust_remote_code=False), "backend_tokenizer", None)
+        backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
         if backend is None:
             raise ModelError(
                 f"expected tokenizer.json in {folder}, found none: save the fast form of its tokenizer"
@@ -379,7 +376,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a folder.
 
     Raises:
@@ -389,19 +386,17 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as exc:  # transformers raises whatever its many tokenizers raise
         raise ModelError(f"cannot load the tokenizer in {folder} ({reason(exc)})") from exc
 
 
-def load_failure(folder: Path, exc: Exception, trust_remote_code: bool) -> str:
+def load_failure(folder: Path, exc: Exception) -> str:
     """Return the message for a model that does not load."""
     config = read_json(folder / "config.json")
-    if "auto_map" in config and not trust_remote_code:
+    if "auto_map" in config:
         return (
-            f"the model in {folder} wants to run code of its own, which is refused: read that code, then pass "
-            f"trust_remote_code=True if you trust it ({reason(exc)})"
+            f"the model in {folder} wants to run code of its own, which is refused: read that code, load it with "
+            f"transformers if you trust it, and give the loaded model ({reason(exc)})"
         )
     return f"cannot load the model in {folder} ({reason(exc)})"

@@ -15,7 +15,8 @@ operations that ``model.generate`` does after its own prefill of the same ids. W
 elsewhere) the last id is cut off and run again: right, but within float noise.
 
 Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without
-safetensors is refused. Code that comes with a model is refused too, unless ``trust_remote_code`` is given.
+safetensors is refused. Code that comes with a model is refused too; who trusts it loads
+the model, and gives it to `Target.of`.
 
 torch and transformers are imported inside the functions that use them: fingerprints and sizes need neither.
 """
@@ -65,7 +66,7 @@ SHAREGPT_ROLES = {
 }
 
 
-def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
+def _load_model(folder: Path, dtype: Any) -> Any:
     """Load the model of a folder, in evaluation mode; every weight from safetensors, none left at random."""
     from transformers import AutoModelForCausalLM
 
@@ -77,11 +78,11 @@ def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
-                trust_remote_code=trust_remote_code,
+                trust_remote_code=False,
                 output_loading_info=True,
             )
     except Exception as exc:  # transformers raises whatever its many models raise
-        raise ModelError(load_failure(folder, exc, trust_remote_code)) from exc
+        raise ModelError(load_failure(folder, exc)) from exc
     # transformers would fill a hole with random numbers and only warn.
     holes = sorted(map(str, [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]))
     if holes:
@@ -161,7 +162,6 @@ class Target:
         name: str | os.PathLike[str],
         device: str | torch.device = "cpu",
         dtype: str | torch.dtype | None = None,
-        trust_remote_code: bool = False,
         *,
         revision: str | None = None,
     ) -> Target:
@@ -171,17 +171,16 @@ class Target:
         model.
 
         Raises:
-            ModelError: the target cannot be loaded, has no safetensors, or wants to run code of its own and
-                ``trust_remote_code`` is not given.
+            ModelError: the target cannot be loaded, has no safetensors, or wants to run code of its own.
             UsageError: device or dtype make no sense here, or torch or transformers are not installed.
         """
         need("thaw", "a target model", "torch", "transformers")
         torch_device, torch_dtype = _torch_device(device), _torch_dtype(dtype)
-        folder = resolve(name, revision=revision, trust_remote_code=trust_remote_code)
+        folder = resolve(name, revision=revision)
         _check_folder(folder)
         before = file_signature(folder)
-        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        model = _load_model(folder, torch_dtype, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(folder)
+        model = _load_model(folder, torch_dtype)
         try:
             model = model.to(torch_device)
         except RuntimeError as exc:
@@ -210,7 +209,7 @@ class Target:
         folder = resolve(name)
         _check_folder(folder)
         before = file_signature(folder)
-        own = load_tokenizer(folder, trust_remote_code=False)
+        own = load_tokenizer(folder)
         if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
             raise ModelError(f"expected the tokenizer of {folder}, found one with another vocabulary")
         check_weights(model, folder)

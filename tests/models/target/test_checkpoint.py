@@ -173,11 +173,11 @@ class TestRefusals:
         Target.load(copy)
         assert not (copy / "sprung").exists()
 
-    def test_code_in_the_folder_runs_only_when_asked_for(self, copy: Path) -> None:
+    def test_code_in_the_folder_never_runs(self, copy: Path) -> None:
         marker = copy / "ran"
         (copy / "code.py").write_text(f"open({str(marker)!r}, 'w')\nfrom transformers import LlamaConfig as Own\n")
         edit_json("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "code.Own"}))(copy)
-        with pytest.raises(ModelError, match="trust_remote_code=True"):
+        with pytest.raises(ModelError, match="give the loaded model"):
             Target.load(copy)
         assert not marker.exists()
 
