@@ -11,7 +11,6 @@ from pltz.models.bundle.bundle import (
     DEFAULT as DEFAULT,
     Bundle as Bundle,
     coder_of as coder_of,
-    read_weights as read_weights,
     write_bundle as write_bundle,
 )
 from pltz.models.bundle.folder import publish as publish

@@ -41,7 +41,6 @@ from pltz.models import (
     Session,
     coder_of,
     publish,
-    read_weights,
     resolve,
     to_tokens_many,
     tokenizer_json_of,
@@ -347,7 +346,7 @@ class Assembly:
         key = [bundle.name, figures, training, facts, described]
 
         def build(folder: Path) -> None:
-            weights = read_weights(bundle)
+            weights = Bundle.load(bundle).weights
             for path in bundle.iterdir():
                 if path.name not in ("calibration.json", "card.json"):
                     shutil.copy2(path, folder / path.name)

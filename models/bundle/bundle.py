@@ -162,25 +162,11 @@ def _identities() -> Iterator[str]:
             yield f"{location.name}, which cannot be read"
 
 
-def read_weights(folder: Path) -> Weights:
-    """Read the integer weights of a bundle folder alone, even if it lacks other files.
-
-    Raises:
-        ModelError: the weights are missing or damaged.
-        VersionError: the format or contract is unknown.
-    """
-    return BundleFolder.open(folder).weights()
-
-
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, identity: str) -> Bundle:
     """Load a folder; `identity`, the id it states, keeps another bundle of the same place out of the cache."""
     folder = BundleFolder.open(path)
-    tokenizer, dictionary, weights = (
-        BundleTokenizer(folder.tokenizer()),
-        folder.dictionary(),
-        folder.weights(),
-    )
+    tokenizer, dictionary, weights = BundleTokenizer(folder.tokenizer()), folder.dictionary(), folder.weights()
     if tokenizer.size != weights.shape.vocab:
         raise ModelError(
             f"bundle {folder.name}: the tokenizer has {tokenizer.size} ids, the model {weights.shape.vocab}"
@@ -196,11 +182,8 @@ def _load(path: Path, identity: str) -> Bundle:
 def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:
     """Return the 16-byte fingerprint of everything that decides a bit."""
     h = hashlib.blake2b(digest_size=16, person=b"pltz bundle")
-    h.update(
-        json.dumps(
-            [weights.contract, weights.shape.to_dict()], sort_keys=True, separators=(",", ":")
-        ).encode()
-    )
+    shape = [weights.contract, weights.shape.to_dict()]
+    h.update(json.dumps(shape, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(weights.tensors):
         t = weights.tensors[name]
         h.update(f"{name} {t.dtype.str} {t.shape}\n".encode())

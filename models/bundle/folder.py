@@ -91,7 +91,7 @@ class BundleFolder:
         return BundleFolder(path, name, identity, shape, files)
 
     def weights(self) -> Weights:
-        """Read the integer weights, even if the folder lacks other files.
+        """Read the integer weights.
 
         Raises:
             ModelError: a file is missing or damaged, or the weights do not fit the shape.

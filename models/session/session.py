@@ -133,13 +133,11 @@ class Session:
 
     def __repr__(self) -> str:
         if self.kind == "chat":
-            size = f"{type(self.value).__name__} of {len(self.value)}" if self._sized() else repr(self.value)
+            sized = isinstance(self.value, dict | list)
+            size = f"{type(self.value).__name__} of {len(self.value)}" if sized else repr(self.value)
         else:
             size = f"{len(self.value)} {'bytes' if self.kind == 'text' else 'ids'}"
         return f"Session({self.kind!r}, {size})"
-
-    def _sized(self) -> bool:
-        return isinstance(self.value, (dict, list))
 
     def difference(self, other: "Session") -> str | None:
         """Return where another session differs, in words for a message; None if it is equal."""
@@ -319,13 +317,7 @@ def content_bytes(session: Session) -> int:
     if session.kind == "ids":
         return ID_BYTES * len(session.value)
     messages = messages_of(session)
-    if messages is not None:
-        total = 0
-        for message in messages:
-            content = message.get("content") if isinstance(message, dict) else ""
-            total += _utf8_bytes(content) if isinstance(content, str) else _message_bytes(message)
-        return total
-    return _json_bytes(session.value)
+    return _json_bytes(session.value) if messages is None else sum(map(_message_bytes, messages))
 
 
 def messages_of(session: Session) -> list[Any] | None:
@@ -342,9 +334,9 @@ def messages_of(session: Session) -> list[Any] | None:
     return None
 
 
-def _message_bytes(message: dict[str, Any]) -> int:
+def _message_bytes(message: Any) -> int:
     """Return the bytes of a message's content, or of all of an event that has neither a role nor a content."""
-    if any(key in message for key in ("content", "value", "role", "from")):
+    if isinstance(message, dict) and any(key in message for key in ("content", "value", "role", "from")):
         return _text_bytes(message.get("content", message.get("value")))
     return _json_bytes(message)
 
@@ -356,13 +348,9 @@ def _json_bytes(value: Any) -> int:
         return 0  # no JSON: refused where it is frozen
 
 
-def _utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
 def _text_bytes(content: Any) -> int:
     """Return the UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
     if isinstance(content, str):
-        return _utf8_bytes(content)
+        return len(content) if content.isascii() else len(content.encode("utf-8", "surrogatepass"))
     parts = content if isinstance(content, list) else []
     return sum(_text_bytes(part.get("text")) for part in parts if isinstance(part, dict))

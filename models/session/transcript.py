@@ -51,12 +51,13 @@ ROLES: dict[int, str] = {
 }
 """Role specials and the role name behind each in the plain style."""
 
-_ALIASES: dict[str, int] = {name: i for i, name in ROLES.items()} | {
+ALIASES: dict[str, int] = {name: i for i, name in ROLES.items()} | {
     **dict.fromkeys(("human",), _ID["user"]),
     **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "ai", "bing", "bard"), _ID["assistant"]),
     **dict.fromkeys(("observation", "function_response", "tool_response", "ipython"), _ID["tool"]),
     **dict.fromkeys(("function_call", "tool_call"), _ID["function"]),
 }
+"""The role special of each role name, also of those that collections of chats use for them."""
 
 MANY = 1 << 14  # objects: more of them that hold no text are one value, as segments take twice the time and memory
 
@@ -65,7 +66,7 @@ TEXT_PARTS = frozenset(
 ) | frozenset(("reasoning", "tool_use", "tool_result", "tool_call", "function_call", "server_tool_use"))
 """Types of content parts that hold text or JSON; any other type is refused as opaque."""
 
-_VOICES = _ALIASES | {
+_VOICES = ALIASES | {
     **dict.fromkeys(("tool_result", "function_call_output", "custom_tool_call_output"), _ID["tool"]),
     **dict.fromkeys(("tool_use", "server_tool_use", "custom_tool_call"), _ID["function"]),
 }
@@ -344,8 +345,8 @@ def _names(messages: list[Any], style: _Style) -> dict[int, str]:
     used: dict[int, str] = {}
     for message in messages:
         role = message.get(style.role)
-        if isinstance(role, str) and role in _ALIASES:
-            used.setdefault(_ALIASES[role], role)
+        if isinstance(role, str) and role in ALIASES:
+            used.setdefault(ALIASES[role], role)
     return {special: used.get(special, name) for special, name in style.names.items()}
 
 
@@ -371,7 +372,7 @@ def _message_segments(message: dict[str, Any], style: _Style, moulds: _Moulds) -
     text, hollow = _lift(content)
     if not isinstance(role, str) or text is None or (isinstance(hollow, list) and _has_prose(hollow[1:])):
         return _framed(message) or [(MESSAGE, _json(message))]
-    special = _ALIASES.get(role, _ID["user"])
+    special = ALIASES.get(role, _ID["user"])
     usual = role == style.names[special]
     mould = {**message, style.role: None if usual else role, style.text: hollow}
     if usual and hollow is None and list(mould)[:2] == [style.role, style.text]:

@@ -45,10 +45,6 @@ HUB_FILES = (
     "model.safetensors.index.json",
     "tokenizer*",
     "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
     "chat_template*",
 )
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -225,29 +221,13 @@ def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
     Raises:
         ModelError: a file cannot be read.
     """
-    files = [folder / "config.json", *_tokenizer_files(folder), *weight_files(folder)]
+    files = [folder / "config.json", folder / "tokenizer.json", *weight_files(folder)]
     try:
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
     except OSError as exc:
         raise ModelError(
             f"cannot read the model in {folder} ({reason(exc)}): is this a model folder?"
         ) from exc
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return tokenizer.json, or, in a model too old to have one, the files its conversion reads."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        return [path]
-    names = (
-        "tokenizer.model",
-        "spiece.model",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-        "tokenizer_config.json",
-    )
-    return [folder / name for name in names if (folder / name).is_file()]
 
 
 @functools.lru_cache(maxsize=64)
@@ -341,21 +321,19 @@ def _hash_span(view: memoryview, start: int, stop: int) -> str:
 
 
 def tokenizer_json_of(folder: Path) -> bytes:
-    """Return the model's tokenizer in the format of the tokenizers library: its tokenizer.json, or a conversion to it.
+    """Return the model's tokenizer in the format of the tokenizers library, its tokenizer.json.
 
     Raises:
-        ModelError: there is no tokenizer, or it cannot be converted or read.
+        ModelError: there is none, or it cannot be read.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
-        if backend is None:
-            raise ModelError(
-                f"expected tokenizer.json in {folder}, found none: save the fast form of its tokenizer"
-            )
-        return str(backend.to_str()).encode()
     try:
         return path.read_bytes()
+    except FileNotFoundError as exc:
+        raise ModelError(
+            f"expected tokenizer.json in {folder}, found none. To write it: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        ) from exc
     except OSError as exc:
         raise ModelError(f"cannot read {path} ({reason(exc)})") from exc
 

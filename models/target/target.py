@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.models.session.session import Session
+from pltz.models.session.transcript import ALIASES, ROLES
 from pltz.models.target.batch import PrefillBatch
 from pltz.models.target.cache import cache_argument, cache_bytes, is_plain, pairs_of, share
 from pltz.models.target.checkpoint import (
@@ -54,16 +55,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-
-
-# ShareGPT's names for the three parties. A role that is not here goes to the chat template as it is.
-SHAREGPT_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-}
 
 
 def _load_model(folder: Path, dtype: Any) -> Any:
@@ -154,7 +145,6 @@ class Target:
         self.max_positions = int(limit) if isinstance(limit, int) and limit > 0 else None
         self.eos_ids = _eos_ids(model, tokenizer)
         self._last_only = _last_only(model)
-        self._outline: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def load(
@@ -236,27 +226,20 @@ class Target:
         device: torch.device = self.model.device
         return device
 
-    @property
+    @cached_property
     def outline(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tensors without memory, like KV of no token, (layers, 2, heads, 0, D), and like logits, (V,).
 
-        They come from the first prefill, and from one of one id where none ran yet. The KV has no layers where these
-        differ (see `kv_block.can_cut`). Raises ModelError where the model fails.
+        They come from a prefill of one id. The KV has no layers where these differ (see `kv_block.can_cut`). Raises
+        ModelError where the model fails.
         """
-        if self._outline is None:
-            self.prefill([0])
-        assert self._outline is not None
-        return self._outline
-
-    def _saw(self, cache: DynamicCache, logits: torch.Tensor) -> None:
-        """Note what KV and logits look like, once."""
         import torch
 
-        if self._outline is None:
-            sides = [side[0, :, :0].to("meta") for pair in pairs_of(cache) for side in pair] if is_plain(cache) else []
-            alike = len({side.shape for side in sides}) == 1
-            kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
-            self._outline = kv, logits.to("meta")
+        cache, logits = self.prefill([0])
+        sides = [side[0, :, :0].to("meta") for pair in pairs_of(cache) for side in pair] if is_plain(cache) else []
+        alike = len({side.shape for side in sides}) == 1
+        kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
+        return kv, logits.to("meta")
 
     @cached_property
     def token_bytes(self) -> int:
@@ -333,7 +316,6 @@ class Target:
             logits = self._forward(array[start : start + (chunk or array.size)], cache)
         if int(cache.get_seq_length()) != array.size:
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
-        self._saw(cache, logits)
         return cache, logits
 
     def prefill_many(
@@ -465,11 +447,7 @@ class Target:
     def _drop_last(self, cache: DynamicCache) -> None:
         try:
             cache.crop(-1)
-        except (
-            RuntimeError,
-            ValueError,
-            NotImplementedError,
-        ) as exc:  # a full sliding window has dropped the tokens before
+        except (RuntimeError, ValueError, NotImplementedError) as exc:  # a full window has dropped the tokens before
             raise UsageError(
                 f"this cache cannot go back one token ({reason(exc)}): pass the logits too"
             ) from exc
@@ -552,9 +530,8 @@ def _from_sharegpt(turns: Any) -> list[dict[str, Any]]:
         isinstance(t, Mapping) and isinstance(t.get("from"), str) and "value" in t for t in turns
     ):
         raise ContentError('expected a list of {"from": ..., "value": ...} under "conversations"')
-    return [
-        {"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns
-    ]
+    role = {name: ROLES[special] for name, special in ALIASES.items()}
+    return [{"role": role.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
 
 
 def _check_parts(number: int, content: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.models.bundle.bundle import Bundle, read_weights, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.training.nets import average, checkpoint
 from pltz.training.nets.average import PARTS, averaged, part_of, tempered
@@ -82,7 +82,7 @@ def test_the_shares_of_mini_make_a_bundle(tmp_path: Path, tiny_tokenizer_json: C
     assert made.tokenizer.json == given.tokenizer.json and made.zstd_dict == given.zstd_dict
     of, factors = average.read(shares)
     net = averaged(Origin(arguments[0], "ONE").net, other, of)
-    cold, warm = export(net), read_weights(tmp_path / "made")
+    cold, warm = export(net), Bundle.load(tmp_path / "made").weights
     assert (warm["layer.0.heat"] == np.round(cold["layer.0.heat"] * factors["attention"])).all()
     assert (warm["layer.0.up.w"] == cold["layer.0.up.w"]).all()
     with pytest.raises(UsageError, match="exists: choose another output"):
