@@ -128,7 +128,7 @@ class SessionDecoder:
         for part in _parts(frames):
             tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
             for frame, found, number in zip(frames[part], tokens, numbers[part], strict=True):
-                session, checks[number] = self._restore(frame, found, number, bridge)
+                session, checks[number] = self.restore(frame, found, number, bridge)
                 size = limits.count(session, size)
                 yield session
         _check_contents(reader, checks)
@@ -214,7 +214,7 @@ class SessionDecoder:
         known.add(every.values(), found, logs)
         return [found.get(n) for n in numbers]
 
-    def _restore(
+    def restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
     ) -> tuple[Session, int]:
         """Return the session of a frame and its content check, compared.

@@ -5,31 +5,29 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from pltz.coding.codecs.codec import Coded
-from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.workers import WhenAsked
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
-    from pltz.coding.coder_thread import CoderThread
     from pltz.coding.decoder import SessionDecoder
     from pltz.coding.parts import Progress
+    from pltz.coding.workers import Executor, Later
 
 TOGETHER = 1 << 24  # bytes of content from which a thread proves what waits, side by side
 FAST_TOGETHER = 1 << 23  # the same in the fast layout, where a batch waits less for its longest segment
-LONG = 1 << 14  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
+LONG = (
+    1 << 14
+)  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
 ABREAST = 32  # segments per comparison
 
 
@@ -50,149 +48,86 @@ def unproved(
     return _different(found, wanted)
 
 
-class LogProof:
-    """A proof of segments of logs, decoded by the model, whose bytes are still put together by processes.
-
-    Args:
-        codec: of logs.
-        coded: the segments.
-        wanted: their bytes.
-    """
-
-    def __init__(self, codec: LogCodec, coded: Sequence[Coded], wanted: Sequence[bytes]) -> None:
-        self._wanted = [np.frombuffer(content, np.uint8) for content in wanted]
-        self._found: Sequence[Callable[[], bytes]] = []
-        self._wrong: list[int] | None = None
-        try:
-            self._found = codec.decode_begun(coded)
-        except CorruptError:  # which one it is
-            self._wrong = unproved(codec.decode, coded, self._wanted)
-
-    def wrong(self) -> list[int]:
-        """Return the numbers of the segments that do not decode to the bytes wanted."""
-        if self._wrong is None:
-            found: list[Tokens | None] = [None] * len(self._wanted)
-            for n, content in enumerate(self._found):
-                with suppress(CorruptError):
-                    found[n] = np.frombuffer(content(), np.uint8)
-            self._found, self._wrong = [], _different(found, self._wanted)
-        return self._wrong
-
-
-@dataclass(eq=False)
-class BatchProof:
-    """A proof of one batch of segments, under way.
+class ProofSegment(NamedTuple):
+    """A segment to prove.
 
     Attributes:
-        coded: segments of the model.
-        wanted: their tokens, (T,) each.
-        logs: segments of logs.
-        contents: their bytes.
+        number: of its session.
+        coded: as it is decoded.
+        wanted: its tokens, (T,), or the bytes of a log.
     """
 
-    coded: Sequence[Coded]
-    wanted: Sequence[Tokens]
-    logs: Sequence[Coded] = ()
-    contents: Sequence[bytes] = ()
-    _send: Callable[[], None] | None = None
-    _done: Future[None] = field(default_factory=Future)
-    _wrong: list[int] = field(default_factory=list)
-    _wrong_logs: Callable[[], list[int]] = list
-
-    def result(self) -> tuple[list[int], list[int]]:
-        """Return the numbers of the segments of the model, and of logs, that do not come back.
-
-        Raises what decoding them raised.
-        """
-        if self._send:
-            if not self._done.done():
-                self._send()
-            self._done.result()
-        return self._wrong, self._wrong_logs()
+    number: int
+    coded: Coded
+    wanted: Tokens | bytes
 
 
-def prove(proofs: Sequence[BatchProof], decoder: SessionDecoder, progress: Progress | None) -> None:
-    """Decode the segments of proofs side by side, and compare. The bytes of logs are compared later.
+def begin_proof(decoder: SessionDecoder, segments: Sequence[ProofSegment], progress: Progress | None) -> Later:
+    """Decode segments of the model and of logs, and return the numbers of the sessions that do not come back, to come.
 
-    ``progress``: called with the number of the model's tokens decoded since the last call. Raises as their results.
+    The bytes of logs are still put together by processes.
+
+    ``progress``: called with the number of the model's tokens decoded since the last call.
     """
-    ends = [0, *accumulate(len(one.coded) for one in proofs)]
-    coded, wanted = [c for one in proofs for c in one.coded], [w for one in proofs for w in one.wanted]
-    wrong = unproved(partial(decoder.model.decode, progress=progress), coded, wanted) if coded else []
-    for one, (begin, end) in zip(proofs, pairwise(ends), strict=True):
-        one._wrong = [n - begin for n in wrong if begin <= n < end]
-    ends = [0, *accumulate(len(one.logs) for one in proofs)]
-    if ends[-1]:
-        logs = LogProof(decoder.logs, [c for one in proofs for c in one.logs], [c for p in proofs for c in p.contents])
-        for one, (begin, end) in zip(proofs, pairwise(ends), strict=True):
-            one._wrong_logs = partial(_within, logs, begin, end)
+    by_model = [one for one in segments if not isinstance(one.wanted, bytes)]
+    logs = [one for one in segments if isinstance(one.wanted, bytes)]
+    wrong = _wrong(partial(decoder.model.decode, progress=progress), by_model)
+    contents: Sequence[Callable[[], bytes]] = ()
+    try:
+        contents = decoder.logs.decode_begun([one.coded for one in logs]) if logs else ()
+    except CorruptError:  # which one it is
+        return WhenAsked(set, (wrong | _wrong(decoder.logs.decode, logs),))
+    return WhenAsked(_joined, (wrong, logs, contents))
 
 
-def _within(logs: LogProof, begin: int, end: int) -> list[int]:
-    return [n - begin for n in logs.wrong() if begin <= n < end]
+def _wrong(decode: Callable[[Sequence[Coded]], Sequence[Tokens]], segments: Sequence[ProofSegment]) -> set[int]:
+    """Decode segments, and return the numbers of the sessions that do not come back."""
+    bad = unproved(decode, [one.coded for one in segments], [*map(_tokens, segments)]) if segments else ()
+    return {segments[n].number for n in bad}
 
 
-class ProofThreads:
-    """Threads, each with a decoder of its own, which prove segments beside the caller.
+def _joined(wrong: set[int], logs: Sequence[ProofSegment], contents: Sequence[Callable[[], bytes]]) -> set[int]:
+    """Return the numbers that are wrong, and those of the logs whose bytes differ."""
+    found: list[Tokens | None] = [None] * len(logs)
+    for n, content in enumerate(contents):
+        with suppress(CorruptError):
+            found[n] = np.frombuffer(content(), np.uint8)
+    return wrong | {logs[n].number for n in _different(found, [*map(_tokens, logs)])}
 
-    A thread that is free takes all that wait, from `TOGETHER` bytes on, or sooner where the caller asks for one of
-    them. They are decoded side by side and take as long as the longest one, so the caller has threads of their own for
-    long ones.
 
-    Args:
-        threads: with the decoders.
-        stop: set where the proofs are asked for no more.
-        fast: whether segments are in the fast layout.
+def _tokens(segment: ProofSegment) -> Tokens:
+    """Return the tokens of a segment, (T,), those of a log its bytes."""
+    return np.frombuffer(segment.wanted, np.uint8) if isinstance(segment.wanted, bytes) else segment.wanted
+
+
+class Proof:
+    """A proof of segments of one batch or several, which an executor decodes together: it takes as long as the longest.
+
+    Attributes:
+        segments: to be decoded.
+        size: bytes of content of their batches.
     """
 
-    def __init__(
-        self, threads: Sequence[CoderThread[SessionDecoder]], stop: threading.Event, *, fast: bool = False
-    ) -> None:
-        self._threads, self._stop, self._together = threads, stop, FAST_TOGETHER if fast else TOGETHER
-        self._lock = threading.Lock()
-        self._waiting: list[BatchProof] = []
-        self._size = 0
-        self._due = False  # whether the first thread that is free is to take what waits
+    def __init__(self, executor: Executor, progress: Progress | None) -> None:
+        self.segments: list[ProofSegment] = []
+        self.size = 0
+        self._executor, self._progress = executor, progress
+        self._decoded: Later | None = None
 
-    def begin(self, proof: BatchProof, size: int) -> None:
-        """Take a batch of so many bytes of content to be proved."""
-        proof._send = self.send
-        with self._lock:
-            self._waiting.append(proof)
-            self._size += size
-        if self._size >= self._together:
-            self.send()
+    @property
+    def sent(self) -> bool:
+        """Return whether the segments are being decoded: none are added any more."""
+        return self._decoded is not None
 
     def send(self) -> None:
-        """Have what waits proved by the first thread that is free."""
-        with self._lock:
-            due, self._due = self._due, bool(self._waiting)
-            asked = self._due and not due
-        for thread in self._threads if asked else ():
-            thread.submit(self._prove, self._stop).add_done_callback(self._ended)
+        """Have the segments decoded, once."""
+        if self._decoded is None:
+            self._decoded = self._executor.submit("prove", self.segments, self._progress)
 
-    def _ended(self, call: Future[None]) -> None:
-        """Hand the error of a thread that could not begin, such as one without memory for a coder, to what waits."""
-        if (error := call.exception()) is None:
-            return
-        with self._lock:
-            proofs, self._waiting, self._size, self._due = self._waiting, [], 0, False
-        for one in proofs:
-            one._done.set_exception(error)
-
-    def _prove(self, decoder: SessionDecoder, told: Progress | None) -> None:
-        with self._lock:
-            if not self._due:  # another thread was free sooner
-                return
-            proofs, self._waiting, self._size, self._due = self._waiting, [], 0, False
-        try:
-            prove(proofs, decoder, told)
-        except BaseException as exc:  # noqa: BLE001 - for whoever asks for the result
-            for one in proofs:
-                one._done.set_exception(exc)
-        else:
-            for one in proofs:
-                one._done.set_result(None)
+    def result(self) -> Later:
+        """Return the numbers of the sessions that do not come back, to come. Raises what decoding them raised."""
+        self.send()
+        return cast("Later", cast("Later", self._decoded).result())
 
 
 def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:
@@ -219,7 +154,11 @@ def _equal(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> bool:
         raise ContentError(f"expected token ids in 0..{MAX_POSITION}, found {most}")
     if [*map(len, rows)] != [*map(len, wanted)]:
         return False
-    return b"".join(row.data for row in rows) == plain if _narrow(rows) else all(map(np.array_equal, rows, wanted))
+    return (
+        b"".join(row.data for row in rows) == plain
+        if _narrow(rows)
+        else all(map(np.array_equal, rows, wanted))
+    )
 
 
 def _narrow(rows: Sequence[Tokens]) -> bool:

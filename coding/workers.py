@@ -12,6 +12,7 @@ process that ended or could not start.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import queue
@@ -59,34 +60,16 @@ class WhenAsked:
         return self._value
 
 
+class Executor(Protocol):
+    """Owner of an object, or of several alike, whose methods it runs: here, in threads, or in processes."""
+
+    def submit(self, method: str, *arguments: Any) -> Later:
+        """Run a method, by its name."""
+
+
 _Call = tuple["Future[Any]", str, tuple[Any, ...]]  # its result to come, the method and its arguments
-
-
-class _Calls:
-    """Calls that wait for a process: those that somebody waits for now, then the others, in their order."""
-
-    def __init__(self) -> None:
-        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each call; False: a process is to end
-        self._now, self._later = deque[_Call](), deque[_Call]()
-
-    def put(self, call: _Call, *, now: bool) -> None:
-        """Add a call."""
-        (self._now if now else self._later).append(call)
-        self._told.put(True)
-
-    def end(self, count: int) -> None:
-        """Let so many processes end once no call is left."""
-        for _ in range(count):
-            self._told.put(False)
-
-    def get(self) -> _Call | None:
-        """Return the next call; None where the process is to end."""
-        if not self._told.get():
-            return None
-        try:
-            return self._now.popleft()
-        except IndexError:
-            return self._later.popleft()
+_Calls = queue.PriorityQueue[tuple[int, int, "_Call | None"]]  # NOW, WAITS or END, in their order
+NOW, WAITS, END = range(3)
 
 
 class Workers:
@@ -105,7 +88,7 @@ class Workers:
         self._here = of
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._calls = _Calls()
+        self._calls, self._order = _Calls(), itertools.count()
         self._started = False
 
     def submit(self, method: str, *arguments: Any, now: bool = False) -> Later:
@@ -118,7 +101,7 @@ class Workers:
         if not self._started:
             self._start()
         future: Future[Any] = Future()
-        self._calls.put((future, method, arguments), now=now)
+        self._calls.put((NOW if now else WAITS, next(self._order), (future, method, arguments)))
         return future
 
     def map(self, method: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
@@ -136,7 +119,7 @@ class Workers:
         for _ in range(self.count):
             thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._calls, made), daemon=True)
             thread.start()
-        weakref.finalize(self, self._calls.end, self.count)
+            weakref.finalize(self, self._calls.put, (END, next(self._order), None))
 
 
 def ahead(
@@ -188,15 +171,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(
-    owner: weakref.ref[Workers],
-    calls: _Calls,
-    made: bytes,
-) -> None:
+def _serve(owner: weakref.ref[Workers], calls: _Calls, made: bytes) -> None:
     """Give calls to one process until None comes. A call that it does not answer runs here."""
     process = _process()
     greeting, alive = made, process is not None
-    while (call := calls.get()) is not None:
+    while (call := calls.get()[-1]) is not None:
         future, method, arguments = call
         sound: bool | None = None
         answer: Any = None

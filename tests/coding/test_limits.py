@@ -132,7 +132,7 @@ def test_a_line_over_the_limit_is_refused_with_its_size() -> None:
 def test_a_file_that_claims_more_is_damaged(codec: Codec) -> None:
     """The count alone decides: nothing is allocated for it."""
     kind, sink = (Kind.TEXT, Method.BYTES), io.BytesIO()
-    writer = Writer(sink, codec._header(None, None))
+    writer = Writer(sink, Reader(codec.compress([])).header)
     with pytest.raises(LimitError, match=f"at most {MAX_TOKENS}"):
         writer.add(Frame(*kind, MAX_TOKENS + 1, 0, b"x"))
     writer.add(Frame(*kind, 5, content_check(*kind, 5, b"hello"), b"hello"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.coding import codec as module, decoder as session_decoder
+from pltz.coding import decoder as session_decoder, pipeline as module
 from pltz.coding.codec import Codec
 from pltz.coding.neighbours import Neighbours
 from pltz.coding.options import CodingOptions
@@ -47,6 +47,10 @@ def ids(n: int, start: int = 32) -> Session:
     return Session("ids", np.arange(start, start + n) % 200)
 
 
+def pipeline_of(codec: Codec, earlier: Neighbours | None = None) -> module.Pipeline:
+    return module.Pipeline(codec, codec._work, codec.workers, None, CodingOptions(), None, earlier)
+
+
 def counted(items: Sequence[Any], seen: list[int]) -> Iterator[Any]:
     """The items, and in ``seen`` how many were taken."""
     for item in items:
@@ -72,17 +76,17 @@ def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     seen: list[int] = []
-    frames = codec._each(counted([ids(100)] * 40, seen), None, CodingOptions(), None)
+    frames = pipeline_of(codec).frames(counted([ids(100)] * 40, seen))
     assert next(frames) and len(seen) == 12
     monkeypatch.setattr(module, "GROUP_BYTES", 4 * 150)
     seen.clear()
-    assert next(codec._each(counted([ids(3000)] * 4, seen), None, CodingOptions(), None)) and len(seen) == 1
+    assert next(pipeline_of(codec).frames(counted([ids(3000)] * 4, seen))) and len(seen) == 1
 
 
 def test_no_json_is_written_to_learn_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.models.session.json_value.dump", lambda _: pytest.fail("JSON was written"))
     session = Session("chat", {"messages": [{"type": "x", "n": 1}]})
-    assert [group.sessions for group in module._groups([session])] == [[session]]
+    assert [group.sessions for group in module.groups_of([session])] == [[session]]
 
 
 def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +94,7 @@ def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: 
     monkeypatch.setattr(module, "BATCH_BYTES", 1 << 17)
     seen: list[int] = []
     nothing = [Session("text", b""), Session("chat", []), ids(0)] * 200
-    frames = codec._each(counted(nothing, seen), None, CodingOptions(), Neighbours())
+    frames = pipeline_of(codec, Neighbours()).frames(counted(nothing, seen))
     assert next(frames) and len(seen) == 128
     read = Reader(codec.compress(nothing)).frames(range(600))
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1 << 12)

@@ -92,8 +92,8 @@ def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: li
 def test_a_context_in_an_earlier_batch(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.coding.codec.GROUP", 4)
-    monkeypatch.setattr("pltz.coding.codec.BATCH_BYTES", 2000)
+    monkeypatch.setattr("pltz.coding.pipeline.GROUP", 4)
+    monkeypatch.setattr("pltz.coding.pipeline.BATCH_BYTES", 2000)
     monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
     assert sum(context is not None for context in contexts(Reader(data))) == 17
@@ -111,9 +111,9 @@ def test_neighbours_do_not_depend_on_batches(codec: Codec, monkeypatch: pytest.M
     sessions = [Session("ids", row) for row in rows]
     together = codec.compress(sessions)
     assert contexts(Reader(together))[:5] == [None, None, 1, 2, 3 if settled == 100 else 2]
-    monkeypatch.setattr("pltz.coding.codec.GROUP", 1)
+    monkeypatch.setattr("pltz.coding.pipeline.GROUP", 1)
     for tokens in (1, 300, 700):
-        monkeypatch.setattr("pltz.coding.codec.BATCH_BYTES", 4 * tokens)
+        monkeypatch.setattr("pltz.coding.pipeline.BATCH_BYTES", 4 * tokens)
         assert codec.compress(sessions) == together
 
 

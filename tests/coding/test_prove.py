@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,8 @@ import numpy as np
 import pytest
 
 from pltz.coding.codecs.codec import NO_MARK, Coded
-from pltz.coding.prove import ABREAST, BatchProof, ProofThreads, unproved
+from pltz.coding.prove import ABREAST, Proof, ProofSegment, begin_proof, unproved
+from pltz.coding.workers import Later, WhenAsked
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
 from pltz.plt_codec.types import Tokens
@@ -72,48 +71,31 @@ def test_a_damaged_bitstring_is_found_among_others() -> None:
     assert unproved(partial(decode, wanted), coded, wanted) == [1, 4]
 
 
-class HeldThread:
-    """A thread that makes its calls when it is told to. ``calls``: those that wait."""
+class Held:
+    """An executor that proves by a decoder of 1 to 4, and notes how many segments each call has."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, Future[None]]] = []
+        self.calls: list[int] = []
 
-    def submit(self, call: Any, stop: threading.Event) -> Future[None]:
-        self.calls.append((call, Future()))
-        return self.calls[-1][1]
+    def submit(self, method: str, segments: Sequence[ProofSegment], progress: Any) -> Later:
+        assert method == "prove" and progress is None
+        self.calls.append(len(segments))
+        decoder: Any = SimpleNamespace(model=SimpleNamespace(decode=self._decode))
+        return WhenAsked(begin_proof, (decoder, segments, None))
 
-    def run(self, decoder: Any) -> None:
-        for call, later in self.calls:
-            call(decoder, None)
-            later.set_result(None)
-        self.calls.clear()
-
-
-def test_batches_that_wait_are_proved_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.coding.prove.TOGETHER", 100)
-    decoded: list[int] = []
-
-    def decode(coded: Sequence[Coded], progress: object) -> list[Tokens]:
-        decoded.append(len(coded))
+    def _decode(self, coded: Sequence[Coded], progress: object) -> list[Tokens]:
         return [np.arange(one.count, dtype=np.uint32) for one in coded]
 
-    threads: list[Any] = [HeldThread(), HeldThread()]
-    proofs = ProofThreads(threads, threading.Event())
-    batches = [BatchProof([Coded(b"", 4, NO_MARK)] * 2, [np.arange(4), np.arange(4 - n % 2)]) for n in range(5)]
-    for batch in batches[:2]:
-        proofs.begin(batch, 40)
-    assert [len(thread.calls) for thread in threads] == [0, 0]  # too few bytes
-    proofs.begin(batches[2], 40)
-    proofs.begin(batches[3], 40)  # begun before a thread was free
-    assert [len(thread.calls) for thread in threads] == [1, 1]
-    decoder = SimpleNamespace(model=SimpleNamespace(decode=decode))
-    for thread in threads:
-        thread.run(decoder)
-    assert decoded == [8]
-    proofs.begin(batches[4], 40)
-    assert not any(thread.calls for thread in threads)
-    proofs.send()  # somebody asks for it
-    for thread in threads[::-1]:
-        thread.run(decoder)
-    assert decoded == [8, 2]
-    assert [batch.result() for batch in batches] == [([1] * (n % 2), []) for n in range(5)]
+
+def test_segments_of_several_batches_are_proved_together_and_once() -> None:
+    proof = Proof(held := Held(), None)
+    for number in range(5):
+        proof.segments += [
+            ProofSegment(number, Coded(b"", 4, NO_MARK), np.arange(4)),
+            ProofSegment(10 + number, Coded(b"", 4, NO_MARK), np.arange(4 - number % 2)),
+        ]
+    assert not held.calls and not proof.sent
+    proof.send()
+    for _ in range(2):
+        assert proof.result().result() == {11, 13}
+    assert held.calls == [10]

@@ -174,18 +174,18 @@ def test_files_are_the_same_for_any_number_of_processes(
     found = Reader(expected[0])
     contexts = [found.info(n).context is not None for n in range(len(found))]
     assert sum(contexts) > 12 and any(contexts[n] and found.frame(n).log for n in range(len(found)))
-    monkeypatch.setattr("pltz.coding.codec.START_BYTES", 1)
-    monkeypatch.setattr("pltz.coding.codec.GROUP", 5)
+    monkeypatch.setattr("pltz.coding.pipeline.START_BYTES", 1)
+    monkeypatch.setattr("pltz.coding.pipeline.GROUP", 5)
     for count, size in ((0, 2000), (1, 2000), (3, 9000)):
         for most in ("BATCH_BYTES", "LARGE_BATCH"):
-            monkeypatch.setattr(f"pltz.coding.codec.{most}", size)
+            monkeypatch.setattr(f"pltz.coding.pipeline.{most}", size)
         codec = Codec(bundle, NeighbourCoder(), workers=count)
         assert files(codec, sessions) == expected
         assert codec.workers.on is (count > 0) and not codec.workers.unanswered
 
 
 def test_errors_are_those_without_processes(bundle: FakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.coding.codec.START_BYTES", 1)
+    monkeypatch.setattr("pltz.coding.pipeline.START_BYTES", 1)
     with pytest.raises(OpaqueContentError, match=r"^session 1: "):
         Codec(bundle, NeighbourCoder(), workers=1).compress([TALK, IMAGE])
 
