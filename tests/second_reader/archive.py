@@ -15,11 +15,10 @@ from zlib import crc32
 
 from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
-from tests.second_reader.container import CHAT, TEXT
-from tests.second_reader.fields import Block, Damaged, Fields, LowBits, Newer, block, fallback
-from tests.second_reader.model import Bundle, digest, layout_of, tokens_of, u32
+from tests.second_reader.fields import Bits, Block, Damaged, Fields, Newer, block, fallback, signed, u32
+from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.sealed import Keyring, keyed, unseal
-from tests.second_reader.state import COPIED, Files, manifest_of, restored, settings_of
+from tests.second_reader.state import COPIED, Files, restored, state_of
 
 PACK_VERSION, COLUMNS, NONE = 10, tuple(range(14)), bytes(16)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
@@ -112,9 +111,8 @@ def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -
     if (own, end) != (name, b"pTLP") or crc32(data[-36:-8]) != check or digest("pltz pack", data[:-24]) != name:
         raise Damaged("a pack that differs from its name")
     fields = Fields(data)
-    magic, version, _, begin = fields.take(4), fields.number(1), fields.zeros(11), fields.number(8)
-    salt, of, table, check = fields.take(16), fields.take(16), fields.number(4), fields.number(4)
-    if magic != b"PLTp" or version != PACK_VERSION:
+    magic, version, reserved, begin, salt, of, table, check = fields.unpack("4sB11sQ16s16sII")
+    if magic != b"PLTp" or version != PACK_VERSION or any(reserved):
         raise Newer(f"a pack of version {version}")
     at, stop = 64 + table, 64 + table + size
     if of != archive or crc32(data[:60] + data[64:at]) != check:
@@ -127,16 +125,16 @@ def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -
         raise Damaged("a table of another size")
     while at < stop:
         found = block(data[:stop], at, salt, COLUMNS)
-        count, at = count - found.records, found.end
-        yield from _records(data, found, contexts, parents, begin, keys)
+        count, at = count - len(found.bitstrings), found.end
+        yield from _records(found, contexts, parents, begin, keys)
     if count:
         raise Damaged("a pack of more or fewer records")
 
 
 def _records(
-    data: bytes, found: Block, contexts: list[Context], table: list[bytes], begin: int, keys: Keyring | None
+    found: Block, contexts: list[Context], table: list[bytes], begin: int, keys: Keyring | None
 ) -> Iterator[Record]:
-    columns, parts, n = found.columns, found.parts, range(found.records)
+    columns, parts, n = found.columns, found.parts, range(len(found.bitstrings))
     kinds = columns[0]
     if not set(kinds) <= {SEGMENT, SESSION, BOTH, MARK}:
         raise Newer("a record of a newer kind")
@@ -155,9 +153,10 @@ def _records(
         )
         moment = begin + (seconds << 20 | ticks)
         time = (moment >> 20) + (apart | later >> 1 << 32) * (1 if later & 1 else -1)
-        context, name, (a, b) = contexts[number], names[row], found.spans[row]
+        context, name = contexts[number], names[row]
         record = Record(
-            context, kinds[row], segments[row].ljust(16, b"\0"), parents[row].ljust(16, b"\0"), tokens, data[a:b],
+            context, kinds[row], segments[row].ljust(16, b"\0"), parents[row].ljust(16, b"\0"), tokens,
+            found.bitstrings[row],
             digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
             about_of(abouts[row]), moment, time, (marks[row], tokens, verb), part,
         )  # fmt: skip
@@ -217,7 +216,7 @@ def run_of(record: Record) -> Run:
     fields = Fields(record.data)
     lengths = _numbers(fields, fields.varint())
     older = fields.varint()
-    lacking, moments, times = (list(map(_signed, _numbers(fields, older))) for _ in range(3))
+    lacking, moments, times = (list(map(signed, _numbers(fields, older))) for _ in range(3))
     if sum(lengths) != record.tokens:
         raise Damaged("a run of other tokens")
     versions, lacks, moment = [], 0, record.moment
@@ -233,12 +232,8 @@ def _numbers(fields: Fields, count: int) -> list[int]:
     if not count:
         return []
     least, width = fields.varint(), fields.number(1)
-    bits = LowBits(Fields(fields.take(count * width + 7 >> 3)))
+    bits = Bits(Fields(fields.take(count * width + 7 >> 3)))
     return [least + bits.take(width) for _ in range(count)]
-
-
-def _signed(number: int) -> int:
-    return -(number + 1) // 2 if number & 1 else number // 2
 
 
 # ---- archives
@@ -257,10 +252,8 @@ class Archive:
     def __init__(
         self, files: Files, bundles: Sequence[Bundle] = (), secret: bytes = b"", bridges: Mapping[bytes, Bridge] = {}
     ) -> None:
-        self.settings, self.manifest, self.damage = settings_of(files), manifest_of(files), list[str]()
-        if self.settings != self.manifest.settings:
-            raise Damaged("a manifest of another archive")
-        self.keys = Keyring(files, self.settings.archive, secret) if self.settings.sealed else None
+        self._state = state_of(files)
+        self.keys = Keyring(files, self._state.archive, secret) if self._state.sealed else None
         self._bundles, self._bridges = {bundle.id: bundle for bundle in bundles}, bridges
         dictionaries = [b"", *(bundle.dictionary for bundle in bundles)]
         self._dictionaries = {digest("pltz bundle", b"zstd 1", one): one for one in dictionaries}
@@ -268,8 +261,8 @@ class Archive:
         self._tables = dict[bytes, list[log.Table]]()  # of logs, above what stands behind a segment
         self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
         self._marks = dict[bytes, tuple[int, bool]]()
-        self.damage += [f"pack {pack.hex()} is lost" for pack, known in self.manifest.lost.items() if not known]
-        for pack in self.manifest.named(files):
+        self.damage = [f"pack {pack.hex()} is lost" for pack in self._state.lost]
+        for pack in self._state.packs:
             try:
                 for record in self._pack(files, pack):
                     self._add(record)
@@ -281,7 +274,7 @@ class Archive:
         data = files.get(f"packs/{pack.hex()}", b"")
         if digest("pltz pack", data[:-24]) != pack:
             data = restored(files.get(f"parity/{pack.hex()}", b""), pack, data)
-        return list(records_of(data, self.settings.archive, pack, self.keys))
+        return list(records_of(data, self._state.archive, pack, self.keys))
 
     def _add(self, record: Record) -> None:
         if record.kind == MARK:
@@ -334,13 +327,8 @@ class Archive:
     def value(self, version: Version) -> Any:
         """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
         context, tokens = version.record.context, self.tokens(version)
-        kind, raw = context.kind, context.tokenizer in (BYTES, LOG)
-        if kind == TEXT:
-            return bytes(tokens) if raw else self._bundles[context.bundle].spell(tokens)
-        if kind == CHAT or kind > 2:
-            bundle = self._bundles.get(context.bundle)
-            return chat.value_of_tokens(tokens, bundle) if bundle and not raw else chat.value_of_bytes(bytes(tokens))
-        return list(struct.unpack(f"<{len(tokens) // 4}I", bytes(tokens))) if raw else tokens
+        found: Any = bytes(tokens) if context.tokenizer in (BYTES, LOG) else tokens
+        return chat.session(context.kind if context.kind <= 2 else 0, found, self._bundles.get(context.bundle))
 
     def _tower(self, leaf: bytes) -> list[tuple[bytes, list[int]]]:
         """Return the segments of a tower from the root on: ids and tokens."""
@@ -366,8 +354,10 @@ class Archive:
         for length in run.lengths:
             part, tokens = tokens[:length], tokens[length:]
             what = c.domain, c.tokenizer, parent, u32(part)
-            parent = keyed(self.keys.domain(c.domain).id, "pltz segment", *what) if self.keys else digest(
-                "pltz segment", *what, size=32
+            parent = (
+                keyed(self.keys.domain(c.domain).id, "pltz segment", *what)
+                if self.keys
+                else digest("pltz segment", *what, size=32)
             )
             parent = parent[:10] + bytes(6)
             tower.append((parent, part))
@@ -397,7 +387,7 @@ class Archive:
             count = fields.varint()
             patch = fields.take(fields.varint()) if count & 1 else b""
             count >>= 1
-        found = tokens_of(bundle.model, fields.rest(), count, layout_of(bool(c.mode & FAST), count), past)
+        found = sequence_of(bundle.model, fields.rest(), count, bool(c.mode & FAST), past)
         return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
 
 

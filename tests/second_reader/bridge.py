@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.second_reader.fields import Damaged
+from tests.second_reader.fields import Bits, Fields, refuse
 from tests.second_reader.model import Vocabulary, blocks
 
 SLOTS = (
@@ -17,42 +17,33 @@ SLOTS = (
     "<|end_of_text|> </s> <eos> <|endoftext|> <|return|> <\uff5cend▁of▁sentence\uff5c>",
 )
 UNKNOWN_SLOT, MANY = 5, 15
+NOTHING: dict[str, Any] = {"Prepend": {"prepend": ""}, "ByteLevel": {"add_prefix_space": False}}
+BARE: dict[str, Any] = {"Strip": {"start": 0}, "Metaspace": {"prepend_scheme": "never"}}
 LATE = ("reserved", "unused", "placeholder", "extra_id")
 
 Library = tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]  # ids of a text, text of ids
 MakeLibrary = Callable[[str], Library]  # of a tokenizer.json; adds nothing around a text
 
 
-class HighBits:
-    """Bits of bytes, each byte from its highest bit on."""
+class Patch(Bits):
+    """The bits of a patch, from the highest on."""
 
     def __init__(self, data: bytes) -> None:
-        self._bits, self._at = "".join(f"{byte:08b}" for byte in data), 0
-
-    def take(self, count: int) -> int:
-        """Return a number of so many bits, the highest first."""
-        self._at += count
-        if self._at > len(self._bits):
-            raise Damaged("a patch that is cut off")
-        return int("0" + self._bits[self._at - count : self._at], 2)
+        super().__init__(Fields(data), highest=True)
 
     def gamma(self) -> int:
         """Return a number of at least 1 in Elias' gamma code."""
-        zeros = 0
-        while not self.take(1):
-            zeros += 1
-            if zeros > 32:
-                raise Damaged("a gamma code of more than 32 zeros")
+        zeros = self.zeros(32)
         return 1 << zeros | self.take(zeros)
 
     def more(self) -> bool:
         """Return whether a 1 is left: an edit."""
-        return "1" in self._bits[self._at :]
+        return "1" in self.left or any(self.fields.data[self.fields.at :])
 
     def end(self) -> None:
         """Refuse more than the zeros that fill a byte."""
-        if self.more() or len(self._bits) - self._at > 7:
-            raise Damaged("bits behind a patch")
+        self.fields.end()
+        refuse(self.more(), "bits behind a patch")
 
 
 class Bridge:
@@ -62,72 +53,70 @@ class Bridge:
         about = json.loads(tokenizer)
         self._bundle, model = bundle, about["model"]
         listed = model["vocab"]
-        self._vocab = dict(listed) if isinstance(listed, dict) else {entry[0]: n for n, entry in enumerate(listed)}
+        self._vocab = {one[0]: n for n, one in enumerate(listed)} if isinstance(listed, list) else listed
         self._prefix: str = model.get("continuing_subword_prefix") or ""
         added = {entry["id"]: entry for entry in about["added_tokens"]}
         self._names: dict[int, str] = {n: name for name, n in self._vocab.items()}
         self._names |= {n: entry["content"] for n, entry in added.items()}
         self._size = max(self._names) + 1
         self._unknown = model.get("unk_id", self._vocab.get(model.get("unk_token")))
-        self._slots = self._place({n for n, entry in added.items() if entry["special"]})
-        marks = set(self._slots.values())
-        self._inline = {n: str(entry["content"]) for n, entry in added.items() if n not in marks}
-        self._wide = max(1, (max([*self._slots, MANY]) - MANY).bit_length() + 7 >> 3)
+        self._marks = self._place({n for n, entry in added.items() if entry["special"]})
+        self._inline = {n: str(entry["content"]) for n, entry in added.items() if n not in self._marks.values()}
+        self._wide = max(1, (max([*self._marks, MANY]) - MANY).bit_length() + 7 >> 3)
         self._bpe = make(bundle_tokenizer)[0] if bundle_tokenizer else None
         about |= {"truncation": None, "padding": None, "post_processor": None}
         about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
         about["model"] = model | ({"dropout": None} if "dropout" in model else {})
         steps = about.get("pre_tokenizer") or {}
         in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
-        started = [_started(about, how) for how in (0, 1, 1 if in_row else 2)]
+        started = [_started(json.dumps(about), how) for how in (0, 1, 1 if in_row else 2)]
         self._ways = [(*make(json.dumps(one)), *_put_before(one)) for one in started]  # first, after a mark, unknown
 
     def _place(self, marks: set[int]) -> dict[int, int]:
-        slots = {} if self._unknown is None else {UNKNOWN_SLOT: self._unknown}
+        """Return the id of the mark in each slot."""
+        found = {} if self._unknown is None else {UNKNOWN_SLOT: self._unknown}
         left = marks - {self._unknown}
         for slot, names in enumerate(SLOTS):
-            found = [n for name in names.split() for n in sorted(left) if self._names[n] == name]
-            if found:
-                slots[slot] = found[0]
-                left.discard(found[0])
+            if fits := [n for name in names.split() for n in sorted(left) if self._names[n] == name]:
+                found[slot] = fits[0]
+                left.discard(fits[0])
         order = sorted(left, key=lambda n: (any(word in self._names[n] for word in LATE), n))
-        free = [slot for slot in range(MANY) if slot not in slots] + [MANY + n for n in range(len(order))]
-        return slots | dict(zip(free, order, strict=False))
+        free = [slot for slot in range(MANY + len(order)) if slot >= MANY or slot not in found]
+        return found | dict(zip(free, order, strict=False))
 
     def ids(self, tokens: Sequence[int], patch: bytes) -> list[int]:
         """Return the target's ids."""
-        if patch and HighBits(patch).take(1):
-            bits = HighBits(patch)
-            bits.take(1)
-            found = [self._id(bits) for _ in range(bits.gamma())]
-            bits.end()
-            if tokens:
-                raise Damaged("a literal patch with tokens")
-            return found
-        found = self._canonical(list(tokens))
-        return self._patched(found, HighBits(patch)) if patch else found
-
-    def _canonical(self, tokens: list[int]) -> list[int]:
-        found, span, at, special = list[int](), list[int](), 0, self._bundle.special
-        while at <= len(tokens):
-            token = tokens[at] if at < len(tokens) else None
-            at += 1
-            if token is not None and token not in special:
-                span.append(token)
-                continue
-            if span:
-                found += self._ways[self._way(found[-1:])][0](self._bundle.spell(span).decode())
-                span.clear()
-            if token is not None:
-                name = special[token]
-                slot = int(name[1:]) if name[:1] == "x" else -1
-                if slot == MANY:
-                    slot += int.from_bytes(self._bundle.spell(tokens[at : at + self._wide]), "big")
-                    at += self._wide
-                if slot not in self._slots:
-                    raise Damaged(f"the special {name} among ids")
-                found.append(self._slots[slot])
+        bits = Patch(patch)
+        if not patch or not bits.take(1):
+            canonical = self._canonical(tokens)
+            return self._patched(canonical, bits) if patch else canonical
+        found = [self._id(bits) for _ in range(bits.gamma())]
+        bits.end()
+        refuse(tokens, "a literal patch with tokens")
         return found
+
+    def _canonical(self, tokens: Sequence[int]) -> list[int]:
+        found, span, left = list[int](), list[int](), list(tokens)
+        while left or span:
+            if left and left[0] not in self._bundle.special:
+                span.append(left.pop(0))
+            elif span:
+                encode, *_ = self._ways[self._way(found)]
+                found += encode(self._bundle.spell(span).decode())
+                span = []
+            else:
+                found.append(self._mark(left))
+        return found
+
+    def _mark(self, left: list[int]) -> int:
+        """Return the mark of the escape at the front of tokens, and take it off."""
+        name = self._bundle.special[left.pop(0)]
+        slot = int(name[1:]) if name[0] == "x" else -1
+        if slot == MANY:
+            slot += int.from_bytes(self._bundle.spell(left[: self._wide]), "big")
+            del left[: self._wide]
+        refuse(slot not in self._marks, f"the special {name} among ids")
+        return self._marks[slot]
 
     def _way(self, before: Sequence[int]) -> int:
         return 0 if not before else 2 if before[-1] == self._unknown else 1
@@ -135,7 +124,7 @@ class Bridge:
     def context(self, ids: Sequence[int]) -> list[int]:
         """Return the bundle tokens of ids that stand above a frame."""
         found, text, span, way = list[int](), "", list[int](), 0
-        slots = {number: slot for slot, number in self._slots.items()}
+        slots = {number: slot for slot, number in self._marks.items()}
         names = {name: number for number, name in self._bundle.special.items()}
         for number in [*ids, -1]:
             if number >= 0 and number not in slots and number not in self._inline:
@@ -145,7 +134,8 @@ class Bridge:
             span, way = [], way or 1
             if number in self._inline:
                 continue
-            found += self._bundle_tokens(text)
+            if self._bpe:
+                found += [t for block in blocks(text.encode()) for t in self._bpe(block.decode())]
             if number >= 0:
                 slot, text, way = slots[number], "", self._way([number])
                 found.append(names[f"x{min(slot, MANY)}"])
@@ -158,25 +148,18 @@ class Bridge:
         bare = text.removeprefix(" ")
         return bare if always or (unless_there and bare[:1].strip(" ")) else text
 
-    def _bundle_tokens(self, text: str) -> list[int]:
-        library = self._bpe
-        return [t for block in blocks(text.encode()) for t in library(block.decode())] if library else []
-
-    def _id(self, bits: HighBits) -> int:
+    def _id(self, bits: Patch) -> int:
         most = max(self._size, 2)
         width = (most - 1).bit_length()
         short = (1 << width) - most
         found = bits.take(width - 1)
         found = found if found < short else (found << 1 | bits.take(1)) - short
-        if found >= self._size:
-            raise Damaged("an id beyond the target's")
+        refuse(found >= self._size, "an id beyond the target's")
         return found
 
-    def _patched(self, canonical: list[int], bits: HighBits) -> list[int]:
-        bits.take(1)
+    def _patched(self, canonical: list[int], bits: Patch) -> list[int]:
         low, found, at = bits.take(4), list[int](), 0
-        if not bits.more():
-            raise Damaged("a patch without an edit")
+        refuse(not bits.more(), "a patch without an edit")
         while bits.more():
             gap = (bits.gamma() - 1) << low | bits.take(low)
             found += canonical[at : at + gap]
@@ -188,23 +171,20 @@ class Bridge:
                 drop = bits.gamma()
                 found += self._cut(canonical[at : at + drop], bits)
             at += drop
-            if at > len(canonical):
-                raise Damaged("an edit beyond the canonical ids")
+            refuse(at > len(canonical), "an edit beyond the canonical ids")
         bits.end()
         return found + canonical[at:]
 
-    def _cut(self, dropped: list[int], bits: HighBits) -> list[int]:
+    def _cut(self, dropped: list[int], bits: Patch) -> list[int]:
         letters = "".join(map(self._letters, dropped))
-        if not letters:
-            raise Damaged("a split of nothing")
+        refuse(not letters, "a split of nothing")
         found, piece = [], ""
         for place, letter in enumerate(letters, 1):
             piece += letter
             if place == len(letters) or bits.take(1):
                 if self._prefix:
                     piece = piece[1:] if piece[0] == "\0" else self._prefix + piece
-                if piece not in self._vocab:
-                    raise Damaged("a piece that is no token")
+                refuse(piece not in self._vocab, "a piece that is no token")
                 found.append(self._vocab[piece])
                 piece = ""
         return found
@@ -233,25 +213,15 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
         yield from _nodes(one)
 
 
-def _started(about: Any, how: int) -> Any:
+def _started(tokenizer: str, how: int) -> Any:
     """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, list):
-            return [walk(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        value, kind = {key: walk(one) for key, one in value.items()}, value.get("type")
-        if kind == "Metaspace" and (how == 2 or (how == 1 and value.get("prepend_scheme") == "first")):
-            value["prepend_scheme"] = "never"
-        elif kind == "Prepend" and how == 2:
-            value["prepend"] = ""
-        elif kind == "ByteLevel" and how == 2:
-            value["add_prefix_space"] = False
-        return value
-
-    decoder = json.loads(json.dumps(about.get("decoder")))
-    for node in _nodes(decoder):
-        node |= {"start": 0} if node.get("type") == "Strip" else {}
-        node |= {"prepend_scheme": "never"} if node.get("type") == "Metaspace" else {}
-    return about | {key: walk(about.get(key)) for key in ("normalizer", "pre_tokenizer")} | {"decoder": decoder}
+    about = json.loads(tokenizer)
+    for node in _nodes([about.get("normalizer"), about.get("pre_tokenizer")]):
+        kind = node.get("type")
+        if kind == "Metaspace" and (how == 2 or (how == 1 and node.get("prepend_scheme") == "first")):
+            node["prepend_scheme"] = "never"
+        if how == 2:
+            node |= NOTHING.get(str(kind), {})
+    for node in _nodes(about.get("decoder")):
+        node |= BARE.get(str(node.get("type")), {})
+    return about

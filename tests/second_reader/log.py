@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from tests.second_reader.fields import Damaged, Fields, Newer, copies_of, fallback, joined
-from tests.second_reader.model import Bundle, digest, layout_of, tokens_of
+from tests.second_reader.fields import Fields, Newer, copies_of, fallback, refuse
+from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
+MODEL, COPIED, LAYOUT, PACKED = 1, 2, 4, 8  # bits of a head
 LEAST_ABOVE, PER_BYTE = 1 << 16, 16
 
-
-class Table(NamedTuple):
-    """A table as a frame has it. Those of a log, in their order, are what is above the next one."""
-
-    columns: bytes
-    opaque: bytes
-    pieces: list[bytes]
-    size: int  # bytes that it makes
-
-
-class LogParts(NamedTuple):
-    """The parts of a log frame."""
-
-    by_model: bool
-    copied: bool
-    layout: int
-    check: bytes
-    columns: bytes
-    opaque: bytes
-    text_count: int
-    text: bytes  # as it is coded, with its copies
-
-
-def parts_of(data: bytes) -> LogParts:
-    """Return the parts of a frame that is not empty."""
-    fields = Fields(data)
-    head, check = fields.number(1), fields.take(8)
-    if head >> 4:
-        raise Newer(f"a log frame of head {head}")
-    if head & 6 and not head & 1:
-        raise Damaged("copies or lanes in a log without tokens")
-    sizes = [fields.varint() for _ in range(4 if head & 8 else 3)]
-    columns, opaque = fields.take(sizes[0]), fields.take(sizes[1])
-    if head & 8:
-        opaque = fallback(opaque, sizes[3])
-    return LogParts(bool(head & 1), bool(head & 2), head >> 2 & 1, check, columns, opaque, sizes[2], fields.rest())
+# A table as a frame has it: columns, opaque bytes, pieces, and the bytes that it makes. Those of a log, in their order,
+# are what is above the next one.
+Table = tuple[bytes, bytes, list[bytes], int]
 
 
 def decoded(
@@ -58,23 +25,35 @@ def decoded(
     ``above``: the tables of the frames above it, the first one first. Raises LookupError: a text by a model without it.
     """
     if not count:
-        if data:
-            raise Damaged("a frame of no bytes that has bytes")
+        refuse(data, "a frame of no bytes that has bytes")
         return b"", [*above]
-    parts, past = parts_of(data), Log.after_known_lines()
+    fields = Fields(data)
+    head, check = fields.number(1), fields.take(8)
+    refuse(head >> 4, f"a log frame of head {head}", Newer)
+    refuse(head & (COPIED | LAYOUT) and not head & MODEL, "copies or lanes in a log without tokens")
+    columns_size, opaque_size, text_size = (fields.varint() for _ in range(3))
+    opaque_count = fields.varint() if head & PACKED else opaque_size
+    columns, opaque = fields.take(columns_size), fallback(fields.take(opaque_size), opaque_count)
+    past, before = Log.after_known_lines(), _text_above(above, count)
+    if not head & MODEL:
+        text = fallback(fields.rest(), text_size, prefix=b"".join(piece + b"\xff" for piece in before))
+        *pieces, rest = text.split(b"\xff")
+        refuse(rest, "a text that ends within a piece")
+    elif bundle:
+        pieces = _pieces(fields, head, text_size, before, bundle)
+    else:
+        raise LookupError("a log of a model without its bundle")
     for table in above:
         past.join(*table)
-    own = Table(parts.columns, parts.opaque, pieces(parts, text_above(above, count), bundle), count)
-    found = past.join(*own)
-    if digest("pltz log", found, size=8) != parts.check:
-        raise Damaged("a log that differs from its check")
-    return found, [*above, own]
+    found = past.join(columns, opaque, pieces, count)
+    refuse(digest("pltz log", found, size=8) != check, "a log that differs from its check")
+    return found, [*above, (columns, opaque, pieces, count)]
 
 
-def text_above(above: Sequence[Table], count: int) -> list[bytes]:
+def _text_above(above: Sequence[Table], count: int) -> list[bytes]:
     """Return the pieces of the text above that count for so many bytes of content."""
     found, left = list[bytes](), max(LEAST_ABOVE, PER_BYTE * count)
-    for piece in (piece for table in above[::-1] for piece in table.pieces[::-1]):
+    for piece in (piece for _, _, pieces, _ in above[::-1] for piece in pieces[::-1]):
         left -= len(piece) + 1
         if left < 0:
             break
@@ -82,24 +61,12 @@ def text_above(above: Sequence[Table], count: int) -> list[bytes]:
     return found[::-1]
 
 
-def pieces(parts: LogParts, above: Sequence[bytes], bundle: Bundle | None) -> list[bytes]:
-    """Return the pieces of a frame. ``above``: those of the text above."""
-    count = parts.text_count
-    if not parts.by_model:
-        text = fallback(parts.text, count, prefix=b"".join(piece + b"\xff" for piece in above))
-        if text and text[-1] != 0xFF:
-            raise Damaged("a text that ends within a piece")
-        return text.split(b"\xff")[:-1]
-    if bundle is None:
-        raise LookupError("a log of a model without its bundle")
+def _pieces(fields: Fields, head: int, count: int, above: Sequence[bytes], bundle: Bundle) -> list[bytes]:
+    """Return the pieces of a text by the model. ``above``: those of the text above."""
     message = next(number for number, name in bundle.special.items() if name == "message")
-    tokens = [token for piece in above for token in (message, *bundle.bpe(piece))]
-    fields = Fields(parts.text)
-    copies = copies_of(fields, count, len(tokens)) if parts.copied else []
-    literals = count - sum(length for _, length, _ in copies)
-    layout = layout_of(parts.layout, literals)
-    found = joined(copies, tokens_of(bundle.model, fields.rest(), literals, layout, tokens), tokens)
-    starts = [place for place, token in enumerate(found) if token in bundle.special]
-    if starts[:1] != [0][: len(found)] or not {bundle.special[found[place]] for place in starts} <= VOICES:
-        raise Damaged("a piece without its voice")
-    return [bundle.spell(found[a + 1 : b]) for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]
+    past = [token for piece in above for token in (message, *bundle.bpe(piece))]
+    copies = copies_of(fields, count, len(past)) if head & COPIED else []
+    tokens = sequence_of(bundle.model, fields.rest(), count, head >> 2 & 1, past, copies)
+    segments = bundle.segments(tokens)
+    refuse(not {name for name, _ in segments} <= VOICES, "a piece without its voice")
+    return [piece for _, piece in segments]

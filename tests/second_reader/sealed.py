@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from tests.second_reader.fields import Damaged, Fields
+from tests.second_reader.fields import Damaged, Fields, Newer, refuse
 from tests.second_reader.state import Files, checked
 
 VERSION, ROOT = 3, 0xFFFF
@@ -57,11 +57,10 @@ def newest(files: Files, domain: bytes) -> KeyFile:
 
 def _key_file(data: bytes, domain: bytes) -> KeyFile:
     fields = checked(data, "pltz key", b"PLTk", VERSION)
-    kind, _, of, generation = fields.number(1), fields.zeros(2), fields.take(16), fields.number(4)
-    cost, _, salt = fields.numbers(1, 3), fields.zeros(1), fields.take(16)
-    lineages = [fields.take(4) for _ in range(fields.number(1))]
-    if of != domain or kind > 1:
-        raise Damaged("a key file of another domain")
+    kind, reserved, of, generation, *cost, last, salt, count = fields.unpack("BH16sI4B16sB")
+    lineages = [fields.take(4) for _ in range(count)]
+    refuse(reserved or last, "reserved bytes that are not zero", Newer)
+    refuse(of != domain or kind > 1, "a key file of another domain")
     return KeyFile(cost if kind else (), generation, salt, lineages, data[: fields.at], fields.rest())
 
 

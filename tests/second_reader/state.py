@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
+from bisect import bisect
 from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from tests.second_reader.fields import Damaged, Fields, LowBits, Newer
+from tests.second_reader.fields import Bits, Damaged, Fields, Newer, first_sound, refuse
 from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
@@ -25,84 +27,49 @@ def files_of(folder: Path) -> Files:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class Settings(NamedTuple):
-    """The settings of an archive."""
+class State(NamedTuple):
+    """The state of an archive."""
 
     archive: bytes
     sealed: bool
+    packs: list[bytes]  # that the manifest names
+    lost: list[bytes]  # whose loss nobody acknowledged
 
 
-def settings_of(files: Files) -> Settings:
-    """Return the settings of `archive.json`, else of its copy, else of the manifest."""
-    for name in ("archive.json", "parity/archive.json"):
-        try:
-            return _settings(files.get(name, b""))
-        except Damaged:
-            continue
-    return manifest_of(files).settings
-
-
-def _settings(data: bytes) -> Settings:
+def state_of(files: Files) -> State:
+    """Return the state by the manifest: in a folder that of the highest number, else the one of a bucket."""
+    name = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
     try:
-        about = json.loads(data)
-        line = json.dumps({key: value for key, value in about.items() if key != "check"}, separators=(",", ":"))
-        check = digest("pltz archive", line.encode()).hex()
-        if data != (line[:-1] + f',"check":"{check}"}}\n').encode():
-            raise Damaged("archive.json differs from its check")
-        if about["format"] != SETTINGS_VERSION or not set(about["features"]) <= {"sealed"}:
-            raise Newer("archive.json of another version")
-        return Settings(bytes.fromhex(about["archive"]), "sealed" in about["features"])
-    except (ValueError, KeyError, AttributeError) as error:
-        raise Damaged("archive.json is none") from error
-
-
-class Manifest(NamedTuple):
-    """The state of an archive. ``packs``: those with rows, their sizes and entries; the other tables are by pack."""
-
-    settings: Settings
-    generation: int
-    indexes: list[bytes]
-    packs: dict[bytes, tuple[int, list[Entries]]]
-    condemned: dict[bytes, int]
-    gone: dict[bytes, int]
-    lost: dict[bytes, bool]  # whether the loss is acknowledged
-
-    def named(self, files: Files) -> dict[bytes, int]:
-        """Return the packs that it names, and their sizes."""
-        found = {pack: row[0] for pack, row in self.packs.items()}
-        for index in self.indexes:
-            found |= packs_of(files, index)
-        return {pack: size for pack, size in found.items() if pack not in self.gone and pack not in self.lost}
-
-
-def manifest_of(files: Files) -> Manifest:
-    """Return the manifest: in a folder that of the highest number, else the one of a bucket."""
-    numbered = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
-    if numbered not in files:
-        raise Damaged("no manifest")
-    fields = checked(files[numbered], "pltz manifest", b"PLTm", MANIFEST_VERSION)
-    flags, _ = fields.number(1), fields.zeros(2)
-    archive, generation, _ = fields.take(16), fields.number(8), fields.take(16)
-    if flags > 1:
-        raise Newer("a manifest with flags of a newer version")
-    counts = fields.numbers(4, 6)
-    indexes = [fields.take(16) for _ in range(counts[0])]
-    packs = {}
+        settings = first_sound(_settings, (files.get("archive.json", b""), files.get("parity/archive.json", b"")))
+    except Damaged:
+        settings = None  # the manifest has them too
+    fields = checked(files.get(name, b""), "pltz manifest", b"PLTm", MANIFEST_VERSION)
+    flags, reserved, archive, _, _, *counts = fields.unpack("BH16sQ16s6I")
+    refuse(flags > 1 or reserved, "a manifest with flags of a newer version", Newer)
+    refuse(settings not in (None, (archive, flags == 1)), "a manifest of another archive")
+    packs = [pack for _ in range(counts[0]) for pack in packs_of(files, fields.take(16))]
     for _ in range(counts[1]):
-        pack, size, *entries = fields.take(16), *(fields.number(4) for _ in range(4))
-        sections = []
-        for count in entries:
-            keys = [int.from_bytes(fields.take(5), "big") for _ in range(count)]
-            sections.append([(key, pack, fields.number(4)) for key in keys])
-        packs[pack] = size, sections
-    condemned, gone = ({fields.take(16): fields.number(8) for _ in range(n)} for n in counts[2:4])
-    lost = {}
-    for _ in range(counts[4]):
-        pack, _, acknowledged, _ = fields.take(16), fields.take(12), fields.number(8), fields.take(16)
-        lost[pack] = acknowledged > 0
+        pack, _, *entries = fields.unpack("16s4I")
+        packs.append(pack)
+        fields.take(9 * sum(entries))  # where the records are; all packs are read
+    fields.take(24 * counts[2])  # condemned
+    gone = [fields.unpack("16sQ")[0] for _ in range(counts[3])]
+    losses = {pack: known for pack, _, known, _ in (fields.unpack("16s12sQ16s") for _ in range(counts[4]))}
     fields.take(32 * counts[5])  # lists: packs tell the same
     fields.end()
-    return Manifest(Settings(archive, bool(flags)), generation, indexes, packs, condemned, gone, lost)
+    named = [pack for pack in packs if pack not in gone and pack not in losses]
+    return State(archive, flags == 1, named, [pack for pack, known in losses.items() if not known])
+
+
+def _settings(data: bytes) -> tuple[bytes, bool]:
+    """Return the archive's id, and whether it is sealed, of `archive.json`."""
+    line, _, rest = data.partition(b',"check":')
+    if rest != b'"%s"}\n' % digest("pltz archive", line + b"}").hex().encode():
+        raise Damaged("archive.json differs from its check")
+    about = json.loads(line + b"}")
+    if about["format"] != SETTINGS_VERSION or not {*about["features"]} <= {"sealed"}:
+        raise Newer("archive.json of another version")
+    return bytes.fromhex(about["archive"]), "sealed" in about["features"]
 
 
 def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
@@ -110,8 +77,7 @@ def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
     if digest(person, data[:-16]) != data[-16:] or data[:4] != magic:
         raise Damaged(f"a file that differs from its digest ({person})")
     fields = Fields(data[:-16], 4)
-    if (found := fields.number(1)) != version:
-        raise Newer(f"version {found} ({person})")
+    refuse((found := fields.number(1)) != version, f"version {found} ({person})", Newer)
     return fields
 
 
@@ -120,122 +86,107 @@ def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
 
 def index_of(data: bytes, name: bytes) -> list[Entries]:
     """Return the entries of segments, sessions and marks of an index. ``name``: its digest."""
-    if data[28:44] != name or digest("pltz index", data[:28], data[44:]) != name or data[:4] != b"PLTi":
+    if digest("pltz index", data[:28], data[44:]) != name or data[:4] != b"PLTi":
         raise Damaged("an index that differs from its name")
     fields = Fields(data, 4)
-    if fields.number(1) != INDEX_VERSION or fields.number(3):
-        raise Newer("an index of another version")
-    pack_count, *counts, check = (fields.number(4) for _ in range(5))
-    packs = packs_of({f"index/{name.hex()}": data}, name)
-    fields.take(16 + 20 * pack_count)
-    begin, places = fields.at, max(sum(packs.values()) - 1, 0).bit_length()
+    version, reserved, _, *counts, check = fields.unpack("B3s5I")
+    refuse(version != INDEX_VERSION or any(reserved), "an index of another version", Newer)
+    packs = [*packs_of({f"index/{name.hex()}": data}, name).items()]
+    starts = [0, *accumulate(size for _, size in packs)]
+    fields.take(16 + 20 * len(packs))
+    begin, places = fields.at, max(starts[-1] - 1, 0).bit_length()
     bits = [max(0, count.bit_length() - 11) for count in counts]
-    ends = [fields.numbers(4, 1 << some if count else 0) for count, some in zip(counts, bits, strict=True)]
-    if crc32(data[begin : fields.at], check) != fields.number(4):
-        raise Damaged("the pages of an index differ from their check")
-    page, sections = 0, []
-    for upto, some in zip(ends, bits, strict=True):
-        entries, before, rest = [], 0, 36 - some
+    ends = [fields.unpack(f"{1 << p if count else 0}I") for count, p in zip(counts, bits, strict=True)]
+    refuse(crc32(data[begin : fields.at], check) != fields.number(4), "the pages of an index differ from their check")
+    sections = list[Entries]()
+    for upto, p in zip(ends, bits, strict=True):
+        sections.append([])
         for number, end in enumerate(upto):
-            count = end - before
+            count, rest = end - len(sections[-1]), 36 - p
             low = max(0, rest - count.bit_length())
-            sizes = [size + 7 >> 3 for size in (count + (1 << rest - low), low * count, places * count) if count]
-            body = _page(fields, sum(sizes), check, page)
-            steps, lows, addresses = (LowBits(Fields(body.take(size))) for size in sizes or (0, 0, 0))
-            page, high = page + 1, 0
+            sizes = (count + (1 << rest - low), low * count, places * count) if count else (0, 0, 0)
+            parts = [fields.take(size + 7 >> 3) for size in sizes]
+            check += 1
+            if crc32(b"".join(parts), check & 0xFFFFFFFF) != fields.number(4):
+                raise Damaged("a page of an index differs from its check")
+            steps, lows, addresses = (Bits(Fields(part)) for part in parts)
+            high = number << rest - low
             for _ in range(count):
-                while not steps.take(1):
-                    high += 1
-                key = number << rest | high << low | lows.take(low)
-                entries.append((key, *_where(packs, addresses.take(places))))
-            before = end
-        sections.append(entries)
+                high += steps.zeros(sizes[0])
+                address = addresses.take(places)
+                refuse(address >= starts[-1], "an address behind all packs")
+                pack = bisect(starts, address) - 1
+                sections[-1].append((high << low | lows.take(low), packs[pack][0], address - starts[pack]))
     fields.end()
     return sections
 
 
 def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
     """Return the pack table of an index, or of its copy: packs and their sizes."""
-    for path in (f"index/{name.hex()}", f"parity/index-{name.hex()}"):
+
+    def read(path: str) -> dict[bytes, int]:
         fields = Fields(files.get(path, b""))
-        try:
-            head = fields.take(44)
-            packs = {fields.take(16): fields.number(4) for _ in range(int.from_bytes(head[8:12], "little"))}
-            check = crc32(fields.data[44 : fields.at], crc32(head[:24]))
-            if head[:4] == b"PLTi" and head[24:] == check.to_bytes(4, "little") + name:
-                return packs
-        except Damaged:
-            continue
-    raise Damaged("an index is lost with the copy of its pack table")
+        head, check, own = fields.unpack("24sI16s")
+        packs = dict(fields.unpack("16sI") for _ in range(int.from_bytes(head[8:12], "little")))
+        if own != name or crc32(head + fields.data[44 : fields.at]) != check:
+            raise Damaged("a pack table that differs from its check")
+        return packs
 
-
-def _page(fields: Fields, size: int, check: int, number: int) -> Fields:
-    data = fields.take(size)
-    if crc32(data, (check + 1 + number) & 0xFFFFFFFF) != fields.number(4):
-        raise Damaged("a page of an index differs from its check")
-    return Fields(data)
-
-
-def _where(packs: Mapping[bytes, int], address: int) -> tuple[bytes, int]:
-    for pack, size in packs.items():
-        if address < size:
-            return pack, address
-        address -= size
-    raise Damaged("an address behind all packs")
+    found: dict[bytes, int] = first_sound(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}"))
+    return found
 
 
 # ---- parity
 
 
-@functools.cache
+@cache
 def field() -> tuple[Array, Array]:
     """Return products (256, 256) and inverses (256,) of GF(2^8)."""
     powers = [1]
     while len(powers) < 255:
         powers.append((powers[-1] << 1) ^ (0x11D if powers[-1] & 128 else 0))
-    logs = np.array([0, *(powers.index(number) for number in range(1, 256))])
-    products = np.array(powers, np.uint8)[(logs[:, None] + logs) % 255]
-    products[0] = products[:, 0] = 0
-    return products, np.array([0, *(powers[-log % 255] for log in logs[1:])], np.uint8)
+    products = np.zeros((256, 256), np.uint8)
+    products[np.ix_(powers, powers)] = np.array(powers)[np.add.outer(range(255), range(255)) % 255]
+    return products, (products == 1).argmax(1)
 
 
 def restored(parity: bytes, pack: bytes, remains: bytes) -> bytes:
     """Return a pack by its parity. ``pack``: its id; ``remains``: what is left of it."""
-    if parity[:4] != b"PLTr" and parity[-4:] != b"rTLP":  # a copy, and a check of each 32 bytes
-        count = -(-len(parity) // 36)
-        copy, words, found = parity[: -4 * count], Fields(parity[-4 * count :]).numbers(4, count), b""
-        for number, check in enumerate(words):
-            both = [data[32 * number : min(32 * number + 32, len(copy))] for data in (copy, remains)]
-            found += next((part for part in both if crc32(part.ljust(32, b"\0")) == check), both[1])
-        return found
+    if parity[:4] != b"PLTr" and parity[-4:] != b"rTLP":
+        return _copied(parity, remains)
     size = int.from_bytes(parity[8:12], "little")
     fields = checked(parity[:size], "pltz parity", b"PLTr", PARITY_VERSION)
-    fields.zeros(3)
-    if fields.number(4) != size or fields.take(16) != pack:
-        raise Damaged("parity of another pack")
-    pack_size, width, k, m, columns = (fields.number(n) for n in (8, 4, 2, 2, 4))
+    *reserved, head_size, of, pack_size, width, k, m, columns = fields.unpack("3BI16sQIHHI")
+    refuse(any(reserved) or head_size != size or of != pack, "parity of another pack")
     data = remains[:pack_size].ljust(k * columns * width, b"\0") + parity[size : -8 - size]
-    if len(data) != (k + m) * columns * width:
-        raise Damaged("parity that was cut off")
+    refuse(len(data) != (k + m) * columns * width, "parity that was cut off")
     rows = np.frombuffer(data, np.uint8).reshape(k + m, columns, width).copy()
-    checks = np.reshape(fields.numbers(4, (k + m) * columns), (k + m, columns))
+    checks = np.reshape(fields.unpack(f"{(k + m) * columns}I"), (k + m, columns))
     products, inverses = field()
     for column in range(columns):
         whole = [row for row in range(k + m) if crc32(rows[row, column].tobytes()) == checks[row, column]]
         known, sums = [row for row in whole if row < k], [row for row in whole if row >= k]
         lost = sorted({*range(k)} - {*known})
-        if not lost:
-            continue
-        if len(sums) < len(lost):
-            raise Damaged("damage beyond parity")
+        refuse(len(sums) < len(lost), "damage beyond parity")
         factors = inverses[np.subtract(255 + k, sums[: len(lost)])[:, None] ^ np.arange(k)]
         right = rows[sums[: len(lost)], column]
         for row in known:
             right ^= products[factors[:, row]][:, rows[row, column]]
         table = np.concatenate([factors[:, lost], right], 1)
         for n in range(len(lost)):  # no minor of a Cauchy matrix is 0: no rows are exchanged
-            table[n] = products[inverses[table[n, n]]][table[n]]
+            table[n] = products[inverses[table[n, n]], table[n]]
             for other in {*range(len(lost))} - {n}:
-                table[other] ^= products[table[other, n]][table[n]]
+                table[other] ^= products[table[other, n], table[n]]
         rows[lost, column] = table[:, len(lost) :]
     return rows[:k].tobytes()[:pack_size]
+
+
+def _copied(parity: bytes, remains: bytes) -> bytes:
+    """Return a small pack of its copy, which has a check of each 32 bytes behind it, or else of what remains."""
+    count = -(-len(parity) // 36)
+    fields, found = Fields(parity), b""
+    copy = fields.take(max(0, len(parity) - 4 * count))
+    for number, check in enumerate(fields.unpack(f"{count}I")):
+        part = copy[32 * number :][:32]
+        found += part if crc32(part.ljust(32, b"\0")) == check else remains[32 * number :][: len(part)]
+    return found

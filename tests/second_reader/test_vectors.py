@@ -22,7 +22,6 @@ from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Fields, block, column, fallback
 from tests.second_reader.model import (
     Bundle,
-    Memory,
     Model,
     RangeDecoder,
     layout_of,
@@ -73,7 +72,7 @@ def test_blocks() -> None:
         data, at = bytes.fromhex(vector["bytes"]), vector["offset"]
         found = block(bytes(at) + data, at, bytes.fromhex(vector["salt"]), (1, 4, 5, 12, 13))
         assert found.end == at + len(data) and found.parts.rest().hex() == vector["parts"]
-        assert [(bytes(at) + data)[a:b].hex() for a, b in found.spans] == vector["bitstrings"]
+        assert [one.hex() for one in found.bitstrings] == vector["bitstrings"]
         for number, values in vector["columns"].items():
             assert found.columns[int(number)] == values
         with pytest.raises(Damaged):
@@ -108,7 +107,7 @@ def test_range_coder(vector: dict[str, Any]) -> None:
 def test_positions_and_frames_of_a_small_model(contract: str) -> None:
     vectors = read("model")[contract]
     model = Model(vectors["shape"], tensors_of((VECTORS / f"model-{contract}.safetensors").read_bytes()))
-    memory = Memory(model, 8)
+    memory = model.blank()
     for vector in vectors["positions"]:
         [x] = model.run([vector["input"]], [vector["position"]], memory)
         assert x.tolist() == vector["x of 2.5"]
@@ -155,7 +154,7 @@ def test_chats(vector: dict[str, Any]) -> None:
     value = vector["value"]
     for found in (
         chat.value_of(segments),
-        chat.value_of_tokens(vector["nano"], second),
+        chat.session(0, vector["nano"], second),
         chat.value_of_bytes(vector["stored"].encode("utf-8", "surrogatepass")),
         from_tokens("chat", vector["nano"], product.tokenizer).value,
     ):
