@@ -19,7 +19,6 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
-COUNTED = 1 << 28  # bytes of a line or file over the limit that are counted for the message
 PACKED_CHUNK = 512  # bytes of compressed input per step: each 4 of them may unpack to 128 KiB
 
 
@@ -89,11 +88,6 @@ class ByteInput:
             self._too_long("line")
         return self._take(end + 1)
 
-    def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes; fewer only at the end."""
-        self.peek(size)
-        return self._take(min(len(self._ahead), self._start + size))
-
     def rest(self) -> bytes:
         """Return all bytes from here on. Raises TooLong past the limit."""
         while len(self._ahead) - self._start <= self.limit and self._more():
@@ -129,27 +123,8 @@ class ByteInput:
         return chain()
 
     def _too_long(self, what: str) -> None:
-        found, whole = self._count(what)
         way_out = "split it" if self.limit >= MAX_BYTES else "split it, or raise the limit (max_bytes)"
-        raise TooLong(
-            f"{self.name}: expected a {what} of at most {self.limit} bytes, found {found}"
-            f"{'' if whole else ' and more'}: {way_out}"
-        )
-
-    def _count(self, what: str) -> tuple[int, bool]:
-        """Drop the rest of a line or file.
-
-        Returns its bytes, counted up to about COUNTED, and whether these are all.
-        """
-        found = 0
-        while True:
-            end = self._ahead.find(b"\n", self._start) if what == "line" else -1
-            size = (end if end >= 0 else len(self._ahead)) - self._start
-            found, self._start = found + size, self._start + size
-            if end >= 0 or found > COUNTED:
-                return found, end >= 0
-            if not self._more():
-                return found, True
+        raise TooLong(f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: {way_out}")
 
 
 def _read(stream: Readable, name: str) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 `registry.FORMATS` lists all of them. A new format is one file in datasets/formats/ and one line there. A format
 says how it is recognised by one of three functions, and reads its files itself only where a file is no JSON:
 
-    of_head     the first bytes of a file (parquet, zip, aider's history)
+    of_head     the first bytes of a file (parquet, aider's history)
     of_events   the first objects of a JSONL file that is one session (agent logs)
     of_value    one JSON value that is one session (a chat, a logged request)
 
@@ -116,14 +116,14 @@ class Part:
     """A part of a file as its format reads it, not yet recognised.
 
     Attributes:
-        content: a session, the bytes of a JSON value or a text, or a file inside the file.
+        content: a session, or the bytes of a JSON value or a text.
         place: of the part, for messages.
         noun: what it is, where the format says so.
         given: name, tenant and time, where it is a row that says them.
         format: of a JSON value, where it was recognised already.
     """
 
-    content: Session | bytes | ByteInput
+    content: Session | bytes
     place: str
     noun: Noun | None = None
     given: RowName | None = None

@@ -146,15 +146,6 @@ def read_events(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     yield Part(Session("text", source.rest()), source.name, "agent log")
 
 
-def log_lines(session: Session) -> bytes:
-    """Return a session that is a list as one line of JSON per item, as agent logs are. Raises ContentError.
-
-    >>> log_lines(Session("chat", [{"a": 1}, {"b": 2}]))
-    b'{"a":1}\\n{"b":2}\\n'
-    """
-    return b"".join(Session("chat", item).to_json_line() for item in session.value)
-
-
 def begins_document(source: ByteInput) -> bool:
     """Return whether a file begins as a JSON document of many lines does."""
     return source.peek(HEAD).lstrip().partition(b"\n")[0].rstrip() in (b"{", b"[")
@@ -265,18 +256,6 @@ def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
         raise UsageError(f"{name}: expected a list of token ids, found other JSON")
     else:
         yield Part(Session("text", data), name, "json")
-
-
-def logs_in(data: bytes) -> list[bytes]:
-    """Return the lines of the agents' logs that a JSON list holds; none where an item is something else."""
-    try:
-        document = Session.from_json_line(data.removeprefix(BOM))
-    except UsageError:
-        return []
-    items: Any = document.value if document.kind == "chat" else None
-    if not _all(items, _is_session) or _noun_of(items) != "agent log":
-        return []
-    return [Session("chat", item).to_json_line() for item in items]
 
 
 def _noun_of(value: Any) -> Noun:

@@ -26,22 +26,20 @@ silently a chat, and values of it in a row are one session of JSON lines (json_f
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import without
 from pltz.datasets.file_names import stem_of
-from pltz.datasets.formats.messages import why_no_chat
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.datasets.log_lines import BOM
 from pltz.models.session.session import Session
@@ -59,7 +57,7 @@ TEXT_SUFFIXES = frozenset(
     )
 )
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".npy": "npy"}
-_PACKED = {".zst": ByteInput.unpack, ".gz": ByteInput.gunzip, ".tgz": ByteInput.gunzip}
+_PACKED = {".zst": ByteInput.unpack, ".gz": ByteInput.gunzip}
 _TEXT_HEADS = frozenset(("aider", "specstory", "cursor"))  # recognised in files that are text by their suffix
 
 
@@ -72,8 +70,6 @@ def load(
     format: Format = "auto",
     *,
     max_bytes: int = MAX_BYTES,
-    columns: Iterable[str] = (),
-    query: str | None = None,
     exact: bool = False,
 ) -> Iterator[Session]:
     """Yield the sessions of a file, a folder, a binary file object, bytes, or ``"-"`` for standard input.
@@ -82,22 +78,19 @@ def load(
     ``max_bytes`` bounds that line, and a whole file of another format.
 
     Args:
-        columns: of a table; empty: all that JSON can hold.
-        query: of a SQLite database, which answers with a session per row.
         exact: keep the bytes of JSON too: of a chat as its writing, else as a text. The sessions in a row are then the
             bytes of the source (`Session.to_input_bytes`). Not for tables, databases and .npy files.
 
     Raises:
         UsageError: the source is missing, or does not have the format; the message names the line.
         CorruptError: zstd data is damaged.
-        LimitError: an archive is over its bounds.
         ContentError: ids are out of range.
 
     >>> [session] = load(b'{"messages":[{"role":"user","content":"Hi"}]}')
     >>> session.value["messages"][0]["content"]
     'Hi'
     """
-    options = ReadOptions(format, max_bytes, tuple(columns), query, exact, _warn)
+    options = ReadOptions(format, max_bytes, exact=exact, warn=_warn)
     return (found.session for found in recognise(source, options))
 
 
@@ -148,58 +141,28 @@ def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: Rea
 def logs_of(path: Path, max_bytes: int = MAX_BYTES, *, exact: bool = False) -> Iterator[tuple[int | None, bytes]]:
     """Yield the bytes of the agents' logs in a file, unpacked, each with its number there; none where it has none.
 
-    A file is one log, of number None. Or it is JSON lines the first of which is a log: then each line is one. Or it is
-    one JSON document, a list of logs; with ``exact`` that is one log. Only documents are parsed for that; of other logs
-    the first events tell.
+    A file is one log, of number None. Or each line, or each item of one JSON document, is one; with ``exact`` such a
+    document is one log. A file whose first session is something else has none, and no more of it is read.
 
     Raises:
         OSError: it cannot be opened.
         UsageError, CorruptError, TooLong: it cannot be read, or a log in it is longer than ``max_bytes``.
         ContentError: a format of `registry` raises another error over it.
     """
+    options = ReadOptions(max_bytes=max_bytes, exact=exact)
     with path.open("rb") as stream, refusing(str(path)):
         source = ByteInput(stream, str(path), max_bytes, path)
-        suffix = _unpacked(source, ReadOptions(), [one.lower() for one in path.suffixes[-2:]])
-        known = registry.of_head(source.peek(HEAD))
-        is_text = suffix in TEXT_SUFFIXES
-        if known is None and not is_text and (events := json_files.first_events(source)):
-            known = registry.of_events(events)
-        if known is not None:
-            if known.noun == "agent log":
-                yield None, source.rest()
-        elif not is_text and source.peek(HEAD).removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
-            yield from _documents(source, is_lines=_SUFFIXES.get(suffix) == "jsonl", exact=exact)
-
-
-def _documents(source: ByteInput, *, is_lines: bool, exact: bool) -> Iterator[tuple[int | None, bytes]]:
-    """Yield the logs of a source that are documents, as `logs_of` says. ``is_lines``: it is JSON lines by its name."""
-    first = source.line() or b""
-    while is_lines and not first.strip() and source.peek(1):
-        first = source.line() or b""
-    more = bool(source.peek(HEAD).strip())
-    if not is_lines and not (more and json_files.is_json(first)):
-        data = first + source.rest()
-        if _is_log_document(data):
-            yield None, data
-        elif several := json_files.logs_in(data):
-            one = None if len(several) > 1 else 0  # a list of one has a number in `archive put`, too
-            yield from [(one, data)] if exact else enumerate(several)
-        return
-    line: bytes | None = first if _is_log_document(first) else None
-    number = 0
-    while line is not None:
-        if line.strip():
-            yield number, line
-            number += 1
-        line = source.line()
-
-
-def _is_log_document(data: bytes) -> bool:
-    try:
-        known = registry.of_value(json.loads(data.removeprefix(BOM)))
-    except (ValueError, RecursionError):
-        return False
-    return known is not None and known.noun == "agent log"
+        suffix = _unpacked(source, options, [one.lower() for one in path.suffixes[-2:]])
+        if (head := registry.of_head(source.peek(HEAD))) and head.noun != "agent log":
+            return
+        begins = source.peek(HEAD).removeprefix(BOM).lstrip()[:1] in (b"{", b"[") or json_files.first_events(source)
+        if head or (begins and suffix not in TEXT_SUFFIXES):
+            known, parts = _parts(source, options, suffix)
+            for number, found in enumerate(_named(part, known, source.name) for part in parts):
+                if found.noun == "agent log":
+                    yield None if found.is_log else number, found.session.to_input_bytes()
+                elif number == 0:
+                    return
 
 
 def sample_path() -> Path:
@@ -313,15 +276,13 @@ def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
             )
 
 
-def _of_source(
-    source: ByteInput, options: ReadOptions, suffixes: list[str] | None = None, *, nested: bool = False
-) -> Iterator[Recognised]:
+def _of_source(source: ByteInput, options: ReadOptions, suffixes: list[str] | None = None) -> Iterator[Recognised]:
     """Yield the sessions of one source, and remark what a user may not expect of it.
 
     Whatever its format raises is a refusal of this source. Raises the errors of `load`.
     """
     with refusing(source.name):
-        yield from _remarked(_recognised(source, options, suffixes or [], nested), source, options)
+        yield from _remarked(_recognised(source, options, suffixes or []), source, options)
 
 
 def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOptions) -> Iterator[Recognised]:
@@ -333,9 +294,10 @@ def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOpt
         sessions += 1
         if found.noun == "json" and options.format == "auto":
             other += 1
-            remark = remark or f"{found.place}: {why_no_chat(_json_of(found.session))}"
+            remark = remark or f"{found.place}: no known chat format"
         elif found.noun == "binary":
-            options.warn(f"{found.place}: no text in UTF-8: kept byte for byte, as binary")
+            why = "is not unpacked" if found.format == "packed" else "no text in UTF-8"
+            options.warn(f"{found.place}: {why}: kept byte for byte, as binary")
         yield found
     if empty:
         options.warn(f"{source.name}: is empty")
@@ -346,33 +308,14 @@ def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOpt
         options.warn(f"{remark}; {count} kept as JSON, {'byte for byte' if options.exact else 'value for value'}")
 
 
-def _json_of(session: Session) -> Any:
-    """Return the value of a session that is JSON, which may be kept as its bytes: of JSON lines that of the first."""
-    if session.kind != "text":
-        return session.value
-    text = session.value.removeprefix(BOM)
-    for data in (text, text.lstrip().partition(b"\n")[0]):
-        with suppress(ValueError, RecursionError):
-            return json.loads(data)
-    return {}
-
-
-def _recognised(
-    source: ByteInput, options: ReadOptions, suffixes: list[str], nested: bool
-) -> Iterator[Recognised]:
+def _recognised(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> Iterator[Recognised]:
     """Yield the sessions of one source: unpack it, determine the format, read it, recognise what was read."""
     suffix = _unpacked(source, options, [suffix.lower() for suffix in suffixes])
     known, parts = _parts(source, options, suffix)
     before = 0
     for part in parts:
-        if isinstance(part.content, ByteInput):
-            if nested:
-                raise UsageError(f"{source.name}: an archive inside an archive: unpack it first")
-            ends = Path(part.content.name).suffixes[-2:]
-            yield from _of_source(part.content, options, ends, nested=True)
-        else:
-            yield replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
-            before = source.taken
+        yield replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
+        before = source.taken
 
 
 def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> str:
@@ -439,7 +382,6 @@ def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
 def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
     """Return a part as the session that it is, and what it was recognised as."""
     content, noun = part.content, part.noun
-    assert not isinstance(content, ByteInput)
     if isinstance(content, bytes):
         content, noun = _of_bytes(content)
     if noun is None and content.kind == "chat":

@@ -31,7 +31,7 @@ from pltz.datasets.formats import (
 from pltz.datasets.input_format import EVENTS, InputFormat
 
 FORMATS: tuple[InputFormat, ...] = (
-    *packed.FORMATS,
+    packed.FORMAT,
     *table.FORMATS,
     sqlite.FORMAT,
     npy.FORMAT,

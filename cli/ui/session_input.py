@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 META = "pltz.input"
 SHOWN = 2  # remarks of one kind about the files of an input
-PACKED = frozenset((".gz", ".zst", ".zip", ".tar", ".tgz", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
+PACKED = frozenset((".gz", ".zst", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
 INPUT_FORMAT = options.form(
     ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"),
     "Format of the inputs. auto recognises them all; agent-log makes one session of each JSONL file.",

@@ -56,13 +56,13 @@ def render(
 
 def event_lines(session: Session, name: str) -> bytes:
     """Return a session as an agent's log has it, a line of JSON per event. Raises ContentError where it is none."""
-    from pltz.datasets.json_files import log_lines
-
     if session.kind == "text":
         return cast(bytes, session.value)
+    from pltz.models.session.session import Session
+
     if session.kind != "chat" or not isinstance(session.value, list):
         raise ContentError(f"{name} is no list of events: leave --format agent-log out")
-    return log_lines(session)
+    return b"".join(Session("chat", item).to_json_line() for item in session.value)
 
 
 def json_line(session: Session, name: str, alone: str) -> bytes:

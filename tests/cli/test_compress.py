@@ -205,7 +205,7 @@ def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_pat
     paths = (chats, tmp_path / "log.jsonl", tmp_path / "odd.jsonl")
     done = run("compress", *paths, "--recognise-only")
     assert done.exit_code == 0 and "log.jsonl: 1 session: 1 agent log (claude-code)" in done.stdout
-    assert '"messages" is a string' in done.stderr
+    assert "no known chat format" in done.stderr
     found = json.loads(run("compress", *paths, "--recognise-only", "--json").stdout)
     assert found["recognised"] == {"chat": 4, "agent log": 1, "json": 1} and len(found["remarks"]) == 1
     assert "odd.jsonl: 1 session: 1 json\n" in done.stdout  # and not "1 json (json)"

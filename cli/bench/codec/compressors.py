@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
-ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
 PPMD_ORDER = 64
 PPMD_MEMORY = 16 << 20  # bytes
 XZ_TAIL = 12  # bytes at the end of a raw stream that may turn out not to be needed
@@ -78,17 +77,9 @@ def lean(messages: Sequence[dict[str, Any]]) -> bytes:
     >>> lean([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}])
     b'\\x02hi\\x03hello'
     """
-    out = bytearray()
-    for message in messages:
-        content = message.get("content")
-        role = message.get("role")
-        if list(message) != ["role", "content"] or not isinstance(role, str) or role not in ROLE_BYTES:
-            return compact(messages)
-        if not isinstance(content, str) or any(chr(code) in content for code in ROLE_BYTES.values()):
-            return compact(messages)
-        out.append(ROLE_BYTES[message["role"]])
-        out += content.encode("utf-8", "surrogatepass")
-    return bytes(out)
+    from pltz.models.session import session
+
+    return session.lean({"messages": messages}) or compact(messages)
 
 
 def compact(messages: Sequence[dict[str, Any]]) -> bytes:

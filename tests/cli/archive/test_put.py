@@ -127,7 +127,7 @@ def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path:
     done = run("archive", "put", "-r", cold, folder, "--progress")
     assert done.exit_code == 5 and "100 %" in done.stderr.splitlines()[-3], done.stderr
     warned = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 3 and "3 more files: no key of a known chat format" in warned[-1]
+    assert len(warned) == 3 and "3 more files: no known chat format" in warned[-1]
 
 
 def test_two_files_of_one_name_in_a_folder_refuse_one(run: Run, cold: Path, tmp_path: Path) -> None:
