@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from pltz.coding.log import compiled
 from tests.documents import ROOT
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,8 @@ def test_the_wheel_holds_what_it_should(built: Image) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert any(re.fullmatch(r"pltz/plt_codec/engines/native/_native.*\.so", name) for name in names)
+    log = re.escape(f"pltz/coding/log/{compiled.folder().name}/")
+    assert all(any(re.match(log + name + r"\..*so", each) for each in names) for name in compiled.MODULES)
     assert {name.rpartition("licenses/")[2] for name in names if "/licenses/" in name} >= {
         "LICENSE",
         "models/bundles/mini/CARD.md",
@@ -123,9 +126,13 @@ def test_the_wheel_holds_what_it_should(built: Image) -> None:
 
 @pytest.mark.seldom(*BUILT)
 def test_pltz_is_that_of_the_wheel(image: Image) -> None:
-    code = "import pltz, pltz.plt_codec.engines.native._native as engine; print(pltz.__file__, engine.__file__)"
+    code = (
+        "import pltz, pltz.plt_codec.engines.native._native as engine, pltz.coding.log.walk as walk;"
+        "print(pltz.__file__, engine.__file__, walk.__file__)"
+    )
     files = image.run(f"python -c '{code}'", "home").split()
-    assert len(files) == 2 and all(file.startswith(str(image.root / "environment")) for file in files)
+    assert len(files) == 3 and files[2].endswith(".so")
+    assert all(file.startswith(str(image.root / "environment")) for file in files)
 
 
 @pytest.mark.seldom(*BUILT)

@@ -61,14 +61,13 @@ class Numbers:
         """
         length, node = value.bit_length(), 1
         short = min(7, length)
-        bit = self.bit
-        node = 2 + bit(model, base + 1, short >> 2)
-        node = node * 2 + bit(model, base + node, short >> 1 & 1)
-        short = node * 2 + bit(model, base + node, short & 1) - 8
+        node = 2 + self.bit(model, base + 1, short >> 2)
+        node = node * 2 + self.bit(model, base + node, short >> 1 & 1)
+        short = node * 2 + self.bit(model, base + node, short & 1) - 8
         if short == 7:
             node = 1
             for shift in (5, 4, 3, 2, 1, 0):
-                node = node * 2 + bit(model, base + 576 + node, length - 7 >> shift & 1)
+                node = node * 2 + self.bit(model, base + 576 + node, length - 7 >> shift & 1)
             length = node - 64 + 7
             if length > NUMBER_BITS:
                 raise CorruptError("the columns of a log hold a number over 62 bits: the file is damaged")

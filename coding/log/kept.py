@@ -31,13 +31,6 @@ class Kept(Generic[T]):
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def take(self, key: bytes) -> T | None:
-        """Return the value of a key, or None, and keep it no longer."""
-        with self._lock:
-            if (value := self._values.pop(key, None)) is not None:
-                self._used -= len(key) + self._size(value)
-            return value
-
     def put(self, key: bytes, value: T) -> None:
         """Keep a value, and drop those that were not used for longest where the budget is spent."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 
 from pltz.coding.log.bit_coder import Model
 from pltz.coding.log.times import scaled
@@ -47,18 +47,28 @@ class Slot:
         self.rows: dict[int, list[Field]] = {}  # fields of an object here, by its shape
         self.shapes: list[int] = []  # shapes of objects here, latest first
         self.recent: list[int] = []  # strings here, latest first
-        self.sources: list[Slot] = []  # slots whose strings came again here, latest first
+        self.sources: list[int] = []  # slots whose strings came again here, latest first; these and others by number
         self.model: Model = {}  # of numbers
         self.ways: Model = {}  # of the ways of values
-        self.ops = bytearray(range(OPS))  # latest first
+        self.ops = bytes(range(OPS))  # latest first
         self.bias = 0  # bits by which differences were longer than values
         self.follows: dict[int, int] = {}  # shape of an object -> shape of the next one, the last time
-        self.pair: tuple[Slot, Slot] | None = None  # whose whole numbers were added here last
+        self.pair: tuple[int, int] | None = None  # slots whose whole numbers were added here last
         self.identity = ""  # the last id here
         self.time = (3, 0)  # the last time here: digits of a second's fraction, units
-        self.reference: Slot | None = None  # whose last time was nearest to the last one here
+        self.reference = -1  # the slot whose last time was nearest to the last one here
         self.number = 0  # the last whole number here
         self.last: object = Slot  # the last value here that is no list or object
+
+    def copy_from(self, old: Slot, slots: list[Slot]) -> None:
+        """Take over what another slot holds, with these slots for those of its past."""
+        self.children = {key: slots[child.number_of] for key, child in old.children.items()}
+        self.rows = {shape: [field.copy(slots) for field in fields] for shape, fields in old.rows.items()}
+        self.shapes, self.recent = old.shapes.copy(), old.recent.copy()
+        self.sources, self.pair, self.reference = old.sources.copy(), old.pair, old.reference
+        self.model, self.ways, self.follows = old.model.copy(), old.ways.copy(), old.follows.copy()
+        self.ops, self.bias, self.identity, self.time = old.ops, old.bias, old.identity, old.time
+        self.number, self.last = old.number, old.last
 
 
 class Field:
@@ -68,10 +78,16 @@ class Field:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.ops = bytearray(slot.ops)
+        self.ops = slot.ops
         self.op = 0  # of the last value
         self.last = slot.last
         self.shape = slot.shapes[0] if slot.shapes else -1  # of the last object
+
+    def copy(self, slots: list[Slot]) -> Field:
+        """Return the same field over these slots."""
+        field = Field(slots[self.slot.number_of])
+        field.ops, field.op, field.last, field.shape = self.ops, self.op, self.last, self.shape
+        return field
 
 
 class Past:
@@ -81,8 +97,8 @@ class Past:
         self.slots: list[Slot] = []
         self.root = Field(self.slot())
         self.text = Field(self.slot())  # lines that are no JSON
-        self.integer_of: dict[int, Slot] = {}  # whole number -> the last slot where it was
-        self.integers: list[Slot] = []  # the last slots of whole numbers
+        self.integer_of: dict[int, int] = {}  # whole number -> the last slot where it was
+        self.integers: list[int] = []  # the last slots of whole numbers
         self.blocks: dict[tuple[int, str | None], Field] = {}  # of parts of documents, by indentation and key
         self.model: Model = {}  # of all that belongs to no slot
         self.shapes: list[tuple[str, ...]] = []
@@ -91,13 +107,30 @@ class Past:
         self.key_of: dict[str, int] = {}
         self.strings: list[str] = []
         self.string_of: dict[str, int] = {}
-        self.where: list[Slot] = []  # the slot where each string was last
+        self.where: list[int] = []  # the slot where each string was last
         self.lines: list[str] = []  # of text, in order
         self.line_of: dict[str, int] = {}  # the last place of each
         self.expected = -1  # the line after the one copied last
-        self.moments: list[Slot] = [self.root.slot]  # the last slots of times, the latest last
+        self.moments = [0]  # the last slots of times, the latest last
         self.style = 0  # spelling of the last line
         self.met("", self.root.slot)
+
+    def copy(self) -> Past:
+        """Return the same past apart from this one: what either meets the other does not."""
+        past = Past()
+        slots = past.slots = [Slot(slot.number_of) for slot in self.slots]
+        for slot, old in zip(slots, self.slots, strict=True):
+            slot.copy_from(old, slots)
+        past.root, past.text = self.root.copy(slots), self.text.copy(slots)
+        past.blocks = {place: field.copy(slots) for place, field in self.blocks.items()}
+        past.model, past.shapes, past.shape_of = self.model.copy(), self.shapes.copy(), self.shape_of.copy()
+        past.keys, past.key_of = self.keys.copy(), self.key_of.copy()
+        past.strings, past.string_of = self.strings.copy(), self.string_of.copy()
+        past.lines, past.line_of = self.lines.copy(), self.line_of.copy()
+        past.integer_of, past.integers = self.integer_of.copy(), self.integers.copy()
+        past.where, past.moments = self.where.copy(), self.moments.copy()
+        past.expected, past.style = self.expected, self.style
+        return past
 
     def slot(self) -> Slot:
         """Return a new slot."""
@@ -167,33 +200,34 @@ class Past:
         number = self.string_of.setdefault(text, len(self.strings))
         if number == len(self.strings):
             self.strings.append(text)
-            self.where.append(slot)
+            self.where.append(slot.number_of)
         else:
-            self.where[number] = slot
+            self.where[number] = slot.number_of
         to_front(slot.recent, number, RECENT)
 
     def expected_time(self, slot: Slot, digits: int) -> int:
         """Return the time that a slot's next one is told from, in the unit of ``digits``."""
-        source = slot.reference or self.moments[-1]
+        source = self.slots[slot.reference if slot.reference >= 0 else self.moments[-1]]
         return scaled(source.time[1], source.time[0], digits)
 
     def moment(self, slot: Slot, digits: int, units: int) -> None:
         """Remember a time, and which of the last times was the nearest to it."""
-        moments = self.moments
-        best = slot.reference or moments[-1]
-        least = abs(scaled(best.time[1], best.time[0], digits) - units)
-        for source in reversed(moments):
-            distance = abs(scaled(source.time[1], source.time[0], digits) - units)
-            if distance < least:
+        moments, number = self.moments, slot.number_of
+        best = slot.reference if slot.reference >= 0 else moments[-1]
+        least = -1
+        for source in [best, *reversed(moments)]:
+            time = self.slots[source].time
+            distance = abs(scaled(time[1], time[0], digits) - units)
+            if distance < least or least < 0:
                 best, least = source, distance
         slot.reference = best
         slot.time = (digits, units)
-        if moments[-1] is not slot:
-            if slot in moments:
-                moments.remove(slot)
+        if moments[-1] != number:
+            if number in moments:
+                moments.remove(number)
             elif len(moments) == MOMENTS:
                 del moments[0]
-            moments.append(slot)
+            moments.append(number)
 
     def integer(self, slot: Slot, value: int) -> None:
         """Remember a whole number."""
@@ -201,8 +235,12 @@ class Past:
         if abs(value) >= SMALL:
             if len(self.integer_of) == INTEGERS:
                 self.integer_of.clear()
-            self.integer_of[value] = slot
-        to_front(self.integers, slot, TERMS)
+            self.integer_of[value] = slot.number_of
+        to_front(self.integers, slot.number_of, TERMS)
+
+    def sum_of(self, pair: tuple[int, int]) -> int:
+        """Return the sum of the last whole numbers of two slots."""
+        return self.slots[pair[0]].number + self.slots[pair[1]].number
 
     def line(self, line: str) -> None:
         """Remember a line of text."""
@@ -210,10 +248,7 @@ class Past:
         self.lines.append(line)
 
 
-T = TypeVar("T")
-
-
-def to_front(items: list[T], item: T, most: int) -> None:
+def to_front(items: list[int], item: int, most: int) -> None:
     """Move an item to the front of a list of at most ``most``, or put it there."""
     if items and items[0] == item:
         return
@@ -222,3 +257,9 @@ def to_front(items: list[T], item: T, most: int) -> None:
     elif len(items) == most:
         items.pop()
     items.insert(0, item)
+
+
+def led_by(ops: bytes, op: int) -> bytes:
+    """Return ways with one of them moved to the front."""
+    head = bytes((op,))
+    return head + ops.replace(head, b"")

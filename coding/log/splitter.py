@@ -154,24 +154,26 @@ class Splitter(Walk):
         return codes.DECIMAL, (len(match[2]), digits)
 
     def _whole_choice(self, field: Field, value: int) -> Choice:
-        slot, small = field.slot, abs(value) < SMALL
-        source = None if small else self._past.integer_of.get(value)
-        if slot.sources and slot.sources[0].number == value and (field.op == codes.SHARED or not small):
+        past, slot, small = self._past, field.slot, abs(value) < SMALL
+        source = -1 if small else past.integer_of.get(value, -1)
+        if slot.sources and past.slots[slot.sources[0]].number == value and (field.op == codes.SHARED or not small):
             source = slot.sources[0]
-        if source is not None and source.number == value and source is not slot:
+        if source >= 0 and past.slots[source].number == value and source != slot.number_of:
             return codes.SHARED, (source,)
-        pair = slot.pair if slot.pair and slot.pair[0].number + slot.pair[1].number == value else None
+        pair = slot.pair if slot.pair and past.sum_of(slot.pair) == value else None
         far = abs(value - slot.number) >= LEAST_TERM
         if (pair and not small) or (far and (pair := self._pair(slot, value))):
             return codes.SUMMED, pair
         return codes.INTEGER, (value,)
 
-    def _pair(self, slot: Slot, value: int) -> tuple[Slot, Slot] | None:
-        """Return two slots, perhaps this one, whose last whole numbers have a sum."""
-        for one in (slot, *self._past.integers):
-            left = value - one.number
-            other = self._past.integer_of.get(left) if left >= LEAST_TERM else None
-            if other is not None and other.number == left and other is not slot and (one is slot or one.number > 0):
+    def _pair(self, slot: Slot, value: int) -> tuple[int, int] | None:
+        """Return the numbers of two slots, perhaps of this one, whose last whole numbers have a sum."""
+        past, own = self._past, slot.number_of
+        for one in [own, *past.integers]:
+            number = past.slots[one].number
+            left = value - number
+            other = past.integer_of.get(left, -1) if left >= LEAST_TERM else -1
+            if other >= 0 and past.slots[other].number == left and other != own and (one == own or number > 0):
                 return one, other
         return None
 
@@ -185,7 +187,7 @@ class Splitter(Walk):
                 return codes.SIGNED, (SIGNS.index(text[0]), text[1:])
         if number is not None:
             source = past.where[number]
-            near = codes.ELSEWHERE if number in source.recent else codes.OLD
+            near = codes.ELSEWHERE if number in past.slots[source].recent else codes.OLD
             return codes.RECENT if number in slot.recent else near, (number, source)
         if (time := times.read_time(text)) is not None and abs(time[1]) < codes.FIT >> 1:
             return codes.TIME, time

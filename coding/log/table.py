@@ -22,8 +22,8 @@ Spec: FORMAT.md.
 from __future__ import annotations
 
 import gc
-import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
@@ -41,8 +41,8 @@ from pltz.plt_codec.versions import Readers
 VERSION: Final = 7
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 END: Final = b"\xff"  # of a piece in bytes: no byte of UTF-8
-PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 10 times as long as its copy
-LIVE: Final = Kept[tuple[Past, int]](REACH, lambda kept: kept[1])  # pasts that were left, and bytes of what left them
+PASTS: Final = Kept[tuple[Past, int]](1 << 26, lambda kept: kept[1])  # pasts that were left, and their bytes, about
+PAST: Final = 1 << 21  # bytes of the past after the known lines, at most
 
 
 class TextPiece(NamedTuple):
@@ -60,6 +60,19 @@ class Table(NamedTuple):
     pieces: list[TextPiece]
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """While the context lasts, look for no garbage in cycles: tables leave none, and it took a tenth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@uncollected()
 def split(data: bytes, above: Above | None = None) -> Table:
     """Split the bytes of a log, or of a part of one.
 
@@ -92,6 +105,7 @@ def join(
     return content_of(Above.made_of(columns, opaque, text_of(texts), count, above))
 
 
+@uncollected()
 def content_of(part: Above) -> bytes:
     """Return the content of a part that is made of its table. Raises as `join`."""
     past = _past(part.up)
@@ -115,26 +129,23 @@ def _past(above: Above | None) -> Past:
     """Return the past after the known lines and a part of a log, for one who goes on with it."""
     left, past, at = list[Above](), None, above
     while at and past is None:
-        if kept := LIVE.take(at.key):
-            past = kept[0]
-            PASTS.put(at.key, pickle.dumps(past))  # the proof of what is coded now asks again
-        elif known := PASTS.get(at.key):
-            past = _copied(known)
+        if kept := PASTS.get(at.key):
+            past = kept[0].copy()
         else:
             left.append(at)
             at = at.up
-    past = past or _copied(_known())
+    past = past or _known().copy()
     for part in reversed(left):
         _joined(past, part) if part.table else _split(past, part.content)
     if above and left:
-        PASTS.put(above.key, pickle.dumps(past))
+        _leave(above, past.copy())
     return past
 
 
 def _leave(part: Above, past: Past) -> None:
     """Keep the past after a part, perhaps for the next one."""
     if part.size <= REACH:
-        LIVE.put(part.key, (past, part.size))
+        PASTS.put(part.key, (past, PAST + 2 * part.size))
 
 
 def _split(past: Past, data: bytes) -> Table:
@@ -162,21 +173,10 @@ def pieces_of(text: bytes) -> list[str]:
         raise CorruptError(f"expected UTF-8 in the text of a log: {exc}") from exc
 
 
-def _copied(data: bytes) -> Past:
-    collecting = gc.isenabled()
-    gc.disable()  # nothing of what is loaded is garbage, and looking for it took two thirds of the time
-    try:
-        past: Past = pickle.loads(data)
-    finally:
-        if collecting:
-            gc.enable()
-    return past
-
-
 @cache
-def _known() -> bytes:
-    """Return a copy, to be copied once more, of the past after the known lines: faster than to learn them each time."""
-    return pickle.dumps(learn((files(__package__) / "known.table").read_bytes())[0])
+def _known() -> Past:
+    """Return the past after the known lines, to be copied: faster than to learn them each time."""
+    return learn((files(__package__) / "known.table").read_bytes())[0]
 
 
 def learn(known: bytes) -> tuple[Past, bytes]:

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from pltz.coding.log import codes, opaque
 from pltz.coding.log.bit_coder import Numbers
-from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
+from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, led_by, to_front
 from pltz.models.session import spelling
 from pltz.plt_codec.errors import CorruptError
 
@@ -50,24 +50,18 @@ class Values:
 
     def _op(self, field: Field, op: int = 0) -> int:
         """Code the way of a value: one decision for each way that stands before it in the field's order."""
-        ops, model, base = field.ops, field.slot.ways, (field.op << 1 | self._odd) << 5
-        bit = self._coder.bit
-        first = ops[0]
-        if bit(model, base | first, first == op):
-            op = first
+        ops, coder, model, base = field.ops, self._coder, field.slot.ways, (field.op << 1 | self._odd) << 5
+        if coder.bit(model, base | ops[0], ops[0] == op):
+            op = ops[0]
         else:
             self._odd = 1
             for other in ops[1:]:
-                if bit(model, base | other, other == op):
+                if coder.bit(model, base | other, other == op):
                     op = other
                     break
             else:
                 damaged("a value of no kind")
-            ops.remove(op)
-            ops.insert(0, op)
-            if field.slot.ops[0] != op:
-                field.slot.ops.remove(op)
-                field.slot.ops.insert(0, op)
+            field.ops, field.slot.ops = led_by(ops, op), led_by(field.slot.ops, op)
         field.op = op
         return op
 
@@ -133,18 +127,17 @@ class Values:
         slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
         return self._number(slot, value)
 
-    def _shared(self, slot: Slot, source: Slot | None = None) -> int:
-        """Code a whole number that was last in another slot."""
+    def _shared(self, slot: Slot, source: int = -1) -> int:
+        """Code a whole number that was last in the slot of another number."""
         return self._number(slot, self._source_of(slot, source).number)
 
-    def _summed(self, slot: Slot, first: Slot | None = None, second: Slot | None = None) -> int:
-        """Code the sum of the last whole numbers of two slots."""
-        same = first is not None and slot.pair == (first, second)
-        if not self._coder.bit(slot.model, codes.PAIR, same):
-            slot.pair = self._source_of(slot, first), self._source_of(slot, second)
+    def _summed(self, slot: Slot, first: int = -1, second: int = -1) -> int:
+        """Code the sum of the last whole numbers of two slots, by the numbers of these."""
+        if not self._coder.bit(slot.model, codes.PAIR, first >= 0 and slot.pair == (first, second)):
+            slot.pair = self._source_of(slot, first).number_of, self._source_of(slot, second).number_of
         if slot.pair is None:
             damaged("a sum of nothing")
-        return self._number(slot, slot.pair[0].number + slot.pair[1].number)
+        return self._number(slot, self._past.sum_of(slot.pair))
 
     def _number(self, slot: Slot, value: int) -> int:
         if not -codes.FIT < value < codes.FIT:
@@ -172,7 +165,7 @@ class Values:
 
     # ---- strings that were met
 
-    def _met(self, slot: Slot, op: int, number: int = 0, source: Slot | None = None) -> int:
+    def _met(self, slot: Slot, op: int, number: int = 0, source: int = -1) -> int:
         """Code the number of a string that was met: by its age, or by its rank in this slot or in its source."""
         past, coder = self._past, self._coder
         if op == codes.OLD:
@@ -188,17 +181,18 @@ class Values:
             damaged("a string that was not met there")
         return recent[rank]
 
-    def _source_of(self, slot: Slot, source: Slot | None) -> Slot:
+    def _source_of(self, slot: Slot, source: int) -> Slot:
         past, sources = self._past, slot.sources
         place = sources.index(source) + 1 if source in sources else 0
-        at = self._coder.number(slot.model, place, codes.SOURCE) - 1
-        if at < 0:
-            sources, at = past.slots, self._coder.number(past.model, source.number_of if source else 0, codes.SLOT)
-        if at >= len(sources):
+        place = self._coder.number(slot.model, place, codes.SOURCE)
+        if place == 0:
+            source = self._coder.number(past.model, max(0, source), codes.SLOT)
+        else:
+            source = sources[place - 1] if place <= len(sources) else len(past.slots)
+        if source >= len(past.slots):
             damaged("a value from nowhere")
-        source = sources[at]
-        to_front(slot.sources, source, SOURCES)
-        return source
+        to_front(sources, source, SOURCES)
+        return past.slots[source]
 
     # ---- opaque strings
 

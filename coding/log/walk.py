@@ -82,7 +82,8 @@ class Walk(Values):
     _size = 0  # characters of the open piece of text
     _speaker = OTHER  # of the unit
     _inside = False  # of a message, whose keys are not written
-    _indent = _base = 0  # characters per depth that values are indented by, from a depth on
+    _indent = 0  # characters per depth that values are indented by,
+    _base = 0  # from a depth on
 
     def _choice(self, field: Field, value: Json, depth: int) -> Choice:
         """Choose the way of a value."""
@@ -402,26 +403,26 @@ class Walk(Values):
 
     def _marked(self, model: Model, state: Marks, body: str, mark: LineMark) -> str:
         """Code the mark of a line, and return the line."""
-        bit, rest = self._coder.bit, body
+        coder, rest = self._coder, body
         sign, pointer, found = mark
         hunk = state.old or state.new
         if hunk:
             sign = self._first(model, codes.MARK + 4 * state.sign, 3, sign)
         if (last := state.numbering) is not None:
-            if bit(model, codes.MARK + 16 + state.missed, found is not None):
+            if coder.bit(model, codes.MARK + 16 + state.missed, found is not None):
                 if last.signed:
                     base = codes.MARK + 32 + 8 * state.pointer
                     state.pointer = self._first(model, base, len(POINTERS) - 1, pointer)
                 step = found.number - last.number if found else 0
-                if bit(model, codes.MARK + 24, step == 1):
+                if coder.bit(model, codes.MARK + 24, step == 1):
                     step = 1
                 else:
-                    step = self._coder.signed(model, step, codes.STEP)
+                    step = coder.signed(model, step, codes.STEP)
                 if not 0 <= last.number + step < MOST_NUMBER:
                     damaged(f"a line of number {last.number + step}")
                 found = last.at(last.number + step)
                 rest = found.mark(state.pointer) + body
-        elif not hunk and state.lines < FIRST and bit(model, codes.MARK + 80 + state.lines, found is not None):
+        elif not hunk and state.lines < FIRST and coder.bit(model, codes.MARK + 80 + state.lines, found is not None):
             found = self._start(model, found)
             rest = found.mark(0) + body
         line = SIGNS[sign] + rest if sign < 3 else rest

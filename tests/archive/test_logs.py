@@ -24,7 +24,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import LOG_TOKENIZER, BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.codecs.modes import ALONE
-from pltz.coding.log import splitter, table
+from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
@@ -32,6 +32,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, PltzError
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, inside
+from tests.coding.log.sources import from_sources
 
 
 def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -239,9 +240,11 @@ def test_a_log_whose_table_is_made_otherwise_grows_alone(place: Path) -> None:
     """A splitter that makes other tables under the same number is a fault, and costs bytes alone."""
     put(SessionArchive.open(place), 40)
     with pytest.MonkeyPatch.context() as patch:
+        with from_sources():
+            from pltz.coding.log import splitter, table as other
         patch.setattr(splitter, "SHORTEST_OPAQUE", 90)
-        patch.setattr(table, "PASTS", Kept(1 << 26, len))
-        patch.setattr(table, "LIVE", Kept(1 << 22, lambda kept: kept[1]))
+        patch.setattr(table, "split", other.split)
+        patch.setattr(table, "PASTS", Kept(1 << 22, lambda kept: kept[1]))
         put(SessionArchive.open(place), 44)
     cold = SessionArchive.open(place)
     assert cold.get("log") == Session("chat", lines(44))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pltz.coding.log import table
-from pltz.coding.log.bit_coder import BitReader, BitWriter, Model
-from pltz.coding.log.joiner import Joiner
-from pltz.coding.log.past import Field
-from pltz.coding.log.walk import Unit
+from tests.coding.log.sources import from_sources
+
+with from_sources():  # what is compiled has no subclasses of others
+    from pltz.coding.log import table
+    from pltz.coding.log.bit_coder import BitReader, BitWriter, Model
+    from pltz.coding.log.joiner import Joiner
+    from pltz.coding.log.past import Field, led_by
+    from pltz.coding.log.walk import Unit
 
 
 class _ChosenDecisions(BitWriter, BitReader):  # a joiner reads what this writes
@@ -41,15 +44,13 @@ class _PayingNothing(Joiner):
 
     def _op(self, field: Field, op: int = 0) -> int:
         wanted, base = self.ways.pop(0), (field.op << 1 | self._odd) << 5
-        for way in bytes(field.ops):
+        for way in field.ops:
             self._coder.chosen(field.slot.ways, base | way, int(way == wanted))  # type: ignore[attr-defined]
             if way == wanted:
                 break
         if field.ops[0] != wanted:
             self._odd = 1
-            for ops in (field.ops, field.slot.ops) if field.slot.ops[0] != wanted else (field.ops,):
-                ops.remove(wanted)
-                ops.insert(0, wanted)
+            field.ops, field.slot.ops = led_by(field.ops, wanted), led_by(field.slot.ops, wanted)
         field.op = wanted
         return wanted
 

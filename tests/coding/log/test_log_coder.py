@@ -123,8 +123,7 @@ def test_what_a_part_leaves_does_not_hang_on_the_method_of_its_text(coder: LogCo
 def test_nothing_is_split_to_read(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = parts(4)
     frames = grown(coder, contents, True, True, False, True)
-    monkeypatch.setattr(table, "PASTS", Kept(1 << 26, len))
-    monkeypatch.setattr(table, "LIVE", Kept(1 << 22, lambda kept: kept[1]))
+    monkeypatch.setattr(table, "PASTS", Kept(1 << 22, lambda kept: kept[1]))
     monkeypatch.setattr(Splitter, "__init__", lambda *_: pytest.fail("a reader split a log"))
     assert thawed(coder, contents, frames) == contents
 
@@ -132,8 +131,7 @@ def test_nothing_is_split_to_read(coder: LogCoder, monkeypatch: pytest.MonkeyPat
 def test_parts_are_joined_again_where_nothing_is_kept(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = parts(4)
     frames = grown(coder, contents, True, True, True, True)
-    monkeypatch.setattr(table, "PASTS", Kept(0, len))
-    monkeypatch.setattr(table, "LIVE", Kept(0, lambda kept: kept[1]))
+    monkeypatch.setattr(table, "PASTS", Kept(0, lambda kept: kept[1]))
     assert thawed(coder, contents, frames) == contents
     one = Above.of(contents[0])
     [first] = coder.decode_begun([(frames[1], len(contents[1]), one)])  # beside each other

@@ -1,19 +1,30 @@
-"""A log becomes columns, opaque bits and text, and the same bytes again; damage is refused or gives other bytes."""
+"""A log becomes columns, opaque bits and text, and the same bytes again; damage is refused or gives other bytes.
+
+Where the table is compiled, its sources make the same of all that these tests split and join.
+"""
 
 from __future__ import annotations
 
 import base64
+import gc
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.coding.log import codes, table
 from pltz.coding.log.above import Above
+from pltz.coding.log.kept import Kept
 from pltz.models.session.spelling import DOCUMENTS, LINES, SPELLINGS, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.coding.log import forged, logs
+from tests.coding.log.sources import from_sources
 from tests.examples import examples
+
+with from_sources():
+    from pltz.coding.log import table as sources
 
 WORDS = st.sampled_from(
     ["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"]
@@ -48,9 +59,11 @@ def back(data: bytes, *above: bytes) -> bytes:
     contents, tables, made = None, None, b""
     for content in (*above, data):
         found = table.split(content, contents)
+        assert found == sources.split(content, contents)
         text = table.text_of(piece.text for piece in found.pieces)
         tables = Above.made_of(found.columns, found.opaque, text, len(content), tables)
         contents, made = Above.of(content, contents), table.content_of(tables)
+        assert made == sources.content_of(tables)
     return made
 
 
@@ -161,6 +174,17 @@ def test_whole_numbers_that_stand_elsewhere_or_are_sums_cost_little() -> None:
     assert len(table.split(data).columns) < 1.4 * len(table.split(alone).columns)
 
 
+@pytest.mark.parametrize("form", [table, sources])
+def test_a_table_leaves_no_cycles(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector of garbage is held back meanwhile."""
+    monkeypatch.setattr(form, "PASTS", Kept(0, lambda kept: kept[1]))
+    for _ in range(2):  # the second one drops the past of the first
+        gc.collect()
+        found = form.split(logs.CLAUDE)
+        assert form.join(*found, len(logs.CLAUDE)) == logs.CLAUDE
+    assert gc.collect() < 20 and gc.isenabled()
+
+
 def small() -> tuple[bytes, table.Table]:
     data = b"".join(logs.CLAUDE.splitlines(True)[:2]) + b'{"n":[1,2,{"a":"\\u0000"}]}\nno json\n\xff\n'
     return data, table.split(data)
@@ -168,11 +192,15 @@ def small() -> tuple[bytes, table.Table]:
 
 def refused_or_bounded(columns: bytes, opaque: bytes, pieces: list[str], count: int) -> None:
     """Check that damaged parts are refused, or give bytes that are no more than there should be."""
+    outcomes = [_joined(form.join, columns, opaque, pieces, count) for form in (table, sources)]
+    assert outcomes[0] == outcomes[1] and (isinstance(outcomes[0], str) or len(outcomes[0]) == count)
+
+
+def _joined(join: Callable[..., bytes], *parts: object) -> bytes | str:
     try:
-        made = table.join(columns, opaque, pieces, count)
-    except (CorruptError, VersionError):
-        return
-    assert len(made) == count
+        return join(*parts)
+    except (CorruptError, VersionError) as exc:
+        return str(exc)
 
 
 def test_flipped_bits_and_truncations_are_refused_or_bounded() -> None:

@@ -1,0 +1,41 @@
+"""Compiled: where the modules are that mypyc compiled of the ones here, for as long as these stay as they were.
+
+The sources run anywhere. Compiled they make the same bytes in less than half the time. The folder of what is compiled
+is named by a digest of the sources, so a change makes another folder: until setup.py has filled it, the sources run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+LIBRARY: Final = "library"  # holds the code of all modules; each of them is a stub beside it
+MODULES: Final = (
+    "bit_coder",
+    "codes",
+    "joiner",
+    "marks",
+    "opaque",
+    "past",
+    "protobuf",
+    "splitter",
+    "times",
+    "values",
+    "walk",
+)
+
+
+def folder() -> Path:
+    """Return the folder of what is compiled of these very sources, whether it is there or not."""
+    state = hashlib.blake2b(digest_size=8)
+    for name in MODULES:
+        state.update((HERE / f"{name}.py").read_bytes())
+    return HERE / f"compiled_{state.hexdigest()}"
+
+
+def folders() -> list[str]:
+    """Return the folders where modules are looked for, before their sources."""
+    found = folder()
+    return [str(found)] if any(found.glob(f"{LIBRARY}__mypyc*")) else []
