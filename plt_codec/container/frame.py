@@ -187,18 +187,9 @@ class Frame:
         """
         return self.count - sum(copy.length for copy in self.unpacked())
 
-    def unpacked(self, past: int = CONTEXT_TOKENS) -> list[Copy]:
-        """Return the copies, checked.
-
-        Args:
-            past: tokens of the context; without one there are none.
-
-        Raises:
-            CorruptError: they cannot be those of this frame.
-        """
-        if not self.copied:
-            return []
-        return split(self.data, self.count, 0 if self.context is None else past)[0]
+    def unpacked(self) -> list[Copy]:
+        """Return the copies, checked. Raises CorruptError where they cannot be those of this frame."""
+        return split(self.data, self.count, 0 if self.context is None else CONTEXT_TOKENS)[0] if self.copied else []
 
     @property
     def fits(self) -> bool:

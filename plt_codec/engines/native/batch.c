@@ -1,29 +1,10 @@
-/* Opening and closing a batch, its memory and its clock: see batch.h. */
-#if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE
-#endif
+/* Opening and closing a batch, and its memory: see batch.h. */
 #include "batch.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "engine.h"
 #include "memory.h"
-
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-void batch_mark(Batch *b) { b->mark = now(); }
-
-void batch_lap(Batch *b, int stage) {
-    const int64_t then = b->mark;
-    b->mark = now();
-    b->spent[stage] += b->mark - then;
-}
 
 /* Take memory for the keys and values of a session: that of an ended one if it is large enough. It mostly is, since
  * long sessions go first. Fresh pages cost some 2 % of the time. Its old content is never read as a key: a query

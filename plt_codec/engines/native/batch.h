@@ -29,9 +29,6 @@ typedef struct { /* memory of a session that ended */
     size_t bytes;
 } Spare;
 
-/* The stages whose time is counted; native.STAGES names them in this order. */
-enum { IN_LAYERS, IN_ATTENTION, IN_HEAD, IN_FREQUENCIES, IN_CODER, IN_REST, STAGES };
-
 typedef struct Batch {
     const Model *m;
     int decoding, count, threads;
@@ -42,7 +39,6 @@ typedef struct Batch {
     size_t cache_bytes;
     Spare spare[SPARES];
     int spares;
-    int64_t spent[STAGES], mark; /* ns; since when the next stage counts */
     /* the iteration */
     int layer, level, rows, pieces, shares, tiles;
     Piece piece[ROWS];
@@ -64,10 +60,6 @@ typedef struct Batch {
     Scratch *scratch;
     Pool pool;
 } Batch;
-
-/* Start the clock. The time since then, or since the last lap, is counted for a stage. */
-void batch_mark(Batch *b);
-void batch_lap(Batch *b, int stage);
 
 /* Take memory for a session that begins; return 0 or NO_MEMORY. A session that ended gives it back. */
 int batch_begin(Batch *b, Session *s);

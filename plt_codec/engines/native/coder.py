@@ -15,7 +15,6 @@ import ctypes
 import functools
 import importlib.util
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import repeat
@@ -39,7 +38,6 @@ TENSORS = (
     "embed.w", "embed.m", "class.w", "class.m", "class.b", "shift.w", "shift.m", "member.m", "member.b",
     "table.exp", "table.cos", "table.sin", "table.phase",
 )  # fmt: skip
-STAGES = ("layers", "attention", "head", "frequencies", "coder", "rest")  # in the order of batch.h
 LAYER_TENSORS = ("qkv.w", "qkv.m", "out.w", "out.m", "up.w", "up.m", "down.w", "down.m", "heat")
 GATED_TENSORS = ("norm_out", "table.act")  # contract 2: more
 GATED_LAYER_TENSORS = ("gate.w", "gate.m", "norm_in", "norm_mid")
@@ -85,7 +83,6 @@ def _library() -> ctypes.CDLL | None:
         ("pltz_run", int64, [pointer, int64]),
         ("pltz_frame", pointer, [pointer, int32, pointer, pointer]),
         ("pltz_failed", ctypes.c_int, [pointer]),
-        ("pltz_spent", None, [pointer, pointer]),
         ("pltz_close", None, [pointer]),
     ):
         function = getattr(library, name)
@@ -116,9 +113,7 @@ class NativeCoder:
         threads: how many to use; None is one per processor of this process, up to 16.
         kernel: one of `kernels()`; None is the environment variable PLTZ_KERNEL, else the best.
 
-    Neither ``threads`` nor ``kernel`` changes a bit. ``spent`` holds the seconds of all calls so far by stage
-    (STAGES): embedding, norms and products of the layers; attention; products of the head; frequencies; range
-    coder; the rest.
+    Neither ``threads`` nor ``kernel`` changes a bit.
 
     Raises:
         UsageError: the kernel does not run here, or the engine is not available.
@@ -135,9 +130,8 @@ class NativeCoder:
             raise UsageError(f"expected at least 1 thread, got {threads}")
         self.shape = weights.shape
         self.threads = min(MAX_THREADS, threads or min(DEFAULT_THREADS, _processors()))
-        self.spent = dict.fromkeys(STAGES, 0.0)
         self.kernel = _choose(kernel or os.environ.get(KERNEL_VARIABLE) or None)
-        self._library, self._lock = library, threading.Lock()
+        self._library = library
         names = [
             *TENSORS,
             *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS),
@@ -227,16 +221,7 @@ class NativeCoder:
                     progress(done)
             return [] if decoding else [_frame(library, batch, i) for i in place]
         finally:
-            self._count(batch)
             library.pltz_close(batch)
-
-    def _count(self, batch: int) -> None:
-        """Add the time that a batch took, by stage, to `spent`."""
-        found = (ctypes.c_int64 * len(STAGES))()
-        self._library.pltz_spent(batch, found)
-        with self._lock:
-            for stage, ns in zip(STAGES, found, strict=True):
-                self.spent[stage] += ns / 1e9
 
 
 class _NativeSequence:

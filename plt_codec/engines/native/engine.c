@@ -135,7 +135,6 @@ static int decode_rows(Batch *b) {
                 return SPENT; /* more words than the frame has: it claims too many tokens */
             }
         }
-        batch_lap(b, IN_CODER);
     }
     return 0;
 }
@@ -159,7 +158,6 @@ static int encode_rows(Batch *b) {
             }
         }
     }
-    batch_lap(b, IN_CODER);
     return 0;
 }
 
@@ -200,22 +198,16 @@ static void pool_thread(void *context, int on) {
 EXPORT int64_t pltz_run(Batch *b, int64_t budget) {
     int64_t done = 0, got = 0;
     pool_start(&b->pool, b->threads, pool_thread, b);
-    batch_mark(b);
     while (done < budget) {
         if ((got = collect_all(b)) < 0 || !b->rows) break;
-        batch_lap(b, IN_REST);
         layers_run(b);
         if ((got = b->decoding ? decode_rows(b) : encode_rows(b)) < 0) break;
         if ((got = advance(b)) < 0) break;
         done += got;
-        batch_lap(b, IN_REST);
     }
     pool_stop(&b->pool);
     return got < 0 ? got : done;
 }
-
-/* Write the time of each of STAGES so far, in ns. */
-EXPORT void pltz_spent(const Batch *b, int64_t *out) { memcpy(out, b->spent, sizeof b->spent); }
 
 /* Return the session that an error SPENT is about. */
 EXPORT int pltz_failed(const Batch *b) { return b->failed; }

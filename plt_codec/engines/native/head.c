@@ -98,9 +98,7 @@ void head_predict(Batch *b, int level) {
     b->level = level;
     if (level) pool_for(&b->pool, stage_member, b, b->rows);
     else pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
-    batch_lap(b, IN_HEAD);
     pool_for(&b->pool, stage_frequencies, b, (b->rows + FEW - 1) / FEW);
-    batch_lap(b, IN_FREQUENCIES);
 }
 
 int head_find(const Batch *b, int row, int n, uint32_t place) {

@@ -185,13 +185,10 @@ void layers_run(Batch *b) {
             b,
             (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
         pool_for(&b->pool, stage_heads, b, few);
-        batch_lap(b, IN_LAYERS);
         pool_for(&b->pool, stage_attend, b, b->shares);
-        batch_lap(b, IN_ATTENTION);
         multiply_all(b, (Product){.matrix = &l->out, .a = b->o, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
         norm_all(b, l->norm_mid);
         hidden_all(b, l);
         multiply_all(b, (Product){.matrix = &l->down, .a = b->h, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
     }
-    batch_lap(b, IN_LAYERS);
 }
