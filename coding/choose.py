@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
 
 from pltz.coding.codecs.codec import BytesCodec, Plain, SegmentCodec, copies_fit
 from pltz.coding.codecs.modes import COPIES
@@ -25,21 +24,16 @@ DOUBT = 4  # bytes within which this, fitted to chats (experiments/LOG.md), tell
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
 
-def ways_after(
-    codec: SegmentCodec, plain: Plain, size: int, taken: Sequence[Sequence[Copy]] | None = None
-) -> list[Plain]:
+def ways_after(codec: SegmentCodec, plain: Plain, size: int, found: Sequence[Sequence[Copy]]) -> list[Plain]:
     """Return the ways to code a segment after the context ``plain.above``: as it is, with copies out of that, or both.
 
     Both are worth their time only where it is not clear beforehand which one is shorter (`COPIED`, `PER_COPY`).
 
     Args:
         size: bytes of its shortest bitstring so far.
-        taken: the copies, as `repeats.candidates` gives them; None: they are found here.
+        found: the copies, as `repeats.candidates` gives them.
     """
-    if not codec.mode & COPIES:
-        return [plain]
-    found = repeats.candidates(plain.tokens, plain.above, size) if taken is None else taken
-    if not found:
+    if not found or not codec.mode & COPIES:
         return [plain]
     copies, tokens = found[0], len(plain.tokens)
     copied = replace(plain, copies=copies)
@@ -66,24 +60,8 @@ def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int
     return best
 
 
-class Trial(NamedTuple):
-    """A segment to code after a context, such as a neighbour, that it need not have.
-
-    Attributes:
-        plain: the segment after the context, with the copies that it has without.
-        size: bytes of its bitstring without the context.
-        field: bytes that naming the context takes.
-    """
-
-    plain: Plain
-    size: int
-    field: int
-
-
 def shorter_after(
-    codec: SegmentCodec,
-    trials: Sequence[Trial],
-    workers: Workers | None = None,
+    codec: SegmentCodec, trials: Sequence[tuple[Plain, int]], field: int, workers: Workers
 ) -> dict[int, tuple[bytes, Plain]]:
     """Code segments after contexts, and return the bitstring and way of each that saves more than naming its context.
 
@@ -91,20 +69,17 @@ def shorter_after(
 
     Args:
         codec: of the segments.
-        trials: segments, each with its context.
-        workers: processes with `HostWork`, which look for copies; None: none.
+        trials: segments after their contexts, with the copies that they have without, and bytes without.
+        field: bytes that naming a context takes.
+        workers: with `HostWork`, which looks for copies.
     """
-    taken: list[Sequence[Sequence[Copy]] | None] = [None] * len(trials)
-    if workers and codec.mode & COPIES:
-        rows = [(one.plain.tokens, one.plain.above, one.size) for one in trials]
-        parts = [rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER)]
-        results = [workers.submit("candidates", part, now=True) for part in parts]
-        taken = list(chain.from_iterable(one.result() for one in results))
-    ways: list[tuple[int, Plain]] = []
-    for n, (one, found) in enumerate(zip(trials, taken, strict=True)):
-        ways += [(n, way) for way in ways_after(codec, one.plain, one.size, found)]
-    best = shortest(codec, ways)
-    return {n: won for n, won in best.items() if len(won[0]) < trials[n].size - trials[n].field}
+    rows = [(plain.tokens, plain.above, size) for plain, size in trials]
+    parts = [rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER)]
+    results = [workers.submit("candidates", part, now=True) for part in parts]
+    found = chain.from_iterable(one.result() for one in results)
+    ways = [ways_after(codec, *trial, one) for trial, one in zip(trials, found, strict=True)]
+    best = shortest(codec, [(n, way) for n, row in enumerate(ways) for way in row])
+    return {n: won for n, won in best.items() if len(won[0]) < trials[n][1] - field}
 
 
 def may_be_shorter(codec: SegmentCodec, tokens: Sequence[Tokens], size: int, *, extends: bool = False) -> bool:

@@ -42,14 +42,15 @@ from pltz.plt_codec.container.file import Writer
 from pltz.plt_codec.container.header import Header
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Parts, TokenBridge
+    from pltz.coding.parts import Coder, Parts
+    from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
 
 
 class FileKeywords(CodingKeywords, total=False):
     """The keywords of `Codec.compress_into`, which explains them."""
 
-    bridge: TokenBridge | None
+    bridge: Bridge | None
     target_fingerprint: bytes | None
     exact: bool
     dropped: bool
@@ -114,7 +115,7 @@ class Codec(SessionDecoder):
         sink: BinaryIO,
         sessions: Iterable[Session],
         *,
-        bridge: TokenBridge | None = None,
+        bridge: Bridge | None = None,
         target_fingerprint: bytes | None = None,
         exact: bool = False,
         dropped: bool = False,

@@ -33,8 +33,9 @@ from pltz.plt_codec.container.frame import (
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Doubling, Parts, Progress, TokenBridge, Tokens
+    from pltz.coding.parts import Coder, Doubling, Parts, Progress, Tokens
     from pltz.coding.workers import Workers
+    from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.container.header import Header
 
@@ -76,7 +77,7 @@ class SessionDecoder:
         data: bytes | Reader,
         indices: Iterable[int] | None = None,
         *,
-        bridge: TokenBridge | None = None,
+        bridge: Bridge | None = None,
         progress: Progress | None = None,
         limits: DecodeLimits = DEFAULT,
     ) -> list[Session]:
@@ -103,7 +104,7 @@ class SessionDecoder:
         data: bytes | Reader,
         indices: Iterable[int] | None = None,
         *,
-        bridge: TokenBridge | None = None,
+        bridge: Bridge | None = None,
         progress: Progress | None = None,
         limits: DecodeLimits = DEFAULT,
     ) -> Iterator[Session]:
@@ -134,7 +135,7 @@ class SessionDecoder:
         _check_contents(reader, checks)
 
     def token_ids(
-        self, reader: Reader, index: int, *, bridge: TokenBridge | None = None, limits: DecodeLimits = DEFAULT
+        self, reader: Reader, index: int, *, bridge: Bridge | None = None, limits: DecodeLimits = DEFAULT
     ) -> Ids:
         """Return the ids (T,) int32 for prefilling a target to make session ``index`` hot again.
 
@@ -215,7 +216,7 @@ class SessionDecoder:
         return [found.get(n) for n in numbers]
 
     def restore(
-        self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
+        self, frame: Frame, tokens: Tokens | None, number: int, bridge: Bridge | None
     ) -> tuple[Session, int]:
         """Return the session of a frame and its content check, compared.
 
@@ -330,7 +331,7 @@ def _check_contents(reader: Reader, checks: dict[int, int]) -> None:
         reader.check_contents(checks[number] for number in range(len(reader)))
 
 
-def _check_tokenizer(header: Header, frame: Frame, bridge: TokenBridge | None) -> None:
+def _check_tokenizer(header: Header, frame: Frame, bridge: Bridge | None) -> None:
     """Refuse ids that belong to another tokenizer.
 
     Compressed ids come back without a tokenizer, coded ones do not.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from pltz.coding.choose import Trial, shorter_after
+from pltz.coding.choose import shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Plain
 from pltz.coding.log.log_coder import BYTES_PER_TOKEN
 from pltz.coding.neighbours import NAME_BYTES
@@ -157,8 +157,8 @@ class DraftCoder:
         while left:  # at most `MOST_CONTEXTS` times
             ready = [one for one in left.values() if one.earlier.settled(left)]
             plain = [Plain(o.draft.tokens, o.earlier.behind(), o.frame.unpacked(), o.frame.fast) for o in ready]
-            trials = [Trial(p, len(o.frame.data), NAME_BYTES) for p, o in zip(plain, ready, strict=True)]
-            shorter = shorter_after(self._decoder.model, trials, self._workers)
+            trials = [(way, len(one.frame.data)) for way, one in zip(plain, ready, strict=True)]
+            shorter = shorter_after(self._decoder.model, trials, NAME_BYTES, self._workers)
             for n, one in enumerate(ready):
                 frame = None
                 if n in shorter:

@@ -73,14 +73,7 @@ class HostWork(LogTables):
         begun = [self._begun(session, options) for session in sessions]
         chosen = [session for session, one in zip(sessions, begun, strict=True) if isinstance(one, bytes)]
         rows = iter(self.tokens(chosen, options.keep_opaque) if chosen else ())
-        found: list[Prepared | PltzError] = []
-        for one in begun:
-            tokens = next(rows) if isinstance(one, bytes) else None
-            if isinstance(tokens, PltzError):
-                found.append(tokens)
-            else:
-                found.append(self.prepared(one, tokens, options) if isinstance(one, bytes) else one)
-        return found
+        return [self.prepared(one, next(rows), options) if isinstance(one, bytes) else one for one in begun]
 
     def _begun(self, session: Session, options: CodingOptions) -> bytes | Prepared | PltzError:
         """Return the bytes of a session that the model may code; another prepared, or its error."""
@@ -97,21 +90,23 @@ class HostWork(LogTables):
             return exc
         return content
 
-    def prepared(self, content: bytes, tokens: Ids | None, options: CodingOptions, patch: bytes = b"") -> Prepared:
-        """Return a session of these bytes and tokens, (T,), prepared."""
+    def prepared(
+        self, content: bytes, tokens: Ids | PltzError | None, options: CodingOptions, patch: bytes = b""
+    ) -> Prepared | PltzError:
+        """Return a session of these bytes and tokens, (T,), prepared, or the error that it has in place of these."""
+        if isinstance(tokens, PltzError):
+            return tokens
         if tokens is None:
             return Prepared(content, patch=patch)
         grams = None if options.independent or len(tokens) <= GRAM else Grams.of(tokens)
-        return Prepared(
-            content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content)
-        )
+        return Prepared(content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content))
 
     def tokens(self, sessions: Sequence[Session], keep_opaque: bool) -> list[Ids | PltzError | None]:
         """Return the tokens of sessions as `tokens_to_store` does, or an error in its place."""
         with suppress(ContentError, TokenizerMismatch):  # all of them in one call, which is faster
             rows = transcript.to_tokens_many(sessions, self.tokenizer)
             pairs = zip(sessions, rows, strict=True)
-            return [given_back(*pair, self.tokenizer) if pair[0].kind == "text" else pair[1] for pair in pairs]
+            return [given_back(*pair, self.tokenizer) for pair in pairs]
         return [self._tokens(session, keep_opaque) for session in sessions]
 
     def _tokens(self, session: Session, keep_opaque: bool) -> Ids | PltzError | None:

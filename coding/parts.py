@@ -1,4 +1,4 @@
-"""The parts of a codec, as protocols: a bundle, the coder of its tokens, a bridge to another tokenizer."""
+"""The parts of a codec, as protocols: a bundle, the coder of its tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
+    from pltz.models.bundle.tokenizer import BundleTokenizer
     from pltz.plt_codec.lanes import Layouts
     from pltz.plt_codec.types import Encoded, FrameItem
 
@@ -84,21 +84,3 @@ class Doubling(Protocol):
 
     def rest(self) -> None:
         """Give back the memory that is kept from call to call."""
-
-
-class TokenBridge(Protocol):
-    """A bridge from ids of another tokenizer to bundle tokens and back (`pltz.models.bundle.bridge.Bridge`)."""
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Return the 16-byte fingerprint of the other tokenizer."""
-
-    @property
-    def identity(self) -> bool:
-        """Return whether its ids are the bundle's."""
-
-    def to_bundle(self, ids: npt.ArrayLike) -> tuple[Ids, bytes]:
-        """Return bundle tokens (tokens,) and the patch for ids (n,)."""
-
-    def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
-        """Return the ids (n,) of bundle tokens (tokens,) and a patch."""

@@ -44,8 +44,9 @@ from pltz.plt_codec.zstd import may_reach
 if TYPE_CHECKING:
     from pltz.coding.neighbours import Grams
     from pltz.coding.options import CodingOptions
-    from pltz.coding.parts import Progress, TokenBridge, Tokens
+    from pltz.coding.parts import Progress, Tokens
     from pltz.coding.workers import Executor
+    from pltz.models.bundle.bridge import Bridge
     from pltz.models.session.session import Session
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
@@ -190,7 +191,7 @@ class Pipeline:
         workers: Workers,
         threads: Executors | None,
         options: CodingOptions,
-        bridge: TokenBridge | None,
+        bridge: Bridge | None,
         earlier: Neighbours | None,
     ) -> None:
         self._decoder, self._work, self._workers = decoder, work, workers
@@ -310,11 +311,11 @@ class Pipeline:
         """Return whether the ids of a session are those of another tokenizer."""
         return self._bridge is not None and session.kind == "ids"
 
-    def _bridged(self, session: Session) -> Prepared:
+    def _bridged(self, session: Session) -> Prepared | PltzError:
         """Return a session prepared whose ids are those of another tokenizer. Raises PltzError."""
         content = session.to_bytes()
         by_zstd = self._options.by_zstd(content)
-        tokens, patch = (None, b"") if by_zstd else cast("TokenBridge", self._bridge).to_bundle(session.value)
+        tokens, patch = (None, b"") if by_zstd else cast("Bridge", self._bridge).to_bundle(session.value)
         return self._work.prepared(content, tokens, self._alone, patch)
 
     def _drafted(self, number: int, session: Session, ready: Prepared) -> SessionDraft:

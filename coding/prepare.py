@@ -36,13 +36,10 @@ def tokens_for_model(session: Session, tokenizer: BundleTokenizer, *, by_zstd: b
     return None
 
 
-def tokens_to_store(
-    session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool
-) -> Ids | None:
+def tokens_to_store(session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool) -> Ids | None:
     """Return the bundle tokens of a session, (T,), as `tokens_for_model` does; None where they do not give it back."""
-    return given_back(
-        session, tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque), tokenizer
-    )
+    tokens = tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
+    return given_back(session, tokens, tokenizer)
 
 
 def given_back(session: Session, tokens: Ids | None, tokenizer: BundleTokenizer) -> Ids | None:

@@ -14,8 +14,7 @@ import numpy as np
 
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.workers import WhenAsked
-from pltz.plt_codec.errors import ContentError, CorruptError
-from pltz.plt_codec.identity import MAX_POSITION
+from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
@@ -28,16 +27,12 @@ FAST_TOGETHER = 1 << 23  # the same in the fast layout, where a batch waits less
 LONG = (
     1 << 14
 )  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
-ABREAST = 32  # segments per comparison
 
 
 def unproved(
     decode: Callable[[Sequence[Coded]], Sequence[Tokens]], coded: Sequence[Coded], wanted: Sequence[Tokens]
 ) -> list[int]:
-    """Decode segments, and return the numbers of those that do not decode to the tokens wanted, (T,) each.
-
-    ``decode``: that of their codec. Raises ContentError where an id is out of range.
-    """
+    """Decode segments by their codec, and return the numbers of those that do not give the tokens wanted, (T,) each."""
     try:
         found: list[Tokens | None] = [*decode(coded)]
     except CorruptError:  # which one it is
@@ -134,33 +129,5 @@ def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list
     """Return the numbers of the rows that differ; all where they are not as many."""
     if len(found) != len(wanted):
         return [*range(len(wanted))]
-    wrong: list[int] = []
-    for begin in range(0, len(wanted), ABREAST):
-        numbers = range(begin, min(begin + ABREAST, len(wanted)))
-        rows, tokens = found[begin : begin + ABREAST], wanted[begin : begin + ABREAST]
-        if not _equal(rows, tokens):
-            wrong += [n for n in numbers if not _equal([found[n]], [wanted[n]])]
-    return wrong
-
-
-def _equal(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> bool:
-    """Return whether rows are equal, compared as one. Rows of u32 are compared as bytes."""
-    rows = [row for row in found if row is not None]
-    if not _narrow(wanted):
-        same = [*map(len, rows)] == [*map(len, wanted)]
-        return same and np.array_equal(np.concatenate(rows), np.concatenate(wanted))
-    plain = b"".join(tokens.data for tokens in wanted)
-    if (most := np.frombuffer(plain, np.uint32).max(initial=0)) > MAX_POSITION:
-        raise ContentError(f"expected token ids in 0..{MAX_POSITION}, found {most}")
-    if [*map(len, rows)] != [*map(len, wanted)]:
-        return False
-    return (
-        b"".join(row.data for row in rows) == plain
-        if _narrow(rows)
-        else all(map(np.array_equal, rows, wanted))
-    )
-
-
-def _narrow(rows: Sequence[Tokens]) -> bool:
-    """Return whether all rows are contiguous arrays of u32."""
-    return all(type(row) is np.ndarray and row.dtype == np.uint32 and row.flags.c_contiguous for row in rows)
+    pairs = enumerate(zip(found, wanted, strict=True))
+    return [n for n, (one, tokens) in pairs if one is None or not np.array_equal(one, tokens)]

@@ -122,40 +122,35 @@ class Workers:
             weakref.finalize(self, self._calls.put, (END, next(self._order), None))
 
 
-def ahead(
-    rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1
-) -> Iterator[T]:
-    """Return rows, each after the next ``count`` of them were taken, so that work on these has begun.
+def ahead(rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1) -> Iterator[T]:
+    """Yield rows, each after the next ``count`` of them were taken, so that work on these has begun.
 
-    The first row waits for ``first`` others, each further row for one more, up to ``count``. ``weight``: of a row that
+    The first row waits for one, each further row for one more, up to ``count``. ``weight``: of a row that
     counts as several. An error of their source is raised after those before it.
 
     >>> [row for row in ahead(range(4), 2)]
     [0, 1, 2, 3]
     """
-    return _ahead(iter(rows), count, weight, first) if count else iter(rows)
-
-
-def _ahead(source: Iterator[T], count: int, weight: Callable[[T], int], first: int) -> Iterator[T]:
-    taken: deque[tuple[T, int]] = deque()
-    behind, wanted = 0, min(first, count)  # weight of those behind the first
+    source, taken = iter(rows), deque[tuple[T, int]]()
+    behind, wanted, error = 0, min(1, count), None  # behind: weight of those behind the first
     while True:
         try:
             row = next(source)
         except StopIteration:
             break
-        except Exception:
-            yield from (one for one, _ in taken)
-            raise
-        heavy = weight(row)
-        behind += heavy if taken else 0
-        taken.append((row, heavy))
+        except Exception as exc:  # noqa: BLE001 - raised below
+            error = exc
+            break
+        behind += weight(row) if taken else 0
+        taken.append((row, weight(row)))
         del row
         while taken and behind >= wanted:
             yield taken.popleft()[0]
             behind -= taken[0][1] if taken else 0
             wanted = min(count, wanted + 1)
     yield from (one for one, _ in taken)
+    if error:
+        raise error
 
 
 def helpers(threads: int | None = None, share: int = 1) -> int:

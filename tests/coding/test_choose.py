@@ -1,15 +1,17 @@
 """The shortest of several ways: copies count where they are shorter and a reader takes them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pltz.coding import choose
-from pltz.coding.choose import Trial, shorter_after, shortest, ways_after
+from pltz.coding.choose import shorter_after, shortest, ways_after
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain
 from pltz.coding.codecs.modes import COPIES
-from pltz.plt_codec.repeats import Copy
+from pltz.coding.workers import Workers
+from pltz.plt_codec.repeats import Copy, candidates
 from tests.coding.fake_coder import FakeBundle, FakeCoder
 
 RANDOM = np.random.default_rng(3)
@@ -23,7 +25,7 @@ def model(bundle: FakeBundle) -> BundleCodec:
 
 def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:
     plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
-    ways = ways_after(model, plain, 254)
+    ways = ways_after(model, plain, 254, candidates(plain.tokens, PASSAGE, 254))
     data, best = shortest(model, [(7, way) for way in ways])[7]
     assert best.copies and best.literals == 3 and len(data) < 20
     assert model.decode([Coded(data, 203, PASSAGE, COPIES)])[0].tolist() == plain.tokens.tolist()
@@ -31,20 +33,21 @@ def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:
 
 def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Plain(PASSAGE, PASSAGE[:150])
-    ways = [plain, *ways_after(model, plain, 250)]
+    ways = [plain, *ways_after(model, plain, 250, candidates(plain.tokens, plain.above, 250))]
     monkeypatch.setattr(choose, "copies_fit", lambda tokens, data: False)
     assert not shortest(model, [(0, way) for way in ways])[0][1].copies
 
 
 def test_a_context_has_to_save_more_than_naming_it_takes(model: BundleCodec) -> None:
     plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
-    found = shorter_after(model, [Trial(plain, 254, 2)])
+    workers = Workers(SimpleNamespace(candidates=lambda rows: [candidates(*row) for row in rows]))
+    found = shorter_after(model, [(plain, 254)], 2, workers)
     data, way = found[0]
     assert way.copies and len(data) < 20
-    trials = [Trial(plain, len(data) + saved, 2) for saved in (2, 3)]
-    assert shorter_after(model, trials) == {1: (data, way)}
+    trials = [(plain, len(data) + saved) for saved in (2, 3)]
+    assert shorter_after(model, trials, 2, workers) == {1: (data, way)}
     plain = replace(plain, above=NO_MARK)  # whole, it saves nothing
-    assert not shorter_after(model, [Trial(plain, 254, 2)])
+    assert not shorter_after(model, [(plain, 254)], 2, workers)
 
 
 def test_both_ways_are_coded_only_where_it_is_not_clear_which_one_wins(model: BundleCodec) -> None:
@@ -68,5 +71,5 @@ def test_the_first_copies_count_and_none_leave_one_way(model: BundleCodec, parte
 
 def test_a_codec_without_copies_has_one_way() -> None:
     plain = Plain(np.zeros(300, np.uint8), NO_MARK)
-    assert ways_after(BytesCodec(), plain, 100) == [plain]
+    assert ways_after(BytesCodec(), plain, 100, [[Copy(100, 200, 100)]]) == [plain]
     assert shortest(BytesCodec(), []) == {}

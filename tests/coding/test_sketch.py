@@ -66,7 +66,7 @@ def test_many_sketches_are_searched_as_each_by_itself(at_once: int, monkeypatch:
         index.add(new)
         all += new
         wanted = [hashes_of(dice.integers(0, 6, 200)) for _ in range(size % 5)]
-        least = [dice.integers(0, 100) for _ in wanted]
+        least = [float(dice.integers(0, 100)) for _ in wanted]
         for count in (1, 5, 2000):
             expected = [slow(all, *row, count) for row in zip(wanted, least, strict=True)]
             assert index.nearest_to_each(wanted, least, count) == expected
