@@ -11,7 +11,6 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
-from pltz.models.bundle.locations import described, how_to_get
 
 if TYPE_CHECKING:
     from pltz.plt_codec.container.file import Reader
@@ -126,6 +125,8 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
 
 def as_text(result: dict[str, Any]) -> str:
     """Return the report as text."""
+    from pltz.models.bundle.locations import described, how_to_get
+
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["kinds"].items()) or "none"
     bundle_id = bytes.fromhex(result["bundle"])
     bundle = result["bundle_name"] or f"not installed here: {how_to_get(bundle_id)}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pltz.datasets.dropped import DROPS
-from pltz.datasets.session_columns import RowName, name_of, session_of
+from pltz.datasets.session_columns import RowName, name_of, name_sessions, session_of
 from pltz.datasets.turns import Message
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -130,15 +130,34 @@ class Part:
     format: InputFormat | None = None
 
 
-def named_row(row: Mapping[str, Any], place: str) -> Part:
-    """Return a row with the columns of `session_columns` as its session. Raises ContentError, UsageError."""
+def of_row(row: Mapping[str, Any], place: str) -> Part:
+    """Return the session of a row by the rules of table.py. Raises ContentError, UsageError."""
+    values = list(row.values())
+    if len(values) == 1 and isinstance(values[0], str | bytes):
+        value = values[0]
+        return Part(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value, place)
     try:
-        return Part(session_of(row), place, given=name_of(row))
+        if name_sessions(row):
+            return Part(session_of(row), place, given=name_of(row))
+        if len(values) == 1 and isinstance(values[0], list) and all(type(item) is int for item in values[0]):
+            return Part(Session("ids", values[0]), place)
     except (ContentError, UsageError) as exc:
         raise type(exc)(f"{place}: {exc}") from exc
+    if any(isinstance(value, bytes) for value in values):
+        raise ContentError(f"{place}: a column holds bytes, which JSON cannot: choose that column alone")
+    return Part(Session("chat", dict(row)), place)
 
 
 Read = Callable[["ByteInput", ReadOptions], Iterator[Part]]
+
+
+def whole(noun: Noun) -> Read:
+    """Return the reader of files that are one session each, byte for byte."""
+
+    def read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+        yield Part(Session("text", source.rest()), source.name, noun)
+
+    return read
 
 
 @dataclass(frozen=True)

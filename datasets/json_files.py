@@ -32,7 +32,7 @@ from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import check_bytes
 
 AHEAD = (1 << 14, 1 << 18, 1 << 22)  # bytes that are looked at, one after the other, for the first events
-_KEYS = {"openai": "messages", "sharegpt": "conversations"}
+_KEYS = ("messages", "conversations")
 
 
 def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> Iterator[Part]:
@@ -141,11 +141,6 @@ def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
         yield Part(Session("text", data), source.name, "text")
 
 
-def read_events(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-    """Yield the log of an agent as one session: its bytes, whatever its lines hold."""
-    yield Part(Session("text", source.rest()), source.name, "agent log")
-
-
 def begins_document(source: ByteInput) -> bool:
     """Return whether a file begins as a JSON document of many lines does."""
     return source.peek(HEAD).lstrip().partition(b"\n")[0].rstrip() in (b"{", b"[")
@@ -183,7 +178,6 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
         raise UsageError(f"{place}: {exc}; {way_out}") from exc
     if options.format == "ids":
         return Part(_of_ids(session.value, place), place)
-    _check_shape(session, options.format, place)
     return _part(session, place, options.format)
 
 
@@ -210,23 +204,6 @@ def _is_log(part: Part) -> bool:
 
 def _writing(part: Part) -> int:
     return part.content.writing if isinstance(part.content, Session) else 0
-
-
-def _check_shape(session: Session, format: str, place: str) -> None:
-    """Refuse a session that does not have the requested format.
-
-    Lines kept as text pass. Raises UsageError.
-    """
-    key = _KEYS.get(format)
-    if key is None or session.kind == "text":
-        return
-    value = session.value
-    if isinstance(value, dict) and isinstance(value.get(key), list):
-        return
-    if format == "openai" and isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return
-    found = f"the keys {', '.join(value) or 'of an empty object'}"[:80] if isinstance(value, dict) else "none"
-    raise UsageError(f'{place}: expected an object with a list "{key}", found {found}: try --format auto')
 
 
 def is_json(data: bytes) -> bool:
@@ -297,7 +274,6 @@ def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator
     for number, item in enumerate(values, 1):
         place = f"{name}: session {number}" if many else name
         session = Session("chat", item)
-        _check_shape(session, format, place)
         part = _part(session, place, format)
         yield (_exact(part, session.to_json_line()) if many and _is_log(part) else part), b""
 
@@ -307,7 +283,7 @@ def _all(value: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def _has_messages(item: Any) -> bool:
-    return isinstance(item, dict) and any(isinstance(item.get(key), list) for key in _KEYS.values())
+    return isinstance(item, dict) and any(isinstance(item.get(key), list) for key in _KEYS)
 
 
 def _is_session(item: Any) -> bool:

@@ -2,8 +2,6 @@
 
 | format | input | sessions |
 |---|---|---|
-| openai | JSONL, or JSON: objects with "messages", or lists of messages | one per line, or one per object |
-| sharegpt | JSONL, or JSON: objects with "conversations" | one per line, or one per object |
 | agent-log | JSONL of the events of one session | one per file |
 | jsonl | JSONL of any JSON values | one per line that is not blank |
 | text | any bytes | one per file |
@@ -40,14 +38,14 @@ from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import without
 from pltz.datasets.file_names import stem_of
-from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
+from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised, whole
 from pltz.datasets.log_lines import BOM
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
 
-Format = Literal["auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"]
-FORMATS: tuple[Format, ...] = ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids")
+Format = Literal["auto", "agent-log", "jsonl", "text", "ids"]
+FORMATS: tuple[Format, ...] = ("auto", "agent-log", "jsonl", "text", "ids")
 
 TEXT_SUFFIXES = frozenset(
     (
@@ -339,10 +337,10 @@ def _parts(
     """Return the format of a source, None where its values say it, and an iterator of its parts."""
     format, kind = options.format, _SUFFIXES.get(suffix)
     if format == "text":
-        return None, iter([Part(Session("text", source.rest()), source.name, "text")])
+        return None, whole("text")(source, options)
     if format == "agent-log":
         events = json_files.first_events(source)
-        return (registry.of_events(events) if events else None), json_files.read_events(source, options)
+        return (registry.of_events(events) if events else None), whole("agent log")(source, options)
     if format in ("auto", "ids") and (kind in (None, "npy")):
         known = registry.of_head(source.peek(HEAD))
         is_text = suffix in TEXT_SUFFIXES
@@ -353,13 +351,11 @@ def _parts(
                 raise UsageError(f"{source.name}: --exact keeps JSON and texts, this is {known.about}: leave it out")
             return known, known.read(source, options)
     if format == "auto" and suffix in TEXT_SUFFIXES:
-        return None, iter([Part(Session("text", source.rest()), source.name, "text")])
+        return None, whole("text")(source, options)
     if format == "auto" and (events := json_files.first_events(source)) and (known := registry.of_events(events)):
-        return known, json_files.read_events(source, options)
+        return known, whole("agent log")(source, options)
     if format == "jsonl" or (kind == "jsonl" and not json_files.begins_document(source)):
         return None, json_files.read_lines(source, options)
-    if kind == "npy":
-        raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
     if kind in ("json", "jsonl") or format != "auto":
         return None, json_files.read_document(source, options)
     return None, _sniff(source, options)

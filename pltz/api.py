@@ -40,7 +40,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         target: keep the token ids that this model would see instead of the chat, for a thaw into that model alone.
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
         device, threads: where the engine runs ("cpu", "cuda"), and on how many cores.
-        format: of a path or of bytes: "auto", "openai", "sharegpt", "agent-log", "jsonl", "text" or "ids".
+        format: of a path or of bytes: "auto", "agent-log", "jsonl", "text" or "ids".
         exact: keep the bytes of a path or of bytes, not only values of JSON. `pltz decompress` writes the very file.
         dropped: let the file say that signatures of thinking were left out of its sessions.
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.

@@ -24,7 +24,7 @@ META = "pltz.input"
 SHOWN = 2  # remarks of one kind about the files of an input
 PACKED = frozenset((".gz", ".zst", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
 INPUT_FORMAT = options.form(
-    ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"),
+    ("auto", "agent-log", "jsonl", "text", "ids"),
     "Format of the inputs. auto recognises them all; agent-log makes one session of each JSONL file.",
 )
 

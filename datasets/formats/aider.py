@@ -10,16 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import InputFormat, Part, ReadOptions
+from pltz.datasets.input_format import InputFormat, whole
 from pltz.datasets.turns import Message, said
-from pltz.models.session.session import Session
 
 START = b"# aider chat started at "
-
-
-def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-    yield Part(Session("text", source.rest()), source.name, "agent log")
 
 
 def conversation(text: bytes) -> list[Message]:
@@ -43,7 +37,7 @@ FORMAT = InputFormat(
     "agent log",
     "aider's history in Markdown",
     of_head=lambda head: head.lstrip().startswith(START),
-    read=_read,
+    read=whole("agent log"),
     suffix=".md",
     conversation=conversation,
 )

@@ -19,8 +19,6 @@ MAGIC = b"\x93NUMPY"
 
 def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     """Yield the sessions of a .npy of integers: one for (T,), or one per row of (n, T). Raises UsageError."""
-    if options.format not in ("auto", "ids"):
-        raise UsageError(f"{source.name}: expected {options.format}, found a .npy file: use --format ids")
     array = _npy(source.rest(), source.name)
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
         found = f"{array.dtype} of shape {array.shape}"

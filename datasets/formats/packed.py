@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import InputFormat, Part, ReadOptions
-from pltz.models.session.session import Session
+from pltz.datasets.input_format import InputFormat, whole
 
 ZIP_MAGIC = (b"PK\3\4", b"PK\5\6")
 TAR_MAGIC = slice(257, 262)
-
-
-def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-    yield Part(Session("text", source.rest()), source.name, "binary")
 
 
 FORMAT = InputFormat(
@@ -21,5 +13,5 @@ FORMAT = InputFormat(
     "binary",
     "zip and tar files, byte for byte",
     of_head=lambda head: head[:4] in ZIP_MAGIC or head[TAR_MAGIC] == b"ustar",
-    read=_read,
+    read=whole("binary"),
 )

@@ -13,14 +13,12 @@ Columns that JSON cannot hold (times, decimals, bytes) are left out, with a rema
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import InputFormat, Part, ReadOptions, named_row
-from pltz.datasets.session_columns import name_sessions
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError
+from pltz.datasets.input_format import InputFormat, Part, ReadOptions, of_row
+from pltz.plt_codec.errors import CorruptError, LimitError, UsageError
 
 ROWS = 256  # decoded at once
 ROW_GROUP = 1 << 32  # bytes of an unpacked row group; a larger one is refused
@@ -29,8 +27,6 @@ IDS = ("input_ids", "ids", "tokens", "token_ids")
 
 def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     """Yield the rows of a Parquet or Arrow file. Raises UsageError, CorruptError, ContentError."""
-    if options.exact:
-        raise UsageError(f"{source.name}: --exact keeps the bytes of JSON and text, and a table has none: leave it out")
     try:
         import pyarrow
     except ImportError as exc:
@@ -43,7 +39,7 @@ def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
         for rows in batches:
             for row in rows:
                 number += 1
-                yield _of_row(row, f"{source.name}: row {number}")
+                yield of_row(row, f"{source.name}: row {number}")
     except (pyarrow.ArrowException, OSError, EOFError) as exc:
         raise CorruptError(f"{source.name}: expected a table: {exc}") from exc
 
@@ -115,20 +111,6 @@ def _is_json(kind: Any) -> bool:
         return _is_json(kind.value_type)
     plain = types.is_string, types.is_large_string, types.is_integer, types.is_boolean, types.is_null
     return any(test(kind) for test in plain) or bool(types.is_float64(kind) or types.is_float32(kind))
-
-
-def _of_row(row: dict[str, Any], place: str) -> Part:
-    if name_sessions(row):
-        return named_row(row, place)
-    values: Sequence[Any] = list(row.values())
-    if len(values) == 1 and isinstance(values[0], str):
-        return Part(values[0].encode("utf-8", "surrogatepass"), place)
-    if len(values) == 1 and isinstance(values[0], list) and all(type(item) is int for item in values[0]):
-        try:
-            return Part(Session("ids", values[0]), place)
-        except ContentError as exc:
-            raise ContentError(f"{place}: {exc}") from exc
-    return Part(Session("chat", row), place)
 
 
 FORMATS = (
