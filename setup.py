@@ -45,7 +45,6 @@ FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread
 EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 
 
-
 def table() -> list[Extension]:
     """Return the modules of a log's table, compiled by mypyc; none where it fails: their sources run, half as fast."""
     log = runpy.run_path("coding/log/compiled.py")
@@ -58,13 +57,12 @@ def table() -> list[Extension]:
     try:
         from mypyc.build import mypycify
 
-        library = f"pltz.coding.log.{log['LIBRARY']}"
         made = mypycify(
             [*options, *known, *sources],
             only_compile_paths=sources,
-            opt_level="1",
+            opt_level="1",  # a tenth of the time is in compiled code: more makes no difference
             debug_level="0",
-            group_name=library,
+            group_name=f"pltz.coding.log.{log['LIBRARY']}",
         )
     except (ImportError, SystemExit) as exc:
         print(f"warning: logs will take twice the time, since mypyc failed: {exc}", file=sys.stderr)

@@ -1,5 +1,7 @@
 """The packages in pyproject.toml match the tree. A folder left out would be missing only where pltz is installed."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -41,3 +43,10 @@ def test_what_code_reads_is_package_data(folder: str) -> None:
 
 def test_base_is_a_distribution_of_its_own() -> None:
     assert (ROOT / "distributions/base/pltz_base/bundle").resolve() == APART
+
+
+def test_without_mypyc_the_sources_are_installed_and_a_warning_says_so() -> None:
+    code = "import runpy, sys; sys.modules['mypyc.build'] = None; runpy.run_path('setup.py')"
+    words = [sys.executable, "-c", code, "build_ext", "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "warning: logs will take twice the time" in done.stderr, done.stderr

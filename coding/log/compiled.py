@@ -7,6 +7,7 @@ is named by a digest of the sources, so a change makes another folder: until set
 from __future__ import annotations
 
 import hashlib
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,11 @@ def folder() -> Path:
 
 
 def folders() -> list[str]:
-    """Return the folders where modules are looked for, before their sources."""
+    """Return the folders where modules are looked for before their sources: that of what is compiled, or none."""
     found = folder()
-    return [str(found)] if any(found.glob(f"{LIBRARY}__mypyc*")) else []
+    files = {f"{name}{EXTENSION_SUFFIXES[0]}" for name in (*MODULES, f"{LIBRARY}__mypyc")}
+    return [str(found)] if found.is_dir() and files <= {file.name for file in found.iterdir()} else []
+
+
+def breathe() -> None:
+    """Do nothing: only where compiled code calls Python, other threads have their turn and signals are heard."""

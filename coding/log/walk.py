@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pltz.coding.log import codes, opaque, times
 from pltz.coding.log.bit_coder import Model
+from pltz.coding.log.compiled import breathe
 from pltz.coding.log.marks import (
     ENDS,
     FIRST,
@@ -139,6 +140,7 @@ class Walk(Values):
 
     def _unit(self, unit: Unit) -> bytes:
         past, coder = self._past, self._coder
+        breathe()
         kind = coder.number(past.model, unit.kind, codes.UNIT)
         if kind == codes.BLANK:
             return b""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import threading
+import time
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
-from pltz.coding.log import compiled
+from pltz.coding.log import compiled, table
 from tests.coding.log.sources import from_sources
 
 
@@ -25,8 +28,9 @@ def test_a_changed_source_runs_instead_of_what_was_compiled(tmp_path: Path, monk
         shutil.copy(compiled.HERE / f"{name}.py", tmp_path)
     monkeypatch.setattr(compiled, "HERE", tmp_path)
     compiled.folder().mkdir()
-    assert compiled.folders() == []
-    (compiled.folder() / f"{compiled.LIBRARY}__mypyc.so").touch()
+    for name in (*compiled.MODULES, f"{compiled.LIBRARY}__mypyc"):
+        assert compiled.folders() == []
+        (compiled.folder() / f"{name}{EXTENSION_SUFFIXES[0]}").touch()
     assert compiled.folders() == [str(compiled.folder())]
     with (tmp_path / "walk.py").open("a") as file:
         file.write("\n")
@@ -38,3 +42,21 @@ def test_sources_run_beside_what_is_compiled() -> None:
         from pltz.coding.log import walk
     assert walk.__file__ == str(compiled.HERE / "walk.py")
     assert importlib.import_module("pltz.coding.log.walk") is not walk
+
+
+def test_other_threads_run_while_a_log_is_joined() -> None:
+    data = b"".join(b"line %d of a text\n" % n for n in range(50_000))
+    found, turns, done = table.split(data), [0], threading.Event()
+
+    def run() -> None:
+        while not done.is_set():
+            time.sleep(0.001)
+            turns[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    before, made = turns[0], table.join(*found, len(data))
+    after = turns[0]
+    done.set()
+    thread.join()
+    assert made == data and after - before > 9
