@@ -85,8 +85,6 @@ def _is_ids(value: object) -> bool:
 
 def _is_messages(value: object) -> bool:
     """Return whether a list is the messages of one chat, and not a list of sessions."""
-    return isinstance(value, list) and bool(value) and all(_is_message(item) for item in value)
-
-
-def _is_message(item: object) -> bool:
-    return isinstance(item, dict) and ("role" in item or "from" in item) and not ("messages" in item)
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(item, dict) and ("role" in item or "from" in item) and "messages" not in item for item in value
+    )

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pltz.datasets.byte_input import ByteInput
 
 Noun = Literal["chat", "agent log", "json", "text", "ids", "binary"]
-NOUNS: tuple[Noun, ...] = ("chat", "agent log", "json", "text", "ids", "binary")
 
 HEAD = 4096  # bytes of a file that `of_head` looks at
 EVENTS = 8  # objects of a file that `of_events` looks at
@@ -39,7 +38,7 @@ class Recognised:
     """A session of an input, and what it was recognised as.
 
     Attributes:
-        noun: what it is, a word of `NOUNS`.
+        noun: what it is.
         format: name of its format, a name in `registry.FORMATS`, or json, text, ids or binary.
         file: file it was read from, or what stands for one.
         place: the file, with the place in it.

@@ -40,7 +40,7 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
     writing = 0  # of the last part
     for part, data in _in_runs(_lines(source, options, ahead), options):
         kept = _exact(part, data, writing) if options.exact or _is_log(part) else part
-        writing = _writing(kept) or writing
+        writing = _session_of(kept).writing or writing
         yield kept
 
 
@@ -200,10 +200,6 @@ def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
 def _is_log(part: Part) -> bool:
     """Return whether a part is the log of an agent, which is kept byte for byte."""
     return part.noun == "agent log" or (part.format is not None and part.format.noun == "agent log")
-
-
-def _writing(part: Part) -> int:
-    return part.content.writing if isinstance(part.content, Session) else 0
 
 
 def is_json(data: bytes) -> bool:

@@ -280,30 +280,25 @@ def _of_source(source: ByteInput, options: ReadOptions, suffixes: list[str] | No
     Whatever its format raises is a refusal of this source. Raises the errors of `load`.
     """
     with refusing(source.name):
-        yield from _remarked(_recognised(source, options, suffixes or []), source, options)
-
-
-def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOptions) -> Iterator[Recognised]:
-    """Yield the sessions of one source, and remark what a user may not expect of it."""
-    sessions = other = 0
-    remark = ""
-    empty = not source.peek(1)
-    for found in members:
-        sessions += 1
-        if found.noun == "json" and options.format == "auto":
-            other += 1
-            remark = remark or f"{found.place}: no known chat format"
-        elif found.noun == "binary":
-            why = "is not unpacked" if found.format == "packed" else "no text in UTF-8"
-            options.warn(f"{found.place}: {why}: kept byte for byte, as binary")
-        yield found
-    if empty:
-        options.warn(f"{source.name}: is empty")
-    elif not sessions:
-        options.warn(f"{source.name}: holds no session")
-    if other:
-        count = "1 session is" if other == 1 else f"{other:,} sessions are"
-        options.warn(f"{remark}; {count} kept as JSON, {'byte for byte' if options.exact else 'value for value'}")
+        sessions = other = 0
+        remark = ""
+        empty = not source.peek(1)
+        for found in _recognised(source, options, suffixes or []):
+            sessions += 1
+            if found.noun == "json" and options.format == "auto":
+                other += 1
+                remark = remark or f"{found.place}: no known chat format"
+            elif found.noun == "binary":
+                why = "is not unpacked" if found.format == "packed" else "no text in UTF-8"
+                options.warn(f"{found.place}: {why}: kept byte for byte, as binary")
+            yield found
+        if empty:
+            options.warn(f"{source.name}: is empty")
+        elif not sessions:
+            options.warn(f"{source.name}: holds no session")
+        if other:
+            count = "1 session is" if other == 1 else f"{other:,} sessions are"
+            options.warn(f"{remark}; {count} kept as JSON, {'byte for byte' if options.exact else 'value for value'}")
 
 
 def _recognised(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> Iterator[Recognised]:

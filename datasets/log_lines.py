@@ -61,12 +61,3 @@ def values_of(line: bytes) -> tuple[list[Any], bool]:
             break
         found.append(value)
     return found, True
-
-
-def odd_lines(data: bytes) -> int:
-    """Return how many lines of a log are no JSON by themselves.
-
-    >>> odd_lines(b'{"a":1}\\n{"b')
-    1
-    """
-    return sum(odd for _, odd in map(values_of, narrow(data).split(b"\n")))

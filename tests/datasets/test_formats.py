@@ -13,13 +13,13 @@ import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from pltz.datasets import registry
-from pltz.datasets.input_format import NOUNS, ReadOptions, Recognised
+from pltz.datasets.input_format import Noun, ReadOptions, Recognised
 from pltz.datasets.loaders import InputWarning, load, recognise
 from pltz.models.session.session import Session
 from pltz.models.session.spelling import spell, writing_of
@@ -485,7 +485,7 @@ def test_every_format_is_recognised_by_something() -> None:
     names = [known.name for known in registry.FORMATS]
     assert len(set(names)) == len(names)
     for known in registry.FORMATS:
-        assert known.noun in NOUNS and known.about and (known.of_head or known.of_events or known.of_value)
+        assert known.noun in get_args(Noun) and known.about and (known.of_head or known.of_events or known.of_value)
         assert (known.read is not None) == (known.of_head is not None)
 
 
