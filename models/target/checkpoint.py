@@ -221,7 +221,7 @@ def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
     Raises:
         ModelError: a file cannot be read.
     """
-    files = [folder / "config.json", folder / "tokenizer.json", *weight_files(folder)]
+    files = [folder / "config.json", _tokenizer(folder), *weight_files(folder)]
     try:
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
     except OSError as exc:
@@ -326,16 +326,18 @@ def tokenizer_json_of(folder: Path) -> bytes:
     Raises:
         ModelError: there is none, or it cannot be read.
     """
-    path = folder / "tokenizer.json"
+    path = _tokenizer(folder)
     try:
         return path.read_bytes()
-    except FileNotFoundError as exc:
-        raise ModelError(
-            f"expected tokenizer.json in {folder}, found none. To write it: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        ) from exc
     except OSError as exc:
         raise ModelError(f"cannot read {path} ({reason(exc)})") from exc
+
+
+def _tokenizer(folder: Path) -> Path:
+    if not (path := folder / "tokenizer.json").is_file():
+        save = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        raise ModelError(f"expected tokenizer.json in {folder}, found none. To write it: {save}")
+    return path
 
 
 @contextmanager

@@ -143,6 +143,7 @@ class TestRefusals:
             (index_of({}), "weight_map"),
             (index_of({"a": 1}), "weight_map"),
             (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer"),
+            (lambda folder: (folder / "tokenizer.json").unlink(), "expected tokenizer.json .*save_pretrained"),
         ],
     )
     def test_a_folder_that_is_not_a_sound_model(self, copy: Path, edit: Edit, message: str) -> None:
