@@ -21,6 +21,7 @@ from pltz.cli.ui.session_input import (
     as_text as text_of,
     drops,
     input_options,
+    left_out,
 )
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -171,6 +172,7 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
         "frozen_bytes": len(data),
         "ratio": round(content / len(data), 3),
         **({"dropped": list(drops()), "dropped_bytes": source.dropped} if drops() else {}),
+        **({"left_out": dict(source.left)} if source.left else {}),
         "verified": verified,
         "seconds": round(seconds, 3),
     }
@@ -203,4 +205,5 @@ def sentence(result: dict[str, Any], output: str) -> str:
         f"{size(result['content_bytes'])} of content -> "
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}){dropped}, "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
+        f"{'; ' * ('left_out' in result)}{left_out(result.get('left_out', {}))}"
     )

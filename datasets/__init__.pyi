@@ -3,20 +3,20 @@
 from pltz.datasets.byte_input import ByteInput as ByteInput, Readable as Readable, TooLong as TooLong
 from pltz.datasets.conversation import messages_of as messages_of, rendered as rendered, seen_by as seen_by
 from pltz.datasets.dropped import tags_of as tags_of, without as without
-from pltz.datasets.file_forms import tags_of_file as tags_of_file
-from pltz.datasets.file_names import below as below, log_name as log_name, stem_of as stem_of
+from pltz.datasets.file_names import stem_of as stem_of
+from pltz.datasets.file_walk import EXCLUDE as EXCLUDE, WalkedFile as WalkedFile, walk as walk
 from pltz.datasets.input_format import HEAD as HEAD, ReadOptions as ReadOptions
 from pltz.datasets.json_files import first_events as first_events
 from pltz.datasets.loaders import (
     FORMATS as FORMATS,
     Format as Format,
     load as load,
-    logs_of as logs_of,
-    part_of as part_of,
     recognise as recognise,
+    recognise_files as recognise_files,
     sample_path as sample_path,
     sample_sessions as sample_sessions,
 )
+from pltz.datasets.named_sessions import NamedSession as NamedSession, named as named
 from pltz.datasets.session_columns import (
     bytes_of as bytes_of,
     moment as moment,

@@ -16,6 +16,7 @@ from pltz.plt_codec.errors import CorruptError, LimitError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of a frame of zstd that holds no content
 GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
@@ -37,7 +38,7 @@ class ByteInput:
     """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes.
 
     ``path``: the file they are read from, None where there is none or it was unpacked on the way. ``taken``: how many
-    were consumed.
+    were consumed. ``torn``: why data ended early that has whole frames of zstd in front, empty where it did not.
     """
 
     def __init__(self, stream: Readable, name: str, limit: int, path: Path | None = None) -> None:
@@ -45,6 +46,7 @@ class ByteInput:
         self.path = path
         self.limit = limit
         self.taken = 0
+        self.torn = ""
         self._blocks = _read(stream, name)
         self._ahead = bytearray()
         self._start = 0  # of the unconsumed part of _ahead
@@ -58,7 +60,37 @@ class ByteInput:
     def unpack(self) -> None:
         """Unpack the bytes from here on as zstd, all frames one after the other."""
         packed, self.path = self._drain(), None
-        self._blocks, self.taken = _unpack(packed, self.name), 0
+        self._blocks, self.taken = self._unpack(packed), 0
+
+    def _unpack(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the contents of one or more zstd frames; of a cut one behind others, what there is of it.
+
+        An agent that writes a frame for each batch of events may have died within the last. Raises CorruptError.
+        """
+        unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+        frame = unpacker.decompressobj()
+        whole, frames = False, 0  # whether the last frame is complete, so the data may end here
+        for block in blocks:
+            for start in range(0, len(block), PACKED_CHUNK):
+                piece = block[start : start + PACKED_CHUNK]
+                while piece:
+                    if frame.eof:
+                        frame = unpacker.decompressobj()
+                    try:
+                        data = frame.decompress(piece)
+                    except zstandard.ZstdError as exc:
+                        raise CorruptError(f"{self.name}: expected zstd data: {exc}") from exc
+                    if data:
+                        yield data
+                    piece = frame.unused_data if frame.eof else b""
+                    whole = frame.eof
+                    frames += whole
+        if whole:
+            return
+        why = "the zstd data stops in the middle of a frame"
+        if not frames:
+            raise CorruptError(f"{self.name}: {why}")
+        self.torn = f"{why}, what is before that is kept"
 
     def gunzip(self) -> None:
         """Unpack the bytes from here on as gzip, all members one after the other."""
@@ -138,29 +170,6 @@ def _read(stream: Readable, name: str) -> Iterator[bytes]:
         if not block:
             return
         yield block
-
-
-def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yield the contents of one or more zstd frames. Raises CorruptError."""
-    unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW)
-    frame = unpacker.decompressobj()
-    whole = False  # the last frame is complete, so the data may end here
-    for block in blocks:
-        for start in range(0, len(block), PACKED_CHUNK):
-            piece = block[start : start + PACKED_CHUNK]
-            while piece:
-                if frame.eof:
-                    frame = unpacker.decompressobj()
-                try:
-                    data = frame.decompress(piece)
-                except zstandard.ZstdError as exc:
-                    raise CorruptError(f"{name}: expected zstd data: {exc}") from exc
-                if data:
-                    yield data
-                piece = frame.unused_data if frame.eof else b""
-                whole = frame.eof
-    if not whole:
-        raise CorruptError(f"{name}: the zstd data stops in the middle of a frame")
 
 
 def _gunzip(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:

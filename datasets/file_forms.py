@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pltz.datasets import registry
-from pltz.datasets.file_names import STDIN, stem_of
+from pltz.datasets.file_names import STDIN, stem_of, unpacked
 from pltz.datasets.formats import events
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
 from pltz.datasets.json_files import is_json
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 FILE: Final = "pltz.file"  # tag of a session whose file is not told by its name and content
 NUMBERED: Final = re.compile(r"(.+)/(0|[1-9][0-9]{0,8})", re.DOTALL)  # STEM/NUMBER, as `put` names those of one file
-PACKED: Final = (".zst", ".gz")
 
 
 class NamedFile(NamedTuple):
@@ -75,10 +73,7 @@ def tags_of_file(name: str, file: str, session: Session, *, numbered: bool) -> d
     """
     if file == STDIN:
         return {}
-    base = PurePath(file).name
-    for packed in PACKED[::-1]:
-        base = base.removesuffix(packed)
-    suffix = base.removeprefix(stem_of(file))
+    suffix = unpacked(file).removeprefix(stem_of(file))
     match = None if numbered else NUMBERED.fullmatch(name)
     if match is not None:
         return {FILE: match[2] + suffix} if _is_suffix(suffix) else {}

@@ -3,24 +3,40 @@
     given                                     log of an agent                session 3 of a file of chats
     projects/-home-me-shop/4f35e220.jsonl     ./-home-me-shop/4f35e220
     projects                                  ./-home-me-shop/4f35e220
+    .codex, or any folder in it               2026/08/01/rollout-2026-08-01T10-00-00-019fdbfa
     chats/monday.jsonl                                                       monday/3
     chats                                                                    monday/3
 
 A name is the path below the input that was given. An agent log keeps at least one folder in it, since many agents call
-each log the same. So a log has one name whether it is given alone or with its folder. A path that begins with a dash,
-as the folders of Claude Code do, has ./ before it: no command takes such a name for an option. What lies below such a
-folder has its name in it, wherever the input that was given begins.
+each log the same. Below a folder whose name begins with a dash, as those of Claude Code's projects do, it is the path
+from that folder on, whichever folder was given, with ./ before it: no command takes such a name for an option. A
+rollout of Codex has its date and id in the name of its file: so it has one name whether it is live, archived or packed.
+
+Of files in one folder that differ in their suffix alone, all but the first have it in their name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
 from pltz.plt_codec.errors import UsageError
 
 STDIN = "-"
+PACKED = (".zst", ".zstd", ".gz")
+ROLLOUT = re.compile(r"rollout-([0-9]{4})-([0-9]{2})-([0-9]{2})T[0-9-]+-[0-9a-zA-Z][\w-]*")  # of Codex
+
+
+def unpacked(path: str) -> str:
+    """Return the name of a file without the suffix of what packed it.
+
+    >>> unpacked("logs/monday.jsonl.zst")
+    'monday.jsonl'
+    """
+    name = PurePath(path).name
+    return next((name[: -len(end)] for end in PACKED if name.endswith(end) and name != end), name)
 
 
 def stem_of(path: str) -> str:
@@ -29,8 +45,8 @@ def stem_of(path: str) -> str:
     >>> stem_of("logs/monday.v2.jsonl.gz"), stem_of("-")
     ('monday.v2', 'stdin')
     """
-    name = PurePath(path).name
-    return "stdin" if path == STDIN else name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0] or name or path
+    name = unpacked(path)
+    return "stdin" if path == STDIN else name.rsplit(".", 1)[0] or name or path
 
 
 def no_option(name: str) -> str:
@@ -50,29 +66,33 @@ def below(given: str, file: str) -> str:
     """
     if given == STDIN or PurePath(file) == PurePath(given):
         return no_option(stem_of(given))
-    inside = PurePath(file).relative_to(given)
-    return no_option("/".join([*_dashed(given), *inside.parent.parts, stem_of(inside.name)]))
+    inside = _dashed(PurePath(file).parent) or PurePath(file).relative_to(given).parent.parts
+    return no_option("/".join([*inside, stem_of(file)]))
 
 
 def _dashed(folder: str | PurePath) -> tuple[str, ...]:
-    """Return the parts of a folder's path from the last one on that begins with a dash; none where none does.
+    """Return the parts of a folder's path from the first one on that begins with a dash; none where none does.
 
     >>> _dashed("/home/ada/.claude/projects/-home-ada-shop/4f35e220"), _dashed("/home/ada")
     (('-home-ada-shop', '4f35e220'), ())
     """
     parts = PurePath(os.path.abspath(folder)).parts
-    last = max((n for n, part in enumerate(parts) if part.startswith("-")), default=len(parts))
-    return parts[last:]
+    first = next((n for n, part in enumerate(parts) if part.startswith("-")), len(parts))
+    return parts[first:]
 
 
 def log_name(given: str, file: str) -> str:
-    """Return the name of an agent log: its path below the input that holds it, with at least one folder.
+    """Return the name of an agent log: that of a rollout, or its path, by the rule at the top of this file.
 
     >>> log_name("/home/ada/.claude/projects", "/home/ada/.claude/projects/-home-ada-shop/4f35e220.jsonl")
     './-home-ada-shop/4f35e220'
     >>> log_name("/home/ada/shop/4f35e220.jsonl", "/home/ada/shop/4f35e220.jsonl"), log_name("-", "standard input")
     ('shop/4f35e220', 'stdin')
+    >>> log_name(".codex", ".codex/archived_sessions/rollout-2026-08-01T10-00-00-019fdbfa.jsonl.zst")
+    '2026/08/01/rollout-2026-08-01T10-00-00-019fdbfa'
     """
+    if given != STDIN and (rollout := ROLLOUT.fullmatch(stem_of(file))):
+        return "/".join([*rollout.groups(), rollout[0]])
     name = below(given, file).removeprefix("./")
     if given != STDIN and "/" not in name:
         folder = PurePath(os.path.abspath(file)).parent
@@ -89,7 +109,7 @@ def heads_of(given: Sequence[str]) -> dict[str, str]:
     {'mon/a/chats.jsonl': 'mon/a/chats', 'tue/a/chats.jsonl': 'tue/a/chats', 'notes.txt': 'notes'}
 
     Raises:
-        UsageError: an input is given twice, or two differ in their suffix alone.
+        UsageError: an input is given twice.
     """
     heads = {path: "" if path != STDIN and os.path.isdir(path) else stem_of(path) for path in given}
     files = [path for path, head in heads.items() if head]
@@ -101,15 +121,23 @@ def heads_of(given: Sequence[str]) -> dict[str, str]:
             heads[path] = "/".join((*folders[path][-depth:], stem_of(path)))
             if sum("/".join((*folders[other][-depth:], stem_of(other))) == heads[path] for other in alike) == 1:
                 break
+        else:
+            heads[path] = stem_of(path)
     for number, path in enumerate(given):
-        head = heads[path]
-        other = next((one for one in given[:number] if one == path or (head and heads[one] == head)), None)
-        if other is not None:
-            raise UsageError(
-                f"the sessions of {other} and {path} would both be named {head or path}/0 and so on: "
-                "give each input once"
-            )
+        if path in given[:number]:
+            raise UsageError(f"{path} is named twice: give each input once")
+        if heads[path] and heads[path] in [heads[one] for one in given[:number]]:
+            heads[path] = with_suffix(heads[path], path)
     return {path: no_option(head) for path, head in heads.items()}
+
+
+def with_suffix(name: str, file: str) -> str:
+    """Return a name with the suffix of its file, where another file has the name without.
+
+    >>> with_suffix("shop/chats", "shop/chats.json")
+    'shop/chats.json'
+    """
+    return name + PurePath(file).name[len(stem_of(file)) :]
 
 
 class FileOfName:
@@ -123,6 +151,5 @@ class FileOfName:
         other = self._files.setdefault(name, file)
         if other != file:
             raise UsageError(
-                f"the sessions of {other} and {file} would both be named {name}: put the folder that holds both, or "
-                f"{file} alone with a --name"
+                f"{file}: its sessions would be named {name}, as those of {other}: put it with a --tenant of its own"
             )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pltz.datasets.dropped import DROPS
+from pltz.datasets.file_walk import EXCLUDE, WalkedFile
 from pltz.datasets.session_columns import RowName, name_of, name_sessions, session_of
 from pltz.datasets.turns import Message
 from pltz.models.session.session import Session
@@ -47,6 +48,7 @@ class Recognised:
         dropped: bytes of what was dropped from it (`dropped.py`).
         mtime: when its file was changed last, in nanoseconds since 1970; 0: not known.
         part: path of the file below the log that it belongs to, with `ReadOptions.parts`. Then ``file`` is that log's.
+        second: another file has the stem of its file (`file_walk.WalkedFile`).
     """
 
     session: Session
@@ -59,6 +61,7 @@ class Recognised:
     dropped: int = 0
     mtime: int = 0
     part: str = ""
+    second: bool = False
 
     @property
     def is_log(self) -> bool:
@@ -88,8 +91,11 @@ class ReadOptions:
             included. The sessions of a source in a row are its bytes (`Session.to_input_bytes`).
         warn: called with each remark, a sentence without a full stop.
         drop: what is dropped from the logs of agents, names of `dropped.DROPS`. Not with exact.
-        refused: called with the reason for each file of a folder that cannot be read, or only in part, and its bytes.
+        refused: called with the reason for each file of a folder that cannot be read, or only in part, and the file.
             The others are read. None: the first such file is an error.
+        exclude: patterns of files of a folder to leave out, as of `file_walk.walk`.
+        left: called with each file that is left out, and those of which a user should know something. None: a remark,
+            where there is a reason in words.
         parts: read the files below a folder that is named as a log beside it is as parts of that log's session.
     """
 
@@ -100,7 +106,9 @@ class ReadOptions:
     exact: bool = False
     warn: Callable[[str], None] = _silent
     drop: tuple[str, ...] = ()
-    refused: Callable[[str, int], None] | None = None
+    refused: Callable[[str, WalkedFile], None] | None = None
+    exclude: tuple[str, ...] = EXCLUDE
+    left: Callable[[WalkedFile], None] | None = None
     parts: bool = False
 
     def __post_init__(self) -> None:

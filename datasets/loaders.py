@@ -12,9 +12,9 @@
 ``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is decided by its content. It is what
 `registry.FORMATS` recognises by its first bytes: tables, databases, zip and tar files. Else it is JSONL if its first
 line is a JSON object or list and more lines follow. It is a document if the whole is a JSON object or list. It is text
-if it is UTF-8 without NUL, and else binary. Agent logs are recognised whatever their suffix. Files with a .zst or .gz
-suffix are unpacked first, and so is such data under any other name. A folder stands for all regular files inside it,
-in the order of their paths. Archives of pltz in it are left out.
+if it is UTF-8 without NUL, and else binary. Agent logs are recognised whatever their suffix. Files with a .zst, .zstd
+or .gz suffix are unpacked first, and so is such data under any name that is not one of a text. A folder stands for the
+files that `walk` finds in it.
 
 Each session is recognised: `recognise` says what it is and by which format. JSON of no known format is json, never
 silently a chat, and values of it in a row are one session of JSON lines (json_files.py). Such remarks are warnings
@@ -27,17 +27,17 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
-from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
+from pltz.datasets.byte_input import GZIP_MAGIC, SKIPPABLE, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import without
 from pltz.datasets.file_names import stem_of
+from pltz.datasets.file_walk import WalkedFile, walk
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised, whole
 from pltz.datasets.log_lines import BOM
 from pltz.models.session.session import Session
@@ -55,7 +55,7 @@ TEXT_SUFFIXES = frozenset(
     )
 )
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".npy": "npy"}
-_PACKED = {".zst": ByteInput.unpack, ".gz": ByteInput.gunzip}
+_PACKED = {".zst": ByteInput.unpack, ".zstd": ByteInput.unpack, ".gz": ByteInput.gunzip}
 _TEXT_HEADS = frozenset(("aider", "specstory", "cursor"))  # recognised in files that are text by their suffix
 
 
@@ -106,20 +106,19 @@ def recognise(
     options = options or ReadOptions()
     if options.format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {options.format!r}")
-    found = _as_they_are(source, options)
-    return (_without(one, options.drop) for one in found) if options.drop else found
+    return _of_any(source, options)
 
 
 def _without(found: Recognised, names: tuple[str, ...]) -> Recognised:
     """Return the log of an agent without what is to be dropped, and anything else as it is."""
-    if found.noun != "agent log":
+    if not names or found.noun != "agent log":
         return found
     session, size = without(found.session, names)
     return replace(found, session=session, dropped=size)
 
 
-def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: ReadOptions) -> Iterator[Recognised]:
-    """Yield the sessions of a source as they are. Raises the errors of `load`."""
+def _of_any(source: str | os.PathLike[str] | bytes | Readable, options: ReadOptions) -> Iterator[Recognised]:
+    """Yield the sessions of a source. Raises the errors of `load`."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _of_source(ByteInput(io.BytesIO(source), "bytes", options.max_bytes), options)
     if source == "-":
@@ -128,39 +127,12 @@ def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: Rea
         path = Path(source)
         if not os.path.exists(source):
             raise UsageError(f"expected a file or a folder, found nothing at {path}")
-        return _folder(path, options) if path.is_dir() else _file(path, options)
+        return recognise_files(walk(path, options.exclude), options) if path.is_dir() else _file(path, options)
     if not hasattr(source, "read"):
         raise UsageError(f"expected a path, bytes or a binary file, found {type(source).__name__}")
     stream = getattr(source, "buffer", source)  # a text stream such as sys.stdin has its bytes beneath
     name = str(getattr(source, "name", "stream"))
     return _of_source(ByteInput(stream, name, options.max_bytes), options)
-
-
-def logs_of(path: Path, max_bytes: int = MAX_BYTES, *, exact: bool = False) -> Iterator[tuple[int | None, bytes]]:
-    """Yield the bytes of the agents' logs in a file, unpacked, each with its number there; none where it has none.
-
-    A file is one log, of number None. Or each line, or each item of one JSON document, is one; with ``exact`` such a
-    document is one log. A file whose first session is something else has none, and no more of it is read.
-
-    Raises:
-        OSError: it cannot be opened.
-        UsageError, CorruptError, TooLong: it cannot be read, or a log in it is longer than ``max_bytes``.
-        ContentError: a format of `registry` raises another error over it.
-    """
-    options = ReadOptions(max_bytes=max_bytes, exact=exact)
-    with path.open("rb") as stream, refusing(str(path)):
-        source = ByteInput(stream, str(path), max_bytes, path)
-        suffix = _unpacked(source, options, [one.lower() for one in path.suffixes[-2:]])
-        if (head := registry.of_head(source.peek(HEAD))) and head.noun != "agent log":
-            return
-        begins = source.peek(HEAD).removeprefix(BOM).lstrip()[:1] in (b"{", b"[") or json_files.first_events(source)
-        if head or (begins and suffix not in TEXT_SUFFIXES):
-            known, parts = _parts(source, options, suffix)
-            for number, found in enumerate(_named(part, known, source.name) for part in parts):
-                if found.noun == "agent log":
-                    yield None if found.is_log else number, found.session.to_input_bytes()
-                elif number == 0:
-                    return
 
 
 def sample_path() -> Path:
@@ -177,78 +149,70 @@ def _warn(text: str) -> None:
     warnings.warn(text, InputWarning, stacklevel=2)
 
 
-def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
-    def closed(exc: OSError) -> None:
-        try:
-            _unreadable(exc)
-        except UsageError as error:
-            _refuse(error, options)
+def recognise_files(files: Iterable[WalkedFile], options: ReadOptions) -> Iterator[Recognised]:
+    """Yield the sessions of the files of a folder, as `walk` gives them: a log before the files of its folder.
 
-    found: list[Path] = []
-    for base, folders, names in os.walk(folder, onerror=closed):
-        if "packs" in folders and "archive.json" in names:  # a put of `.` would take what it writes, each time more
-            options.warn(f"{base}: a pltz archive, left out")
-            folders.clear()
-        else:
-            found += [Path(base, name) for name in names]
-            for linked in sorted(name for name in folders if os.path.islink(os.path.join(base, name))):
-                options.warn(f"{os.path.join(base, linked)}: a link to a folder, left out: name that folder itself")
-    paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
-    if not paths:
-        options.warn(f"{folder}: holds no file")
+    What a file cannot give goes to ``options.refused``, and what is left out to ``options.left``.
+    """
     owners: dict[Path, Path] = {}  # the log of each folder that is named as it is
-    for path in paths:
-        owner = next((parent for parent in reversed(path.parents) if parent in owners), None)
-        try:
-            with refusing(str(path)):
-                if owner and path.is_file():
-                    yield _part(path, path.relative_to(owner).as_posix(), owners[owner], options)
-                elif path.is_file():  # a pipe or a socket in a folder would block for ever
-                    for found_in in _file(path, options):
-                        if options.parts and found_in.is_log:
-                            owners[path.with_name(stem_of(path.name))] = path
-                        yield found_in
-                else:
-                    options.warn(f"{path}: no file, left out")
-        except OSError as exc:
-            _refuse(UsageError(f"{path}: cannot be read: {exc.strerror}"), options, path)
-        except PltzError as error:
-            _refuse(error, options, path)
+    for file in files:
+        if file.fate == "refused":
+            _refuse(UsageError(f"{file.path}: {file.why}"), options, file)
+        elif file.fate != "read":
+            _leave(file, options)
+        else:
+            try:
+                yield from _walked(file, owners, options)
+            except OSError as exc:
+                _refuse(UsageError(f"{file.path}: cannot be read: {exc.strerror}"), options, file)
+            except PltzError as error:
+                _refuse(error, options, file)
 
 
-def part_of(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
-    """Return the bytes of a part of a session, None where it is the log of an agent. Raises the errors of `logs_of`."""
-    numbers = [number for number, _ in islice(logs_of(path, max_bytes), 1)]
-    if numbers == [None]:
-        return None
-    return _whole(path, max_bytes)
-
-
-def _whole(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as stream:
-        return ByteInput(stream, str(path), max_bytes, path).rest()
+def _walked(file: WalkedFile, owners: dict[Path, Path], options: ReadOptions) -> Iterator[Recognised]:
+    """Yield the sessions of a file of a folder, or the part of a session that it is. ``owners``: adds logs to them."""
+    path = Path(file.path)
+    owner = next((parent for parent in reversed(path.parents) if parent in owners), None)
+    with refusing(file.path):
+        if owner:
+            yield _part(path, path.relative_to(owner).as_posix(), owners[owner], options)
+            return
+        for found in _file(path, options):
+            if options.parts and found.is_log:
+                owners[path.with_name(stem_of(path.name))] = path
+            yield replace(found, second=file.second)
 
 
 def _part(path: Path, inside: str, log: Path, options: ReadOptions) -> Recognised:
     """Return a file as a part of the session of a log: as a log too, or byte for byte."""
-    mtime = path.stat().st_mtime_ns
     with suppress(PltzError):
-        if part_of(path, options.max_bytes) is None:
-            found = list(_file(path, replace(options, warn=lambda _: None)))
-            if len(found) == 1 and found[0].is_log:
-                return replace(found[0], file=str(log), part=inside)
-    data = _whole(path, options.max_bytes)
+        found = next(_file(path, replace(options, warn=lambda _: None)), None)
+        if found and found.is_log:
+            return replace(found, file=str(log), part=inside)
+    with path.open("rb") as stream:
+        mtime = os.fstat(stream.fileno()).st_mtime_ns
+        data = ByteInput(stream, str(path), options.max_bytes, path).rest()
     return Recognised(Session("text", data), "text", "text", str(log), str(path), len(data), mtime=mtime, part=inside)
 
 
-def _refuse(error: PltzError, options: ReadOptions, path: Path | None = None) -> None:
-    """Tell why a file of a folder cannot be read, and its size, or raise the error where nobody is to be told."""
+def _refuse(error: PltzError, options: ReadOptions, file: WalkedFile) -> None:
+    """Tell why a file of a folder cannot be read, or raise the error where nobody is to be told."""
     if options.refused is None:
         raise error
-    size = 0
-    with suppress(OSError):
-        size = path.stat().st_size if path else 0
-    options.refused(str(error), size)
+    options.refused(str(error), file)
+
+
+def told(file: WalkedFile) -> str:
+    """Return what becomes of a file that is left out, or what a user should know of it, in words."""
+    return f"{file.path}: {file.why}" + (", left out" if file.fate == "left" and file.rule != "empty" else "")
+
+
+def _leave(file: WalkedFile, options: ReadOptions) -> None:
+    """Tell that a file is left out, or what a user should know of it."""
+    if options.left is not None:
+        options.left(file)
+    elif file.why:
+        options.warn(told(file))
 
 
 def _unreadable(exc: OSError) -> NoReturn:
@@ -292,10 +256,13 @@ def _of_source(source: ByteInput, options: ReadOptions, suffixes: list[str] | No
                 why = "is not unpacked" if found.format == "packed" else "no text in UTF-8"
                 options.warn(f"{found.place}: {why}: kept byte for byte, as binary")
             yield found
-        if empty:
+        if not sessions:
+            why = "is empty" if empty else "holds no session"
+            _leave(WalkedFile(source.name, source.name, fate="left", rule="empty", why=why), options)
+        elif empty:
             options.warn(f"{source.name}: is empty")
-        elif not sessions:
-            options.warn(f"{source.name}: holds no session")
+        if source.torn:
+            _leave(WalkedFile(source.name, source.name, fate="told", why=source.torn), options)
         if other:
             count = "1 session is" if other == 1 else f"{other:,} sessions are"
             options.warn(f"{remark}; {count} kept as JSON, {'byte for byte' if options.exact else 'value for value'}")
@@ -307,7 +274,8 @@ def _recognised(source: ByteInput, options: ReadOptions, suffixes: list[str]) ->
     known, parts = _parts(source, options, suffix)
     before = 0
     for part in parts:
-        yield replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
+        found = replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
+        yield _without(found, options.drop)
         before = source.taken
 
 
@@ -315,13 +283,12 @@ def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> s
     """Unpack a zstd or gzip source, and return the suffix of what is inside."""
     packed = suffixes[-1] if suffixes and suffixes[-1] in _PACKED else ""
     suffix = "".join((suffixes[:-1] if packed else suffixes)[-1:])
-    told = suffix in _SUFFIXES or suffix in TEXT_SUFFIXES
-    look = not packed and not told and options.format != "text"
+    head = b"" if suffix in TEXT_SUFFIXES or options.format == "text" else source.peek(4)
     if packed:
         _PACKED[packed](source)
-    elif look and source.peek(4) == ZSTD_MAGIC:
+    elif head == ZSTD_MAGIC or (head[:1] and head[0] >> 4 == 5 and head[1:] == SKIPPABLE):
         source.unpack()
-    elif look and source.peek(2) == GZIP_MAGIC:
+    elif head[:2] == GZIP_MAGIC:
         source.gunzip()
     return suffix
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,16 @@ from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_words
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, want_there
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, left_out, want_there
 from pltz.datasets.dropped import tags_of as tags_of_dropped
-from pltz.datasets.file_forms import tags_of_file
-from pltz.datasets.file_names import FileOfName, below, heads_of, log_name, stem_of
+from pltz.datasets.file_names import FileOfName, heads_of, stem_of
+from pltz.datasets.input_format import Recognised
+from pltz.datasets.named_sessions import NamedSession, named
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.writing.put_request import PutReceipt, PutRequest
-    from pltz.datasets.input_format import Recognised
-    from pltz.datasets.session_columns import RowName
-    from pltz.models.session.session import Session
     from pltz.models.target.target import Target
 
 
@@ -184,8 +182,8 @@ def put(
     bundle, layout, _, zstd_above = options.level_of(level, bundle)
     cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
-    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time, "continues": not new_version}
-    code = put_all(cold, source, name, extra, keep_opaque, dry_run, progress, as_json, part)
+    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
+    code = put_all(cold, source, name, extra, new_version, keep_opaque, dry_run, progress, as_json, part)
     click.get_current_context().exit(code)
 
 
@@ -194,6 +192,7 @@ def put_all(
     source: "PutInputs",
     name: str | None,
     extra: Mapping[str, Any],
+    new_version: bool,
     keep_opaque: bool,
     dry_run: bool,
     progress: bool | None,
@@ -208,7 +207,7 @@ def put_all(
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
         meter = PutMeter(bar, None if part else source.total, dry_run=dry_run)
         source.passed_over = meter.pass_over
-        found = requests(source, name, extra)
+        found = requests(source, name, extra, new_version)
         own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
             meter.reading(own),
@@ -227,11 +226,15 @@ def put_all(
     refused = "".join(f"; {counted(count, noun)} refused" for noun, count in refusals.items() if count)
     if drops() and not as_json:
         refused = f"; {size(source.dropped)} of signatures dropped" + refused
+    left = f"; {words}" if (words := left_out(source.left)) else ""
     if as_json and part:
         # each part reads all files, so the first alone counts those that it could not
-        unread = source.refused if part.number == 1 else 0
+        unread, left_here = (source.refused, source.left.total()) if part.number == 1 else (0, 0)
         counts = {"sessions": meter.sessions, "unchanged": meter.unchanged, "bytes": meter.frozen}
-        show(report_of(part, counts | {"refused": meter.refused + unread}), "", as_json)
+        show(report_of(part, counts | {"refused": meter.refused + unread, "left_out": left_here}), "", as_json)
+    elif as_json and (source.left or refused):
+        not_stored = {"sessions_refused": meter.refused, "files_refused": source.refused, "left_out": dict(source.left)}
+        show({"not_stored": not_stored}, "", as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions else ""
@@ -240,19 +243,20 @@ def put_all(
         told = ", ".join(filter(None, (counted(meter.sessions - meter.parts, "session") + parts, same, new)))
         if not meter.sessions:
             told = "nothing would be stored" if dry_run else "nothing is stored"
-            told += "" if refused else ": no sessions found"
-        click.echo(f"{told}{refused}", err=True)
+            told += "" if refused or left else ": no sessions found"
+        click.echo(f"{told}{refused}{left}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
     return ContentError.exit_code if meter.refused or source.refused else 0
 
 
 def requests(
-    source: "PutInputs", name: str | None, extra: Mapping[str, Any]
+    source: "PutInputs", name: str | None, extra: Mapping[str, Any], new_version: bool
 ) -> "Iterator[tuple[PutRequest, int]]":
     """Yield the sessions as requests, each with the bytes that it was read from.
 
-    ``name``: of the only session. Raises UsageError where it meets a second one, or two inputs give one name.
+    ``name``: of the only session. ``new_version``: none has to continue what is stored. Raises UsageError for a second
+    session of that name.
     """
     from pltz.archive.writing.content_facts import facts_of
     from pltz.archive.writing.put_request import PutRequest
@@ -264,71 +268,40 @@ def requests(
     if len(first) > 1:
         raise UsageError("--name is for one session, and there are more: leave it out")
     files = FileOfName()
-    for row in itertools.chain(first, rows):
-        given = row.given if name is None else None
-        if name is None and given is None:
+    for session, target, tokenizer in itertools.chain(first, rows):
+        found = session.found
+        given = found.given if name is None else None
+        if name is None and given is None and not found.is_log and not found.part:
             try:
-                files.want(row.head, row.file)
+                files.want(session.head, found.file)
             except UsageError as error:  # of this file alone
-                source.refuse(row.file, str(error))
+                source.refuse(found.file, str(error))
                 continue
+        own = name or (given.name if given else session.name)
+        form = session.tags() if own == session.name and target is None else {}
         request = PutRequest(
-            name or (given.name if given else row.default),
-            row.session,
-            target=row.target,
-            tokenizer=row.tokenizer,
-            part=row.part,
-            content=facts_of(row.session, row.size, row.mtime),
+            own,
+            found.session,
+            target=target,
+            tokenizer=tokenizer,
+            part=found.part,
+            content=facts_of(found.session, found.size, session.mtime),
+            continues=session.continues and not new_version,
             **extra,
         )
-        form = row.file_tags() if request.name == row.default else {}
-        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), row.dropped)})
+        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), found.dropped)})
         if given:
             time = request.time if given.time is None else given.time
             request = replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
-        yield request, row.size
-
-
-@dataclass(frozen=True)
-class NamedSession:
-    """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
-
-    ``dropped``: bytes that were dropped from it. ``alone``: no other session is in ``file``. ``mtime``: of the file, in
-    nanoseconds since 1970, if it is alone there. ``part``: path of the part that it is, of the session of ``file``.
-    ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
-    tokenizer.json that its ids belong to, None for the bundle's. ``given``: name, tenant and time that its row says.
-    """
-
-    head: str
-    number: int | None
-    file: str
-    size: int
-    session: "Session"
-    target: "Target | bytes | None" = None
-    tokenizer: bytes | None = None
-    given: "RowName | None" = None
-    dropped: int = 0
-    alone: bool = False
-    mtime: int = 0
-    part: str = ""
-
-    def file_tags(self) -> dict[str, str]:
-        """Return the tag that tells its file, where its name and content do not; none for the ids of a target."""
-        if not self.alone or self.part or self.target is not None:
-            return {}
-        return tags_of_file(self.default, self.file, self.session, numbered=self.number is not None)
-
-    @property
-    def default(self) -> str:
-        """Return its default name."""
-        return self.head if self.number is None else f"{self.head}/{self.number}"
+        yield request, found.size
 
 
 @dataclass
 class PutInputs:
     """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
 
-    ``dropped``: bytes dropped so far. ``refused``: files that could not be read so far, of several.
+    ``dropped``: bytes dropped so far. ``refused``: files that could not be read so far, of several. ``left``: files
+    that were left out so far, by what does it.
     ``heads``: what the names of an input's sessions begin with, where that is not its stem.
     """
 
@@ -341,6 +314,7 @@ class PutInputs:
     heads: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0
     refused: int = 0
+    left: Counter[str] = field(default_factory=Counter)
     clashing: set[str] = field(default_factory=set)
     passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
 
@@ -357,29 +331,27 @@ class PutInputs:
         """Return the bytes of all inputs, None where some are packed or a stream."""
         return None if any(map(is_pltz, self.paths)) else InputFiles(self.paths, self.form).total
 
-    def __iter__(self) -> Iterator[NamedSession]:
+    def __iter__(self) -> "Iterator[tuple[NamedSession, Target | bytes | None, bytes | None]]":
+        """Yield sessions, each with the target it was frozen for or is to be seen by, and the tokenizer of its ids."""
         for path in self.paths:
-            for found in self._pltz(path) if is_pltz(path) else self._files(path):
-                if self._model is not None:  # it brings its tokenizer
-                    yield replace(found, target=self._model)
-                else:
-                    yield replace(found, tokenizer=self._json if found.session.kind == "ids" else None)
+            if is_pltz(path):
+                yield from ((row, self._model or target, self._tokenizer_of(row)) for row, target in self._pltz(path))
+            else:
+                yield from ((row, self._model, self._tokenizer_of(row)) for row in self._files(path))
+
+    def _tokenizer_of(self, row: NamedSession) -> bytes | None:
+        """Return the tokenizer.json that its ids belong to; None for the bundle's, and where a target brings it."""
+        return self._json if self._model is None and row.found.session.kind == "ids" else None
 
     def _files(self, path: str) -> Iterator[NamedSession]:
         """Yield the sessions of an input."""
-        counts = Counter[str]()
         files = InputFiles([path], self.form, refusing=True, several=len(self.paths) > 1, parts=True)
         files.passed_over = self.passed_over
-        for found, alone in _with_alone(files.recognised()):
-            log = found.is_log or bool(found.part)
-            head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
-            number = None if log else counts[found.file]
-            counts[found.file] += 1
-            self.dropped += found.dropped
-            alone = alone and found.is_verbatim
-            row = NamedSession(head, number, found.file, found.size, found.session, given=found.given, part=found.part)
-            yield replace(row, dropped=found.dropped, alone=alone, mtime=found.mtime if log or alone else 0)
+        for row in named(files.recognised(), path, self.heads.get(path, "")):
+            self.dropped += row.found.dropped
+            yield row
         self.refused += len(files.refused)
+        self.left += files.left
 
     def refuse(self, file: str, why: str) -> None:
         """Print why a file is refused, and count it once."""
@@ -393,7 +365,7 @@ class PutInputs:
 
         return None if self.target is None else Target.load(self.target)
 
-    def _pltz(self, path: str) -> Iterator[NamedSession]:
+    def _pltz(self, path: str) -> Iterator[tuple[NamedSession, bytes | None]]:
         """Yield the sessions of a .pltz file, with the target it was frozen for.
 
         Raises TokenizerMismatch for ids of another tokenizer.
@@ -415,30 +387,9 @@ class PutInputs:
                     raise TokenizerMismatch(
                         f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
                     )
-                head = self.heads.get(path) or stem_of(path)
-                yield NamedSession(head, number, path, 0, session, reader.header.target_fingerprint)
-
-
-def _with_alone(found: "Iterable[Recognised]") -> "Iterator[tuple[Recognised, bool]]":
-    """Yield sessions, each with whether it is the only one of its file. An error comes after those before it."""
-    first: Recognised | None = None  # of its file, until it is known whether there are more
-    file = ""
-    try:
-        for one in found:
-            if first is not None:
-                yield first, first.file != one.file
-                first = None
-            if one.is_log or one.part or one.file == file:
-                yield one, one.is_log
-            else:
-                first = one
-            file = one.file
-    except Exception:
-        if first is not None:
-            yield first, False
-        raise
-    if first is not None:
-        yield first, True
+                head, kind = self.heads.get(path) or stem_of(path), session.kind
+                found = Recognised(session, kind, kind, path, f"{path}: session {number}")
+                yield NamedSession(found, head, number), reader.header.target_fingerprint
 
 
 def is_pltz(path: str) -> bool:

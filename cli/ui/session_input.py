@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,17 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.ui import options
 from pltz.cli.ui.output import printable
+from pltz.datasets.file_walk import EXCLUDE
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.datasets.file_walk import WalkedFile
     from pltz.datasets.input_format import ReadOptions, Recognised
     from pltz.models.session.session import Session
 
 META = "pltz.input"
 SHOWN = 2  # remarks of one kind about the files of an input
-PACKED = frozenset((".gz", ".zst", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
+PACKED = frozenset((".gz", ".zst", ".zstd", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
 INPUT_FORMAT = options.form(
     ("auto", "agent-log", "jsonl", "text", "ids"),
     "Format of the inputs. auto recognises them all; agent-log makes one session of each JSONL file.",
@@ -35,7 +37,7 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--column``, ``--query``, ``--drop`` and ``--exact``. `InputFiles` reads them."""
+    """Add ``--column``, ``--query``, ``--drop``, ``--exclude`` and ``--exact``. `InputFiles` reads them."""
     for option in (
         click.option(
             "--exact",
@@ -69,6 +71,15 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             expose_value=False,
             callback=_keep,
             help="Take only this column of a Parquet or Arrow table (repeatable).",
+        ),
+        click.option(
+            "--exclude",
+            metavar="PATTERN",
+            multiple=True,
+            expose_value=False,
+            callback=_keep,
+            help="Leave such files of a folder out; one with a slash is of paths in it (repeatable; '' for none)."
+            f"  [default: {' '.join(EXCLUDE)}]",
         ),
     ):
         command = option(command)
@@ -123,6 +134,7 @@ class InputFiles:
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
         self.refused: list[str] = []
+        self.left = Counter[str]()  # files that were left out, by what does it
         self.passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
         self._alike = Counter[str]()  # remarks, without the names of files
         self._refusing, self._several, self._parts = refusing, several, parts
@@ -154,14 +166,17 @@ class InputFiles:
     @property
     def total(self) -> int | None:
         """Return the bytes of all inputs, None where that is not known before they are read."""
-        files = [Path(path) for path in self.paths if path != "-"]
-        found = [file for path in files for file in (path.rglob("*") if path.is_dir() else [path])]
-        if len(files) < len(self.paths) or any(file.suffix.lower() in PACKED for file in found):
+        from pltz.datasets.file_walk import walk
+
+        if "-" in self.paths:
             return None
         try:
-            return sum(file.stat().st_size for file in found if file.is_file())
-        except OSError:  # reading it tells why
+            found = [file for path in self.paths for file in walk(path, self._options().exclude) if file.fate == "read"]
+        except UsageError:  # reading it tells why
             return None
+        if any(Path(file.path).suffix.lower() in PACKED for file in found):
+            return None
+        return sum(file.size for file in found)
 
     @property
     def exact(self) -> bool:
@@ -183,8 +198,18 @@ class InputFiles:
         from pltz.datasets.input_format import ReadOptions
 
         given = click.get_current_context().meta.get(META, {})
-        refused = self._refuse if self._refusing else None
-        return ReadOptions(format=self.form, warn=self._remark, refused=refused, parts=self._parts, **given)
+        refused = (lambda why, file: self._refuse(why, file.size)) if self._refusing else None
+        how: dict[str, Any] = {"refused": refused, "parts": self._parts, "left": self._leave}
+        return ReadOptions(format=self.form, warn=self._remark, **how, **given)
+
+    def _leave(self, file: WalkedFile) -> None:
+        """Count a file that is left out, and print why where no pattern of the user's does it."""
+        from pltz.datasets.loaders import told
+
+        if file.fate == "left":
+            self.left[file.rule] += 1
+        if file.why:
+            self._remark(told(file))
 
     def _remark(self, text: str) -> None:
         self.remarks.append(text)
@@ -197,6 +222,16 @@ class InputFiles:
         self.refused.append(text)
         self.passed_over(size)
         click.echo(f"refused: {printable(text)}", err=True)
+
+
+def left_out(left: Mapping[str, int]) -> str:
+    """Return how many files were left out, and by what, in words; empty where none was.
+
+    >>> left_out({"*-wal": 2, "no file": 1})
+    '3 files left out (2 *-wal, 1 no file)'
+    """
+    each = ", ".join(f"{count:,} {rule}" for rule, count in sorted(left.items()))
+    return f"{counted(sum(left.values()), 'file')} left out ({each})" if each else ""
 
 
 def drops() -> tuple[str, ...]:
@@ -214,6 +249,7 @@ def as_text(inputs: InputFiles) -> str:
         lines.append(f"{name}: {counted(file.nouns.total(), 'session')}: {file.words()}{told}")
     total = sum(inputs.nouns.values())
     refused = f"; {counted(len(inputs.refused), 'file')} refused" if inputs.refused else ""
+    refused += f"; {left}" if (left := left_out(inputs.left)) else ""
     lines.append(f"{counted(total, 'session')} in {counted(len(inputs.files), 'file')}{refused}; nothing was coded")
     return "\n".join(map(printable, lines))
 
@@ -229,4 +265,5 @@ def as_fields(inputs: InputFiles) -> dict[str, Any]:
         }
         for name, file in inputs.files.items()
     ]
-    return {"recognised": inputs.nouns, "files": files, "remarks": inputs.remarks, "refused": inputs.refused}
+    left = {"refused": inputs.refused, "left_out": dict(inputs.left)}
+    return {"recognised": inputs.nouns, "files": files, "remarks": inputs.remarks, **left}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, size
-from pltz.cli import DRY_RUN, Command, Progress, options, pairs, printable, wanted, write_text
+from pltz.cli import DRY_RUN, Command, Progress, left_out, options, pairs, printable, wanted, write_text
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def as_text(report: dict[str, Any]) -> str:
         (f"{would}frozen", frozen),
         (f"{would}refused", f"{total['refused']:,}"),
     ]
+    if left := left_out(total["left_out"]):
+        lines.append(("not stored", left))
     # A line per step that ran.
     if done := report["retention"]:
         lines.append(
@@ -105,5 +107,6 @@ def as_text(report: dict[str, Any]) -> str:
     text += [f"refused: {r['where']} ({r['source']}): {r['reason']}" for r in report["refused"][:SHOWN]]
     if total["refused"] > SHOWN:
         text.append(f"refused: {total['refused'] - SHOWN:,} more, see the folder quarantine")
+    text += [f"told: {words}" for words in report["told"][:SHOWN]]
     text += [f"not done: {words}" for words in report["failures"]]
     return "\n".join([text[0], *map(printable, text[1:])])

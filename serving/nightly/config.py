@@ -51,14 +51,15 @@ name_key = "id"                   # without it a session is called FILE/LINE
 # time_key = "updated"            # seconds since 1970, or 2026-01-31T12:00
 # tags = { from = "chats" }
 # base = "support"                # share system prompts under this name with all tenants
-# new_version = true              # a line that does not continue the stored one of its name, as with agent-logs
+# new_version = true              # a line that does not continue the stored one of its name is taken, not refused
 
 # [[source]]                      # logs of coding agents, a session per file: Claude Code, Codex, Gemini CLI, pi, ...
-# kind = "agent-logs"
+# kind = "agent-logs"             # and all other files below the folder, as pltz archive put has them
 # path = "~/.claude/projects"
+# exclude = ["*-wal", "*.lock"]   # files that are left out and counted; default: those of pltz archive put --exclude
 # exact = true                    # keep the bytes of logs whose JSON is spelt in another way than pltz would.
                                   # Or drop = "signatures" drops those of thinking, and ciphertext, for good
-# new_version = true              # a log that does not continue the stored one of its name is taken, not refused
+# new_version = true              # a chat that does not continue the stored one of its name is taken, not refused
 
 [[source]]                        # SQLite, a row per session: columns name and session, perhaps tenant and time
 kind = "sqlite"

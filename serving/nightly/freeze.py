@@ -51,6 +51,7 @@ from pltz.serving.nightly.run_stats import RefusedSession, RunStats
 from pltz.serving.nightly.sources.source import (
     DrainedSource,
     EntrySource,
+    LeftOut,
     ReceiptKeys,
     Sink,
     SourceEntry,
@@ -180,6 +181,9 @@ class _Shard:
 
     def _rows(self, shard: SourceShard) -> Iterator[KeyedEntry]:
         for entry in self.source.entries(shard):
+            if isinstance(entry, LeftOut):
+                self.tally.leave(entry.where, entry.rule, entry.why)
+                continue
             self.tally.seen += 1
             if isinstance(entry, Unreadable):
                 self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)

@@ -130,6 +130,7 @@ class _NightlyRun:
             "verify": verified,
             "steps": self.steps,
             "refused": [vars(refused) for refused in total.refusals],
+            "told": total.told,
             "failures": self.failures[:LISTED],
             "damaged_receipts": sorted(self.state.damaged),
             "peak_memory_mb": peak_memory(),

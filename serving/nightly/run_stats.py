@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,7 +30,8 @@ class RunStats:
     seen = known + frozen + refused. ``unchanged`` sessions count as frozen, but the archive had them already.
     ``bytes``: of frozen sessions as they were in the source. ``frozen_bytes``: of the new bitstrings.
     ``lag``: time from a session's last change until it was durable, summed over the ``lagged`` sessions with
-    a known change time. ``source``: its number.
+    a known change time. ``source``: its number. ``left_out``: files that are no sessions, by what leaves them out;
+    ``told``: those of them with a reason of their own, and what else is to be known.
     """
 
     source: int = 0
@@ -47,6 +49,8 @@ class RunStats:
     lagged: int = 0
     lag: float = 0.0
     lag_max: float = 0.0
+    left_out: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
     refusals: list[RefusedSession] = field(default_factory=list)
     quarantine: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
@@ -62,6 +66,8 @@ class RunStats:
                 self.refusals += value[: LISTED - len(self.refusals)]
             elif name == "quarantine":
                 self.quarantine |= value
+            elif name == "told":
+                self.told += value[: LISTED - len(self.told)]
             else:
                 setattr(self, name, getattr(self, name) + value)
 
@@ -71,6 +77,13 @@ class RunStats:
         self.quarantine.add(refused.id)
         if len(self.refusals) < LISTED:
             self.refusals.append(refused)
+
+    def leave(self, where: str, rule: str, why: str) -> None:
+        """Count a file that is left out by a rule; without one it is only told of, as a link that is followed."""
+        if rule:
+            self.left_out[rule] += 1
+        if why and len(self.told) < LISTED:
+            self.told.append(f"{where}: {why}" + (", left out" if rule not in ("", "empty") else ""))
 
     def wait(self, since: float | None, now: float) -> None:
         """Count the lag of a session that was changed at ``since`` and is durable ``now``."""
@@ -82,8 +95,9 @@ class RunStats:
     def facts(self) -> dict[str, Any]:
         """Return the counts for a report, with the ratio of content to frozen bytes and the mean lag."""
         facts = asdict(self)
-        for name in ("source", "refusals", "quarantine", "failures", "lag"):
+        for name in ("source", "refusals", "quarantine", "failures", "lag", "told"):
             del facts[name]
+        facts["left_out"] = dict(sorted(self.left_out.items()))
         facts["seconds"], facts["lag_max"] = round(self.seconds, 3), round(self.lag_max, 3)
         facts["lag_mean"] = round(self.lag / self.lagged, 3) if self.lagged else None
         facts["ratio"] = round(self.bytes / self.frozen_bytes, 3) if self.frozen_bytes else None

@@ -17,10 +17,10 @@ from pltz.datasets.conversation import messages_of
 from pltz.datasets.dropped import without
 from pltz.datasets.file_forms import suffix_of
 from pltz.datasets.input_format import EVENTS, ReadOptions
-from pltz.datasets.loaders import load, logs_of, recognise
+from pltz.datasets.loaders import load, recognise
 from pltz.datasets.turns import without_tools
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, PltzError
+from pltz.plt_codec.errors import ContentError
 from tests.datasets import test_conversation as logs, test_formats as files
 from tests.failing import raising
 
@@ -77,7 +77,6 @@ def test_files_of_such_values_are_sessions(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(json.dumps(rows).encode() if "json" in name[5:] else files.lines(rows * 2))
     assert list(recognise(path, ReadOptions(warn=lambda _: None)))
-    list(logs_of(path))
 
 
 @pytest.fixture
@@ -93,12 +92,10 @@ def test_whatever_a_recogniser_raises_refuses_that_file_alone(tmp_path: Path) ->
     for name in "abc":
         (tmp_path / f"{name}.json").write_text('{"fail": 1}' if name == "b" else '{"messages": []}')
     refused: list[str] = []
-    found = list(recognise(tmp_path, ReadOptions(refused=lambda why, size: refused.append(why))))
+    found = list(recognise(tmp_path, ReadOptions(refused=lambda why, file: refused.append(why))))
     assert [Path(one.file).name for one in found] == ["a.json", "c.json"]
     [why] = refused
     assert "b.json: cannot be read (TypeError: unhashable)" in why and "--format text" in why
     with pytest.raises(ContentError, match=r"b\.json"):
         list(load(tmp_path))
-    with pytest.raises(PltzError, match=r"b\.json"):
-        list(logs_of(tmp_path / "b.json"))
     assert suffix_of(Session("chat", {"fail": 1})) == ".json" and messages_of(Session("chat", {"fail": 1})) is None

@@ -237,7 +237,7 @@ def test_what_is_left_out_of_a_folder_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     found = [one.session.value for one in recognise(tmp_path / "in", ReadOptions(warn=told.append))]
     assert found == [b"one", b"two"]
-    assert [Path(text.partition(": ")[0]).name for text in told] == ["folder", "broken", "pipe"]
+    assert [Path(text.partition(": ")[0]).name for text in told] == ["broken", "folder", "pipe"]
 
 
 def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_
     write(tmp_path, "b.txt.gz", b"no gzip data")
     write(tmp_path, "c.txt", b"three")
     refused: list[str] = []
-    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=lambda why, size: refused.append(why)))]
+    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=lambda why, file: refused.append(why)))]
     assert found == [Session("text", b"three")]
     assert ["a.jsonl.zst: expected zstd" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
     with pytest.raises(CorruptError, match=r"a.jsonl.zst: expected zstd"):

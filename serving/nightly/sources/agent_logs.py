@@ -1,42 +1,40 @@
-"""Logs of coding agents: every log below a folder is one session, as `pltz archive put FOLDER` makes it.
+"""Logs of coding agents, and what lies beside them: the files below a folder, as `pltz archive put FOLDER` has them.
 
-A log is named by its path below the folder, with one folder at least (``./-home-me-shop/4f35e220``). The logs in the
-lines of one file, or in one list, are named as chats are (``output/0``). Files that are no logs of an agent are left
-out. A log that grew is a new version, and an unchanged one is known by a digest of its bytes: it is read, and neither
-parsed nor coded. A log that another one replaced is refused, unless ``new_version`` is set.
+A log is one session, named by its path below the folder, with one folder at least (``./-home-me-shop/4f35e220``). Files
+below a folder that is named as a log beside it are parts of the session of that log: logs of sub-agents, results of
+tools. Other files are sessions named by their path and the number of each in its file (``notes/0``).
 
-Files below a folder that is named as a log beside it are parts of the session of that log: logs of sub-agents, results
-of tools. They are kept whatever they are.
+Every file is stored, or refused with a reason, or counted with what leaves it out (`datasets/file_walk.py`). A log that
+changed is a new version, and what is unchanged is known by a digest of its bytes: it is read, and not coded. A chat
+that does not continue the stored one of its name is refused, unless ``new_version`` is set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.archive import Archive, PutRequest, facts_of
 from pltz.datasets import (
+    EXCLUDE,
+    NamedSession,
     ReadOptions,
-    below,
-    log_name,
-    logs_of,
-    part_of,
+    WalkedFile,
+    named,
+    recognise_files,
     stem_of,
     tags_of,
-    tags_of_file,
-    without,
+    walk,
 )
-from pltz.models import Session
-from pltz.plt_codec import MAX_BYTES, PltzError, UsageError
+from pltz.plt_codec import MAX_BYTES, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
-from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
+    LeftOut,
     SourceEntry,
     SourceShard,
     Unreadable,
@@ -48,16 +46,13 @@ if TYPE_CHECKING:
     from pltz.serving.nightly.sources.source import Sink
 
 
-LOGS = (".jsonl", ".jsonl.zst", ".jsonl.gz")  # names of logs beside whose folders their parts lie
-
-
 @dataclass(frozen=True)
 class AgentLogSource:
-    """A folder of logs, or one log (see the top of this file).
+    """A folder of logs and other files, or one of them (see the top of this file).
 
-    ``max_bytes``: of a log. ``exact``: keep the bytes of JSON where its values would not give them back.
-    ``drop``: what is dropped from logs: "signatures".
-    ``new_version``: let a log that does not continue the stored one of its name be its next version.
+    ``max_bytes``: of a file that is one session. ``exact``: keep the bytes of JSON where its values would not give them
+    back. ``drop``: what is dropped from logs: "signatures". ``exclude``: patterns of files that are left out.
+    ``new_version``: let a chat that does not continue the stored one of its name be its next version.
     """
 
     name: Word
@@ -66,6 +61,7 @@ class AgentLogSource:
     max_bytes: Annotated[int, Limits(1, MAX_BYTES)] = MAX_BYTES
     exact: bool = False
     drop: str = ""
+    exclude: tuple[str, ...] = EXCLUDE
     new_version: bool = False
     kind = "agent-logs"
     naming_keys = BY_ENTRY
@@ -80,94 +76,77 @@ class AgentLogSource:
 
     def _options(self) -> ReadOptions:
         drop = (self.drop,) if self.drop else ()
-        return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop)
+        return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop, parts=True)
 
     def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield groups of files. Raises UsageError where there is nothing at the path."""
         root = Path(self.path)
         if not root.exists():
             raise UsageError(f"expected a log or a folder of logs, found nothing at {self.path}")
-        row: list[str] = []
+        row: list[WalkedFile] = []
         total, stem = 0, ""
-        for path, size in files_of(root):
-            full = total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS
-            if not path.startswith(f"{stem}/"):  # the parts of a log go with it
-                stem = str(PurePosixPath(path).with_name(stem_of(path)))
+        for file in walk(root, self.exclude):
+            full = total + file.size > SHARD_BYTES or len(row) >= SHARD_SESSIONS
+            if not file.inside.startswith(f"{stem}/"):  # the parts of a log go with it
+                stem = str(PurePosixPath(file.inside).with_name(stem_of(file.inside)))
                 if row and full:
                     yield self._shard(number, row)
                     row, total = [], 0
-            row.append(path)
-            total += size
+            row.append(file)
+            total += file.size
         if row:
             yield self._shard(number, row)
 
-    def _shard(self, number: int, row: list[str]) -> SourceShard:
-        return SourceShard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+    def _shard(self, number: int, row: list[WalkedFile]) -> SourceShard:
+        return SourceShard(number, row[0].inside + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
-    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
-        """Yield the logs of a shard as their bytes, unpacked. Files that cannot be read are `Unreadable`."""
-        root, logs = Path(self.path), dict[str, str | None]()
-        for inside in shard.parts:
-            path = root / inside if root.is_dir() else root
-            log, part = self._part_of(inside, logs)
-            name = self._name_of(log)
-            try:
-                at = path.stat()
-                since, mtime = at.st_mtime, at.st_mtime_ns
-                if part:
-                    data = part_of(path, self.max_bytes)
-                    raw = next(raw for _, raw in logs_of(path, self.max_bytes)) if data is None else data
-                    yield SourceEntry(inside, name, raw, since=since, part=part, mtime=mtime)
-                    continue
-                for number, raw in logs_of(path, self.max_bytes, exact=self.exact):
-                    if number is None:
-                        yield SourceEntry(inside, name, raw, since=since, mtime=mtime)
-                    else:
-                        row = f"{below(str(root), str(path))}/{number}"
-                        yield SourceEntry(f"{inside}: session {number}", row, raw, since=since)
-            except FileNotFoundError:
-                continue  # moved since it was listed: the next run finds it in its new place
-            except OSError as exc:
-                yield Unreadable(inside, f"cannot be read: {exc.strerror or exc}", name)
-            except PltzError as exc:
-                yield Unreadable(inside, str(exc), name)
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable | LeftOut]:
+        """Yield the sessions of a shard. Files that cannot be read are `Unreadable`, others that are left `LeftOut`."""
+        told: list[Unreadable | LeftOut] = []
 
-    def _part_of(self, inside: str, logs: dict[str, str | None]) -> tuple[str, str]:
-        """Return the file of the log that a file belongs to, and its path as a part of that; itself and "" for a log.
+        def refused(why: str, file: WalkedFile) -> None:
+            if Path(file.path).exists() or Path(file.path).is_symlink():  # else moved: the next run finds it
+                reason = why.removeprefix(f"{file.path}: ")
+                told.append(Unreadable(self._inside(file.path), reason, size=file.size or None))
 
-        ``logs``: of folders that were looked at, the log that is named as each is.
-        """
-        for folder in map(str, list(PurePosixPath(inside).parents)[-2::-1]):
-            if folder not in logs:
-                logs[folder] = self._log_beside(folder)
-            if log := logs[folder]:
-                return log, inside.removeprefix(f"{folder}/")
-        return inside, ""
+        def left(file: WalkedFile) -> None:
+            told.append(LeftOut(self._inside(file.path), file.rule if file.fate == "left" else "", file.why))
 
-    def _log_beside(self, folder: str) -> str | None:
-        """Return the file beside a folder that has its name and is one log; None without."""
-        for suffix in LOGS:
-            path = Path(self.path, folder + suffix)
-            with suppress(OSError, PltzError):
-                if path.is_file() and [number for number, _ in logs_of(path, self.max_bytes)] == [None]:
-                    return folder + suffix
-        return None
+        options = replace(self._options(), refused=refused, left=left)
+        for session in named(recognise_files(shard.parts, options), self.path):
+            yield from told
+            told.clear()
+            yield self._entry(session)
+        yield from told
 
-    def _name_of(self, inside: str) -> str:
-        """Return the name of the log that a file is, by its path below the folder."""
-        root = Path(self.path)
-        return log_name(self.path, str(root / inside if root.is_dir() else root))
+    def _entry(self, session: NamedSession) -> SourceEntry:
+        found = session.found
+        given, raw = found.given, found.session.to_input_bytes()
+        where = self._inside(found.place)
+        since = found.mtime / 1e9 if found.mtime else None
+        if given is not None:
+            return SourceEntry(where, given.name, raw, given.tenant, given.time, since=since, named=session)
+        return SourceEntry(where, session.name, raw, since=since, part=found.part, named=session)
+
+    def _inside(self, path: str) -> str:
+        """Return the path of a file below the folder, with the place in it that may follow."""
+        inside = path.removeprefix(self.path).lstrip("/")
+        return inside if inside and path != inside and inside[0] != ":" else PurePosixPath(path).name
 
     def item(self, entry: SourceEntry) -> PutRequest:
-        """Return a log or a part as a session to put. Raises UsageError."""
-        alone = entry.name is not None and entry.name == self._name_of(entry.where)  # the log is all of its file
-        session, size = without(Session("text", entry.raw), [self.drop] if self.drop else [])
-        request = replace(self.naming.item(entry, session), continues=not self.new_version, part=entry.part)
-        request = replace(request, content=facts_of(session, len(entry.raw), entry.mtime))
-        tags = tags_of((self.drop,), size)
-        if alone and not entry.part:
-            tags |= tags_of_file(entry.name or "", entry.where, session, numbered=False)
-        return replace(request, tags={**request.tags, **tags})
+        """Return a session to put. Raises UsageError."""
+        session = entry.named
+        assert session is not None
+        found = session.found
+        request = self.naming.item(entry, found.session)
+        form = {} if found.given else session.tags()
+        return replace(
+            request,
+            continues=session.continues and not (self.new_version or found.given),
+            part=found.part,
+            content=facts_of(found.session, found.size, session.mtime),
+            tags={**request.tags, **form, **tags_of((self.drop,), found.dropped)},
+        )
 
     def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pltz.archive import Archive, PutRequest
-from pltz.datasets import ByteInput, Readable, TooLong, first_events, registry
+from pltz.datasets import ByteInput, Readable, TooLong, first_events, registry, walk
 from pltz.models import Bundle, Session
 from pltz.plt_codec import MAX_BYTES, ContentError, CorruptError, UsageError, refusing
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import NAMING_KEYS, Naming
-from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
+    LeftOut,
     Sink,
     SourceEntry,
     SourceShard,
@@ -90,12 +90,18 @@ class JsonlSource:
         if not root.exists():
             raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
         called = set[str]()
-        pieces: list[tuple[FilePiece, int]] = []
-        for path, size in files_of(root, ENDS):
-            stem = path if _stem(path) in called else _stem(path)
-            called.add(stem)
-            pieces += _pieces(root, path, stem, size)
-        row: list[FilePiece] = []
+        pieces: list[tuple[FilePiece | LeftOut, int]] = []
+        for file in walk(root, ()):
+            path = file.inside
+            if file.fate in ("left", "told"):
+                pieces.append((LeftOut(path, file.rule, file.why), 0))
+            elif file.fate == "read" and root.is_dir() and not path.lower().endswith(ENDS):
+                pieces.append((LeftOut(path, "no JSONL"), 0))
+            else:
+                stem = path if _stem(path) in called else _stem(path)
+                called.add(stem)
+                pieces += _pieces(root, path, stem, file.size)
+        row: list[FilePiece | LeftOut] = []
         total = 0
         for piece, size in pieces:
             if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
@@ -106,14 +112,17 @@ class JsonlSource:
         if row:
             yield SourceShard(number, self._place(row), tuple(row))
 
-    def _place(self, row: list[FilePiece]) -> str:
+    def _place(self, row: list[FilePiece | LeftOut]) -> str:
         more = f" and {len(row) - 1} more" if len(row) > 1 else ""
-        return f"{row[0].path}:{row[0].first}{more}"
+        return (row[0].where if isinstance(row[0], LeftOut) else f"{row[0].path}:{row[0].first}") + more
 
-    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable | LeftOut]:
         """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
         for part in shard.parts:
-            yield from self._read(FilePiece(*part))
+            if isinstance(part, LeftOut):
+                yield part
+            else:
+                yield from self._read(FilePiece(*part))
 
     def _read(self, piece: FilePiece) -> Iterator[SourceEntry | Unreadable]:
         root = Path(self.path)

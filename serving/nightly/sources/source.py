@@ -1,7 +1,7 @@
 """Source: the port of a place of sessions, with its shards and entries.
 
     source --shards--> SourceShard, ...       cheap: looks at names and sizes, reads no session
-    shard  --entries--> SourceEntry, ...      raw bytes and their place; an Unreadable one does not stop the others
+    shard  --entries--> SourceEntry, ...      raw bytes and their place; one Unreadable or LeftOut stops no other
     entry  --item--> PutRequest               parsed; raises PltzError where it is no session
 
 A shard is work for one process of many. It is made anew for each run and is not remembered. Sessions are
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from pltz.archive import Archive, PutReceipt, PutRequest
 
 if TYPE_CHECKING:
+    from pltz.datasets import NamedSession
     from pltz.models import Bundle
     from pltz.serving.nightly.run_stats import RunStats
 
@@ -48,9 +49,9 @@ class SourceShard:
 class SourceEntry:
     """A session as it is stored in a source.
 
-    ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since
-    1970; ``mtime``: the same of a file that is the session, in nanoseconds. ``part``: path of the part of the session,
-    empty for the main one.
+    ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since 1970.
+    ``part``: path of the part of the session, empty for the main one. ``named``: the session, where the source has read
+    it already.
     """
 
     where: str
@@ -60,7 +61,19 @@ class SourceEntry:
     time: int | None = None
     since: float | None = None
     part: str = ""
-    mtime: int = 0
+    named: NamedSession | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file that is no session. ``rule``: what leaves it out, empty of one that is only told of, as a followed link.
+
+    ``why``: the reason in words, where it is told by name.
+    """
+
+    where: str
+    rule: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class EntrySource(Source, Protocol):
     def settings(self) -> list[Any]:
         """Return the settings that decide, beside an entry, what is stored of it; plain values."""
 
-    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable | LeftOut]:
         """Yield the entries of a shard as they are now, in order.
 
         Raises UsageError and OSError where it cannot be read.

@@ -284,7 +284,7 @@ def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Pa
         line = json.dumps(chat(1, id=path.parent.name)).encode() + b"\n"
         path.write_bytes(gzip.compress(line) if path.suffix == ".gz" else line)
     done = run("archive", "put", "-r", cold, paths[0], paths[0])
-    assert done.exit_code == 2 and "both be named chats/0" in done.stderr
+    assert done.exit_code == 2 and "named twice" in done.stderr
     assert not lines(run("archive", "ls", "-r", cold, "--json"))
     both = lines(run("archive", "put", "-r", cold, *paths, "--json"))
     assert [row["name"] for row in both] == ["monday/chats/0", "tuesday/chats/0"]

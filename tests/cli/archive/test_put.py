@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.writing import commits
 from pltz.archive.writing.writer import ArchiveWriter
-from tests.cli.commands import Run, chat, lines
+from tests.cli.commands import Run, chat, into, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -38,7 +38,7 @@ def event(session: str, number: int) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"
 
 
-def test_a_log_that_another_file_replaced_is_refused_and_the_others_are_put(run: Run, cold: Path, logs: Path) -> None:
+def test_a_log_that_was_rewritten_is_a_new_version(run: Run, cold: Path, logs: Path) -> None:
     first = lines(run("archive", "put", "-r", cold, logs, "--json"))
     assert [(row["name"], row["version"]) for row in first] == [
         ("garden/events", 1), ("garden/other", 1), ("shop/events", 1)
@@ -46,12 +46,9 @@ def test_a_log_that_another_file_replaced_is_refused_and_the_others_are_put(run:
     (logs / "garden/events.jsonl").write_bytes(event("new", 0) + event("new", 1))
     with (logs / "shop/events.jsonl").open("ab") as file:
         file.write(event("shop/events", 2))
-    done = run("archive", "put", "-r", cold, logs, "--json")
-    assert done.exit_code == 5 and "garden/events" in done.stderr and "--new-version" in done.stderr
-    found = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert found["garden/other"]["unchanged"] and found["shop/events"]["version"] == 2 and len(found) == 2
-    again = {row["name"]: row for row in lines(run("archive", "put", "-r", cold, logs, "--new-version", "--json"))}
-    assert again["garden/events"]["version"] == 2 and again["shop/events"]["unchanged"]
+    found = {row["name"]: row for row in lines(run("archive", "put", "-r", cold, logs, "--json"))}
+    assert found["garden/other"]["unchanged"] and found["shop/events"]["version"] == 2
+    assert found["garden/events"]["version"] == 2
     texts = run("archive", "get", "-r", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
     assert texts == event("garden/events", 0) + event("garden/events", 1)
 
@@ -87,8 +84,9 @@ def test_an_archive_in_a_folder_is_left_out(run: Run, cold: Path) -> None:
     for unchanged in (False, True):
         done = run("archive", "put", "-r", cold, cold.parent, "--json")
         assert done.exit_code == 0 and f"{cold}: a pltz archive, left out" in done.stderr
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        *rows, last = [json.loads(line) for line in done.stdout.splitlines()]
         assert [(row["name"], row["unchanged"]) for row in rows] == [("a/0", unchanged)]
+        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 0, "left_out": {"archive": 1}}}
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
@@ -99,7 +97,8 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
         done = run("archive", "put", "-r", cold, logs, "--json")
         assert done.exit_code == 5 and "refused: " in done.stderr
         assert "z.jsonl.gz: expected gzip" in done.stderr and "empty.jsonl.gz: the gzip" in done.stderr
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        *rows, last = [json.loads(line) for line in done.stdout.splitlines()]
+        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 2, "left_out": {}}}
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
     assert "3 sessions, 3 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
     (cold.parent / "alone").mkdir()
@@ -108,7 +107,8 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
     assert alone.exit_code == 5 and alone.stderr.endswith("nothing is stored; 1 file refused\n")
     files = [logs / "garden/z.jsonl.gz", logs / "shop/events.jsonl"]
     given = run("archive", "put", "-r", cold, *files, "--json")
-    assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == ["shop/events"]
+    row, _ = map(json.loads, given.stdout.splitlines())
+    assert given.exit_code == 5 and row["name"] == "shop/events"
     missing = run("archive", "put", "-r", cold, files[1], logs / "nobody.jsonl")
     assert missing.exit_code == 2 and "found nothing" in missing.stderr and not missing.stdout
     alone = run("archive", "put", "-r", cold, logs / "garden/z.jsonl.gz", "--json")
@@ -130,14 +130,29 @@ def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path:
     assert len(warned) == 3 and "3 more files: no known chat format" in warned[-1]
 
 
-def test_two_files_of_one_name_in_a_folder_refuse_one(run: Run, cold: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_stem_in_a_folder_have_two_names(run: Run, cold: Path, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     for name in ("a.txt", "a.md", "b.txt"):
         (folder / name).write_text(name)
-    done = run("archive", "put", "-r", cold, folder, "--json")
-    assert done.exit_code == 5 and "both be named a" in done.stderr and "--name" in done.stderr
-    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == ["a/0", "b/0"]
+    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
+    assert [row["name"] for row in rows] == ["a/0", "a.txt/0", "b/0"]
+    back = tmp_path / "back"
+    assert run("archive", "get", "-r", cold, "-o", into(back)).exit_code == 0
+    assert {path.name: path.read_text() for path in back.iterdir()} == {n: n for n in ("a.txt", "a.md", "b.txt")}
+
+
+def test_two_folders_with_a_file_of_one_name_refuse_that_file_alone(run: Run, cold: Path, tmp_path: Path) -> None:
+    for folder in ("mon", "tue"):
+        for name in ("sub/a.txt", f"sub/{folder}.txt"):
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{folder} {name}")
+    done = run("archive", "put", "-r", cold, tmp_path / "mon", tmp_path / "tue", "--json")
+    assert done.exit_code == 5 and "tue/sub/a.txt: its sessions would be named sub/a" in done.stderr
+    *rows, last = map(json.loads, done.stdout.splitlines())
+    assert [row["name"] for row in rows] == ["sub/a/0", "sub/mon/0", "sub/tue/0"]
+    assert last["not_stored"]["files_refused"] == 1
 
 
 def test_an_interrupted_put_keeps_its_commits_and_goes_on(

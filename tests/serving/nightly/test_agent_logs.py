@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,11 @@ def test_agent_logs_are_a_session_per_file(nightly: Nightly) -> None:
     nightly.write("logs/garden/chats.jsonl", b'{"messages":[{"role":"user","content":"no log"}]}\n')
     nightly.write("logs/garden/notes.md", b"# no log\n")
     nightly.write("logs/top.jsonl", log("top", 1))
-    assert nightly.counts() == (4, 0, 0, 0) and nightly.counts() == (0, 4, 0, 0)
-    names = {("acme", name) for name in ("shop/events", "garden/events", "garden/ses_1", "logs/top")}
-    assert nightly.content().keys() == names
+    assert nightly.counts() == (6, 0, 0, 0) and nightly.counts() == (0, 6, 0, 0)
+    logs = "shop/events", "garden/events", "garden/ses_1", "logs/top"
+    assert nightly.content().keys() == {("acme", name) for name in (*logs, "garden/chats/0", "garden/notes/0")}
     nightly.write("logs/shop/events.jsonl", log("shop", 4))
-    assert nightly.counts() == (1, 3, 0, 0)
+    assert nightly.counts() == (1, 5, 0, 0)
     assert nightly.content()["acme", "shop/events"] == [log("shop", n).decode() for n in (2, 4)]
 
 
@@ -62,36 +63,71 @@ def test_a_list_of_trajectories_is_a_session_each_as_put_has_it(nightly: Nightly
     for name, value in lists.items():
         nightly.write(f"logs/shop/{name}.json", json.dumps(value, indent=1).encode())
     nightly.write("logs/shop/mixed.json", json.dumps([one, {"other": 1}]).encode())
-    count = 2 if exact else 5
+    count = 3 if exact else 6
     assert nightly.counts() == (count, 0, 0, 0) and nightly.counts() == (0, count, 0, 0)
-    # the same files put by hand; what is no log in the mixed list is no business of this source
+    # the same files put by hand
     words = ["archive", "put", "-r", str(nightly.root / "hand"), str(nightly.root / "logs"), "--bundle", nightly.bundle]
     opener.create(nightly.root / "hand")
     assert CliRunner().invoke(cli, [*words, *["--exact"] * exact]).exit_code == 0
     places = [Archive.open(nightly.root / name, bundle=nightly.bundle) for name in ("cold", "hand")]
     with places[0] as cold, places[1] as hand:
-        put = {one.name: hand.get(one.name) for one in hand.list() if one.name != f"shop/mixed/{0 if exact else 1}"}
+        put = {one.name: hand.get(one.name) for one in hand.list()}
         assert put.keys() == {one.name for one in cold.list()} and len(put) == count
         for name, by_hand in put.items():
             assert (cold.get(name).session, cold.get(name).tags) == (by_hand.session, by_hand.tags)
-    named = {"shop/runs"} if exact else {"shop/mixed/0", *(f"shop/runs/{n}" for n in range(3))}
-    assert put.keys() == {"shop/alone/0", *named}
+    named = {"shop/runs"} if exact else {"shop/mixed/1", *(f"shop/runs/{n}" for n in range(3))}
+    assert put.keys() == {"shop/alone/0", "shop/mixed/0", *named}
 
 
-def test_a_log_that_another_replaced_needs_a_word(nightly: Nightly) -> None:
+def test_a_log_that_was_rewritten_is_a_new_version_and_a_replaced_chat_needs_a_word(nightly: Nightly) -> None:
     nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
     path = nightly.write("logs/shop/events.jsonl", log("shop", 2))
-    nightly.write("logs/shop/b.jsonl", log("b", 2))
-    assert nightly.counts() == (2, 0, 0, 0)
+    notes = nightly.write("logs/shop/MEMORY.md", b"- the shop sells tea\n")
+    nightly.write("logs/shop/chats.jsonl", lines([chat(1)]))
+    assert nightly.counts() == (3, 0, 0, 0)
     path.write_bytes(log("other", 3))
-    nightly.write("logs/shop/b.jsonl", log("b", 3))
+    notes.write_bytes(b"- the shop sells coffee\n")
+    nightly.write("logs/shop/chats.jsonl", lines([chat(2)]))
     report = nightly.run()
-    assert report["exit_code"] == 5 and report["totals"]["frozen"] == 1
+    assert report["exit_code"] == 5 and report["totals"]["frozen"] == 2
     [refused] = report["refused"]
-    assert refused["where"] == "shop/events.jsonl" and "new_version = true" in refused["reason"]
+    assert refused["where"] == "shop/chats.jsonl: line 1" and "new_version = true" in refused["reason"]
     nightly.sources += "new_version = true\n"
-    assert nightly.counts() == (1, 1, 0, 0)
-    assert len(nightly.content()["default", "shop/events"]) == 2
+    assert nightly.counts() == (1, 2, 0, 0)
+    assert {len(versions) for versions in nightly.content().values()} == {2}
+
+
+def test_each_file_is_stored_or_counted_with_what_leaves_it_out(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    nightly.write("elsewhere/-home-me-lib/s1.jsonl", log("s1", 2))
+    nightly.write("logs/-home-me-shop/s2.jsonl", b"\n" + log("s2", 2))
+    nightly.write("logs/-home-me-shop/s2/tool-results/out.txt", b"row\n")
+    nightly.write("logs/-home-me-shop/s2/subagents/agent-a.meta.json", b'{"agentType":"explore"}')
+    nightly.write("logs/app.db-wal", b"wal")
+    nightly.write("logs/mine.tmp", b"kept unless left out")
+    nightly.write("logs/empty.jsonl", b"")
+    (nightly.root / "logs/-home-me-lib").symlink_to("../elsewhere/-home-me-lib")
+    (nightly.root / "logs/-home-me-shop/up").symlink_to("..")
+    os.mkfifo(nightly.root / "logs/-home-me-shop/pipe.jsonl")
+    report = nightly.run()
+    assert report["exit_code"] == 0 and report["totals"]["seen"] == report["totals"]["frozen"] == 5
+    assert report["totals"]["left_out"] == {"*-wal": 1, "empty": 1, "link": 1, "no file": 1}
+    real = nightly.root.resolve()
+    assert report["told"] == [
+        f"-home-me-lib: a link to {real}/elsewhere/-home-me-lib, followed",
+        "-home-me-shop/pipe.jsonl: a pipe, left out",
+        f"-home-me-shop/up: a link to {real}/logs, which holds this folder, left out",
+        "empty.jsonl: is empty",
+    ]
+    cold = Archive.open(nightly.root / "cold", bundle=nightly.bundles)
+    whole = {(v.name, v.part) for v in cold.list(parts=True)}
+    shop = "./-home-me-shop/s2"
+    parts = {(shop, part) for part in ("", "tool-results/out.txt", "subagents/agent-a.meta.json")}
+    assert whole == {*parts, ("./-home-me-lib/s1", ""), ("mine/0", "")}
+    nightly.sources += 'exclude = ["*.tmp"]\n'
+    report = nightly.run()
+    assert report["totals"]["left_out"] == {"*.tmp": 1, "empty": 1, "link": 1, "no file": 1}
+    assert report["totals"]["frozen"] == 1  # the write-ahead log, which no rule leaves out now
 
 
 def test_a_broken_log_is_kept_and_goes_on(nightly: Nightly) -> None:
