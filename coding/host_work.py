@@ -106,7 +106,7 @@ class HostWork(LogTables):
         with suppress(ContentError, TokenizerMismatch):  # all of them in one call, which is faster
             rows = transcript.to_tokens_many(sessions, self.tokenizer)
             pairs = zip(sessions, rows, strict=True)
-            return [given_back(*pair, self.tokenizer) for pair in pairs]
+            return [given_back(*pair, self.tokenizer) if pair[0].kind == "text" else pair[1] for pair in pairs]
         return [self._tokens(session, keep_opaque) for session in sessions]
 
     def _tokens(self, session: Session, keep_opaque: bool) -> Ids | PltzError | None:

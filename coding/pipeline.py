@@ -211,10 +211,14 @@ class Pipeline:
         most, depth = (LARGE_BATCH, PROCESSES) if self._workers.on else (BATCH_BYTES, INLINE)
         if self._threads:
             most, depth = SMALL_BATCH, DEVICE
+
+        def weight(batch: Batch) -> int:
+            return max(1, batch.size // most)
+
         batches = batches_of(groups, most)
         for name, count in depth._asdict().items():
             stage: Callable[[Batch], Batch] = getattr(self, f"_{name}")
-            batches = map(stage, ahead(batches, count, lambda batch: max(1, batch.size // most)))
+            batches = map(stage, ahead(batches, count, weight) if count else batches)
             if name == "settle":
                 batches = itertools.chain(batches, self._last())
         try:

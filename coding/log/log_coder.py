@@ -11,7 +11,8 @@ model are what that one left. A log that grows stores its new lines alone. Which
 bundle it is coded, is all the same: its table and its text are, so it can be coded anew without the parts below it.
 
     coder = LogCoder(bundle, bundle.coder())
-    frames = coder.encode([(first_lines, None), (new_lines, Above.of(first_lines))])
+    batch = [(first_lines, None), (new_lines, Above.of(first_lines))]
+    frames = coder.encode_begun(batch, [coder.begin(*one) for one in batch], [True, True])
     [first] = coder.decode_begun([(frames[0], len(first_lines), None)])
     [second] = coder.decode_begun([(frames[1], len(new_lines), first.part)])
     second.content()                                                      # new_lines
@@ -308,23 +309,6 @@ class LogCoder:
 
     # ---- content -> frame
 
-    def encode(
-        self,
-        batch: Sequence[tuple[bytes, Above | None]],
-        *,
-        by_model: bool = True,
-        fast: bool = False,
-    ) -> list[bytes]:
-        """Return the frame of each content.
-
-        Args:
-            batch: content and the part above it, which its decoder knows too.
-            by_model: whether the model may code texts; else zstd does.
-            fast: whether texts are in the fast layout.
-        """
-        begun = [self.begin(content, above) for content, above in batch]
-        return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast)
-
     def begin(self, content: bytes, above: Above | None) -> Later | None:
         """Begin to make a draft of a content; None where it is empty."""
         return self._workers.submit("draft", content, above) if content else None
@@ -337,7 +321,13 @@ class LogCoder:
         *,
         fast: bool = False,
     ) -> list[bytes]:
-        """Return the frame of each content, as `encode` does, of which drafts were begun."""
+        """Return the frame of each content, of which drafts were begun.
+
+        Args:
+            batch: content and the part above it, which its decoder knows too.
+            by_model: for each, whether the model may code its text; else zstd does.
+            fast: whether texts are in the fast layout.
+        """
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
         chosen = self._worth_the_model(able)
@@ -373,10 +363,10 @@ class LogCoder:
 
     # ---- frame -> content
 
-    def decode(
+    def decode_begun(
         self, batch: Sequence[tuple[bytes, int, Above | None]], *, progress: Progress | None = None
-    ) -> list[bytes]:
-        """Return the content of each frame.
+    ) -> list[Decoded]:
+        """Decode the texts of frames, and begin to join them to contents.
 
         The work is bounded by the bytes that are present.
 
@@ -385,17 +375,9 @@ class LogCoder:
             progress: called with the number of tokens decoded since the last call.
 
         Raises:
-            CorruptError: a frame is damaged, or was coded after another part.
+            CorruptError: a frame is damaged, or was coded after another part; where a content does not match its check,
+                its `Decoded` raises it.
             VersionError: a frame of a newer pltz.
-        """
-        return [decoded.content() for decoded in self.decode_begun(batch, progress=progress)]
-
-    def decode_begun(
-        self, batch: Sequence[tuple[bytes, int, Above | None]], *, progress: Progress | None = None
-    ) -> list[Decoded]:
-        """Decode the texts of frames, and begin to join them to contents.
-
-        Raises as `decode`; where a content does not match its check, its `Decoded` does.
         """
         parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
         pasts = [self._tables.past(above, count) for _, count, above in batch]

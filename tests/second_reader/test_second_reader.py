@@ -21,7 +21,6 @@ from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
-from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle as ProductBundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import json_value, spelling
@@ -32,6 +31,7 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, LimitError, PltzError
 from pltz.plt_codec.lanes import Layout
+from tests.coding.log.frame_coder import FrameCoder
 from tests.coding.log.logs import LOGS
 from tests.examples import examples
 from tests.models import target_tokenizers as targets
@@ -209,7 +209,7 @@ LINES = (
 @pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
 def test_grown_logs(by_model: bool) -> None:
     make, product, second = log_maker(), ProductBundle.load("nano"), bundle("nano")
-    coder = LogCoder(product, product.coder())
+    coder = FrameCoder(product, product.coder())
     long = json.dumps({"said": "a word, " * 9000 + "\ud800"}).encode() + b"\n"
     up, tables, methods = None, list[log.Table](), set[bool]()
     for content in (make.log(0, 8), b"\n" + long, make.log(8, 12), make.log(12, 14)):

@@ -8,9 +8,10 @@ from types import ModuleType
 import pytest
 
 from pltz.coding.log import table
-from pltz.coding.log.log_coder import Decoded, LogCoder, parse
+from pltz.coding.log.log_coder import Decoded, parse
 from pltz.coding.log.splitter import Splitter
 from pltz.models.bundle.bundle import Bundle
+from tests.coding.log.frame_coder import FrameCoder
 from tests.loaded import module_at
 
 SHIPPED = True
@@ -30,14 +31,14 @@ def test_golden_frames_thaw_and_freeze_again(path: Path) -> None:
     content, _, by_model, fast = maker().CASES[case]
     assert int(version) == table.VERSION
     bundle = Bundle.find(bytes.fromhex(bundle_id))
-    coder = LogCoder(bundle, bundle.coder())
+    coder = FrameCoder(bundle, bundle.coder())
     with pytest.MonkeyPatch.context() as patch:  # a reader splits nothing
         patch.setattr(Splitter, "content", lambda *_: pytest.fail("a reader split a log"))
         assert decoded(coder, path).content() == content
     assert coder.encode([(content, maker().above(case))], by_model=by_model, fast=fast) == [path.read_bytes()]
 
 
-def decoded(coder: LogCoder, path: Path) -> Decoded:
+def decoded(coder: FrameCoder, path: Path) -> Decoded:
     """Return a frame decoded after the frames above it."""
     head, _, case = path.stem.rpartition("-")
     content, up, *_ = maker().CASES[case]

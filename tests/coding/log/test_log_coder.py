@@ -11,17 +11,18 @@ from pltz.coding import look
 from pltz.coding.log import log_coder, table
 from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
-from pltz.coding.log.log_coder import LogCoder, holds, parse
+from pltz.coding.log.log_coder import holds, parse
 from pltz.coding.log.splitter import Splitter
 from pltz.coding.log.table import END
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from tests.coding.log.frame_coder import FrameCoder
 
 
 @pytest.fixture(scope="module")
-def coder() -> LogCoder:
+def coder() -> FrameCoder:
     bundle = Bundle.load()
-    return LogCoder(bundle, bundle.coder())
+    return FrameCoder(bundle, bundle.coder())
 
 
 def log(lines: int, seed: int = 0) -> bytes:
@@ -45,7 +46,7 @@ ODD = [b"no JSON at all, " * 30, b"\xff\xfe{}\n", b'{"a":"\\ud800"}\n']
 CONTENTS = [b"", b"x", b"\n", NOISE, log(1), log(12), *ODD]
 
 
-def test_a_batch_comes_back_and_equals_single_frames(coder: LogCoder) -> None:
+def test_a_batch_comes_back_and_equals_single_frames(coder: FrameCoder) -> None:
     batch = [(content, None) for content in CONTENTS]
     frames = coder.encode(batch)
     assert frames[4:6] == [coder.encode([one])[0] for one in batch[4:6]]
@@ -54,7 +55,7 @@ def test_a_batch_comes_back_and_equals_single_frames(coder: LogCoder) -> None:
     assert not holds(frames[4], CONTENTS[5])
 
 
-def test_methods_follow_the_content(coder: LogCoder) -> None:
+def test_methods_follow_the_content(coder: FrameCoder) -> None:
     noise, short = coder.encode([(NOISE, None), (log(12), None)])
     assert len(noise) <= len(NOISE) + 30
     assert parse(short).name == "log + model"
@@ -65,7 +66,7 @@ def test_methods_follow_the_content(coder: LogCoder) -> None:
     assert coder.decode([(table, len(log(12)), None)]) == [log(12)]
 
 
-def test_opaque_bytes_that_zstd_shrinks_are_stored_so(coder: LogCoder) -> None:
+def test_opaque_bytes_that_zstd_shrinks_are_stored_so(coder: FrameCoder) -> None:
     content = b"caf\xe9 at the corner\n" * 300
     [frame] = coder.encode([(content, None)])
     parsed = parse(frame)
@@ -80,7 +81,7 @@ def parts(count: int) -> list[bytes]:
     return [b"".join(lines[n : n + 6]) for n in range(0, len(lines), 6)]
 
 
-def grown(coder: LogCoder, contents: list[bytes], *by_model: bool) -> list[bytes]:
+def grown(coder: FrameCoder, contents: list[bytes], *by_model: bool) -> list[bytes]:
     """Return the frame of each part, coded after the one above it."""
     frames, up = [], None
     for content, one in zip(contents, by_model, strict=True):
@@ -89,7 +90,7 @@ def grown(coder: LogCoder, contents: list[bytes], *by_model: bool) -> list[bytes
     return frames
 
 
-def thawed(coder: LogCoder, contents: list[bytes], frames: list[bytes]) -> list[bytes]:
+def thawed(coder: FrameCoder, contents: list[bytes], frames: list[bytes]) -> list[bytes]:
     """Return the content of each frame, decoded after what the one above it left."""
     found, up = [], None
     for content, frame in zip(contents, frames, strict=True):
@@ -99,7 +100,7 @@ def thawed(coder: LogCoder, contents: list[bytes], frames: list[bytes]) -> list[
     return found
 
 
-def test_parts_after_those_above_take_fewer_bytes_and_need_them(coder: LogCoder) -> None:
+def test_parts_after_those_above_take_fewer_bytes_and_need_them(coder: FrameCoder) -> None:
     contents = parts(4)
     frames = grown(coder, contents, True, False, True, True)
     alone = coder.encode([(content, None) for content in contents[1:]])
@@ -111,7 +112,7 @@ def test_parts_after_those_above_take_fewer_bytes_and_need_them(coder: LogCoder)
             coder.decode([(frames[1], len(contents[1]), up)])
 
 
-def test_what_a_part_leaves_does_not_hang_on_the_method_of_its_text(coder: LogCoder) -> None:
+def test_what_a_part_leaves_does_not_hang_on_the_method_of_its_text(coder: FrameCoder) -> None:
     """A part above can be coded anew by another method, and a writer needs the content of it alone."""
     contents = parts(3)
     frames = grown(coder, contents, True, True, True)
@@ -120,7 +121,7 @@ def test_what_a_part_leaves_does_not_hang_on_the_method_of_its_text(coder: LogCo
     assert thawed(coder, contents, [anew[0], frames[1], anew[2]]) == contents
 
 
-def test_nothing_is_split_to_read(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_split_to_read(coder: FrameCoder, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = parts(4)
     frames = grown(coder, contents, True, True, False, True)
     monkeypatch.setattr(table, "PASTS", Kept(1 << 22, lambda kept: kept[1]))
@@ -128,7 +129,7 @@ def test_nothing_is_split_to_read(coder: LogCoder, monkeypatch: pytest.MonkeyPat
     assert thawed(coder, contents, frames) == contents
 
 
-def test_parts_are_joined_again_where_nothing_is_kept(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_joined_again_where_nothing_is_kept(coder: FrameCoder, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = parts(4)
     frames = grown(coder, contents, True, True, True, True)
     monkeypatch.setattr(table, "PASTS", Kept(0, lambda kept: kept[1]))
@@ -139,7 +140,7 @@ def test_parts_are_joined_again_where_nothing_is_kept(coder: LogCoder, monkeypat
     assert [second.content(), first.content(), second.content()] == [contents[2], contents[1], contents[2]]
 
 
-def test_the_text_above_is_whole_pieces_in_proportion_to_the_content(coder: LogCoder) -> None:
+def test_the_text_above_is_whole_pieces_in_proportion_to_the_content(coder: FrameCoder) -> None:
     lines = [json.dumps({"text": f"{n} " + "x" * 30_000}).encode() + b"\n" for n in range(9)]
     above = Above.of(b"".join(lines[3:6]), Above.of(b"".join(lines[:3])))
     sizes = [coder._tables.past(above, count).data for count in (1, 7_000, 1 << 20)]
@@ -148,7 +149,7 @@ def test_the_text_above_is_whole_pieces_in_proportion_to_the_content(coder: LogC
 
 
 @pytest.mark.parametrize("by_model", [True, False])
-def test_every_damaged_byte_is_refused(coder: LogCoder, by_model: bool) -> None:
+def test_every_damaged_byte_is_refused(coder: FrameCoder, by_model: bool) -> None:
     content = log(3)
     frame = coder.encode([(content, None)], by_model=by_model)[0]
     for place in range(0, len(frame), 7):
@@ -161,7 +162,7 @@ def test_every_damaged_byte_is_refused(coder: LogCoder, by_model: bool) -> None:
             coder.decode([(frame[:end], len(content), None)])
 
 
-def test_counts_that_lie_are_refused_before_the_work(coder: LogCoder) -> None:
+def test_counts_that_lie_are_refused_before_the_work(coder: FrameCoder) -> None:
     frame = coder.encode([(log(3), None)])[0]
     with pytest.raises(CorruptError, match="cannot be in a frame"):
         coder.decode([(frame, 1 << 26, None)])
@@ -177,7 +178,7 @@ def test_counts_that_lie_are_refused_before_the_work(coder: LogCoder) -> None:
 
 
 def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
-    coder: LogCoder, monkeypatch: pytest.MonkeyPatch
+    coder: FrameCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = look.Samples(2, 32, 32, 64)
     monkeypatch.setattr(look, "doubtful", lambda *_: samples)
@@ -197,7 +198,7 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
     assert sum(counted) == 2 * 32
 
 
-def test_a_frame_tells_its_layout(coder: LogCoder) -> None:
+def test_a_frame_tells_its_layout(coder: FrameCoder) -> None:
     """A text in the fast layout comes back beside one that is not, and says so in its head alone."""
     content, short = log(12), log(2)
     [plain], [fast] = coder.encode([(content, None)]), coder.encode([(content, None)], fast=True)
@@ -209,7 +210,7 @@ def test_a_frame_tells_its_layout(coder: LogCoder) -> None:
         coder.decode([(plain[:1] + fast[1:], len(content), None)])
 
 
-def test_a_layout_of_a_text_that_the_model_did_not_code_is_refused(coder: LogCoder) -> None:
+def test_a_layout_of_a_text_that_the_model_did_not_code_is_refused(coder: FrameCoder) -> None:
     [frame] = coder.encode([(log(12), None)], by_model=False)
     with pytest.raises(CorruptError, match="a layout of a text without tokens"):
         parse(bytes([frame[0] | log_coder.FAST]) + frame[1:])

@@ -80,7 +80,8 @@ def main() -> None:
         if path.exists():
             print(f"{path.name} exists: golden files are not refreshed", file=sys.stderr)
             continue
-        path.write_bytes(coder.encode([(content, above(case))], by_model=by_model, fast=fast)[0])
+        part = content, above(case)
+        path.write_bytes(coder.encode_begun([part], [coder.begin(*part)], [by_model], fast=fast)[0])
         print(json.dumps({"file": path.name, "bytes": path.stat().st_size}))
 
 
