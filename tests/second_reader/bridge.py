@@ -1,7 +1,5 @@
 """The ids of another tokenizer, from bundle tokens and a patch, as models/FORMAT.md, "Bridge", describes it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

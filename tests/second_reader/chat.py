@@ -1,7 +1,5 @@
 """Sessions: tokens of a chat to JSON, and JSON to bytes, as models/FORMAT.md describes them."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -55,8 +53,8 @@ def value_of(segments: Sequence[Segment]) -> Any:
         refuse(not bare or head, "a list of messages with something beside it")
         return messages
     head[container] = messages
-    if not isinstance(frame, dict) or any(frame.get(key, 0) is not None for key in head):
-        raise Damaged("no place for the messages or the head")
+    fits = isinstance(frame, dict) and all(frame.get(key, 0) is None for key in head)
+    refuse(not fits, "no place for the messages or the head")
     return {**frame, **head}
 
 
@@ -100,12 +98,11 @@ class Messages:
         """Return the messages of segments."""
         for name, data in segments:
             self._room += 4 * len(data)
-            if name in VOICES:
-                self._voices.append((name, text_of(data)))
-            elif name == "message":
+            refuse(name not in (*VOICES, "message"), f"the special {name} among messages")
+            if name == "message":
                 self._message(data)
             else:
-                raise Damaged(f"the special {name} among messages")
+                self._voices.append((name, text_of(data)))
         self._plain(len(self._voices))
         return self._messages
 
@@ -287,8 +284,8 @@ def input_bytes(value: Any, writing: int = 0) -> bytes:
     if writing:
         spelling, end = divmod(writing - 1, len(ENDS))
         text = spelled(value, spelling)
-        if SPELLINGS[spelling][1] and len(text) > (1 << 16) + 32 * len(spelled(value)):
-            raise Damaged("a value that its indents swell")
+        most = (1 << 16) + 32 * len(spelled(value))
+        refuse(SPELLINGS[spelling][1] and len(text) > most, "a value that its indents swell")
         return text.encode() + ENDS[end]
     several = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
     return b"".join(_line(one) for one in (value if several else [value]))

@@ -1,7 +1,5 @@
 """A .pltz file, as plt_codec/FORMAT.md describes it: index, contexts, copies, contents."""
 
-from __future__ import annotations
-
 import struct
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -9,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from tests.second_reader import chat, log
-from tests.second_reader.fields import Damaged, Fields, Newer, block, copies_of, fallback, refuse, u32
+from tests.second_reader.fields import Fields, Newer, block, copies_of, fallback, refuse, u32
 from tests.second_reader.model import Bundle, sequence_of
 
 MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 9, 128, 0b11000011
@@ -57,8 +55,8 @@ class File:
         while index.at < len(index.data):
             count, head, body = index.number(1), index.varint(), index.varint()
             found = block(data[:end], at, self._salt, COLUMNS)
-            if (len(found.bitstrings), sum(found.columns[5]), found.end) != (count, body, at + head + body):
-                raise Damaged("a block that is not as the index says")
+            sizes = len(found.bitstrings), sum(found.columns[5]), found.end - at
+            refuse(sizes != (count, body, head + body), "a block that is not as the index says")
             for row, frame in enumerate(found.bitstrings):
                 number, units, _, copied, step = (found.columns[column][row] for column in COLUMNS)
                 refuse(number >= len(codings), "a coding that is not there")
@@ -69,10 +67,9 @@ class File:
 
     def _add(self, frame: Frame) -> None:
         method = frame.coding.method
-        if frame.copied > 1 or (frame.copied and method != MODEL):
-            raise Newer("copies of a newer version, or in a frame of bytes")
-        if frame.units > (MAX_COUNT if method == BYTES else min(MAX_COUNT, 256 * (len(frame.data) + 1))):
-            raise Damaged("a count over its limit")
+        refuse(frame.copied > (method == MODEL), "copies of a newer version, or in a frame of bytes", Newer)
+        most = MAX_COUNT if method == BYTES else min(MAX_COUNT, 256 * (len(frame.data) + 1))
+        refuse(frame.units > most, "a count over its limit")
         self.sessions.append(frame)
         behind = [*self._behind(len(self.sessions) - 1)]
         refuse(len(behind) > MOST_CONTEXTS or (behind and method == BYTES), "four contexts in a row, or one of bytes")

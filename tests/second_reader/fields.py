@@ -1,7 +1,5 @@
 """Integers, columns, blocks, fallback bytes and copies, as plt_codec/FORMAT.md describes them."""
 
-from __future__ import annotations
-
 import struct
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,7 +28,7 @@ def refuse(wrong: object, why: str, error: type[Exception] = Damaged) -> None:
         raise error(why)
 
 
-def first_sound(read: Callable[[Any], Any], copies: Iterable[Any]) -> Any:
+def first(read: Callable[[Any], Any], copies: Iterable[Any]) -> Any:
     """Return what is read of the first of several copies that is not damaged."""
     damage = Damaged("no copy is there")
     for copy in copies:
@@ -139,8 +137,8 @@ def block(data: bytes, at: int, salt: bytes, known: Collection[int]) -> Block:
     head_size, body_size = outer.varint(), outer.varint()
     refuse(head_size > MAX_HEAD or body_size > MAX_BODY, "a block over its limits")
     head = Fields(outer.take(head_size))
-    if crc32(salt + struct.pack("<Q", at) + data[at : outer.at]) != outer.number(4):
-        raise Damaged("the head of a block differs from its check")
+    check = crc32(salt + struct.pack("<Q", at) + data[at : outer.at])
+    refuse(outer.number(4) != check, "the head of a block differs from its check")
     count, present = head.unpack("BH")
     refuse(not 1 <= count <= 128, f"a block of {count} records")
     numbers = [number for number in range(16) if present >> number & 1]
@@ -149,7 +147,7 @@ def block(data: bytes, at: int, salt: bytes, known: Collection[int]) -> Block:
     shapes = [(head.varint(), head.number(1) if count > 1 else 0) for _ in numbers]
     columns = {number: [0] * count for number in known}
     for number, (least, shape) in zip(numbers, shapes, strict=True):
-        columns[number] = [least + more for more in (column(head, shape, count) if count > 1 else [0])]
+        columns[number] = [least + more for more in column(head, shape, count)]
     if rate:
         columns[5] = [(n * rate >> 12) + signed(d) for n, d in zip(columns[4], columns[5], strict=True)]
     refuse(min(columns[5]) < 0 or sum(columns[5]) != body_size, "bitstrings that do not fill their block")
@@ -190,8 +188,6 @@ def fallback(data: bytes, count: int, dictionary: bytes = b"", prefix: bytes = b
     refuse(len(found) != count, f"fallback bytes of {len(found)} bytes and not {count}")
     return found
 
-
-# ---- copies
 
 Copy = tuple[int, int, int]  # literals before it, length, distance
 

@@ -1,7 +1,5 @@
 """Log frames, as coding/FORMAT.md describes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.second_reader.fields import Fields, Newer, copies_of, fallback, refuse
@@ -34,7 +32,7 @@ def decoded(
     columns_size, opaque_size, text_size = (fields.varint() for _ in range(3))
     opaque_count = fields.varint() if head & PACKED else opaque_size
     columns, opaque = fields.take(columns_size), fallback(fields.take(opaque_size), opaque_count)
-    past, before = Log.after_known_lines(), _text_above(above, count)
+    past, before = Log(), _text_above(above, count)
     if not head & MODEL:
         text = fallback(fields.rest(), text_size, prefix=b"".join(piece + b"\xff" for piece in before))
         *pieces, rest = text.split(b"\xff")

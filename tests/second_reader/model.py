@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import zstandard
 from tokenizers import Tokenizer
 
-from tests.second_reader.fields import Copy, Damaged, joined, refuse
+from tests.second_reader.fields import Copy, joined, refuse
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = tuple[int, int]  # lanes, steps
@@ -45,8 +44,7 @@ class Vocabulary:
 
     def spell(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens that are no specials."""
-        if strange := {*ids} - self._bytes_of.keys():
-            raise Damaged(f"tokens {strange} in a text")
+        refuse(not {*ids} <= self._bytes_of.keys(), "a special in a text")
         return b"".join(self._bytes_of[i] for i in ids)
 
     def segments(self, ids: Sequence[int]) -> list[tuple[str, bytes]]:
@@ -67,22 +65,21 @@ class Bundle(Vocabulary):
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / "bundle.json").read_text("utf8"))
         refuse(about["format"] != 1 or about["contract"] not in (1, 2), "a bundle of another format")
-        self.contract, self.shape, self.tensors = about["contract"], about["shape"], dict[str, Array]()
+        self.contract, self.shape, tensors = about["contract"], about["shape"], dict[str, Array]()
         for name, entry in about["files"].items():
             data = (folder / name).read_bytes()
-            if (len(data), digest("", data).hex()) != (entry["size"], entry["blake2b"]):
-                raise Damaged(f"{name} differs from its digest")
+            refuse(digest("", data).hex() != entry["blake2b"], f"{name} differs from its digest")
             if name.endswith(".zst"):
                 data = zstandard.ZstdDecompressor().decompress(data)
             if name.startswith("weights-"):
-                self.tensors |= tensors_of(data)
+                tensors |= tensors_of(data)
             elif name.startswith("tokenizer"):
                 self.tokenizer = data.decode()
             else:
                 self.dictionary = data
         self.fingerprint = digest("pltz tokenizer", self.tokenizer.encode())
         rows = [json.dumps([self.contract, self.shape], sort_keys=True, separators=(",", ":")).encode()]
-        for name, tensor in sorted(self.tensors.items()):
+        for name, tensor in sorted(tensors.items()):
             rows += [f"{name} {tensor.dtype.str} {tensor.shape}\n".encode(), tensor.tobytes()]
         self.id = digest("pltz bundle", *rows, self.fingerprint, digest("", self.dictionary))
         refuse(self.id.hex() != about["id"], "a bundle that differs from its identity")
@@ -92,7 +89,7 @@ class Bundle(Vocabulary):
         listed = json.loads(self.tokenizer)["model"]["vocab"].items()
         special = {number: piece[2:-2] for piece, number in listed if number < 32}
         super().__init__(special, {n: bytes(letters[one] for one in piece) for piece, n in listed if n >= 32})
-        self._library = Tokenizer.from_str(self.tokenizer)
+        self._library, self.model = Tokenizer.from_str(self.tokenizer), Model(self.shape, tensors)
 
     def bpe(self, data: bytes) -> list[int]:
         """Return the tokens of bytes (models/FORMAT.md, "BPE")."""
@@ -105,11 +102,6 @@ class Bundle(Vocabulary):
                 else:
                     tokens += self._library.encode(run).ids
         return tokens
-
-    @cached_property
-    def model(self) -> Model:
-        """Return the model."""
-        return Model(self.shape, self.tensors)
 
 
 def tensors_of(data: bytes) -> dict[str, Array]:

@@ -1,19 +1,17 @@
 """The state of an archive: settings, manifest, indexes and parity, as archive/format/FORMAT.md describes them."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect
+from collections import namedtuple
 from collections.abc import Mapping
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from tests.second_reader.fields import Bits, Damaged, Fields, Newer, first_sound, refuse
+from tests.second_reader.fields import Bits, Damaged, Fields, Newer, first, refuse
 from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
@@ -27,20 +25,15 @@ def files_of(folder: Path) -> Files:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class State(NamedTuple):
-    """The state of an archive."""
-
-    archive: bytes
-    sealed: bool
-    packs: list[bytes]  # that the manifest names
-    lost: list[bytes]  # whose loss nobody acknowledged
+# The archive's id, whether it is sealed, the packs that the manifest names, and those whose loss nobody acknowledged.
+State = namedtuple("State", "archive sealed packs lost")
 
 
 def state_of(files: Files) -> State:
     """Return the state by the manifest: in a folder that of the highest number, else the one of a bucket."""
     name = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
     try:
-        settings = first_sound(_settings, (files.get("archive.json", b""), files.get("parity/archive.json", b"")))
+        settings = first(_settings, (files.get("archive.json", b""), files.get("parity/archive.json", b"")))
     except Damaged:
         settings = None  # the manifest has them too
     fields = checked(files.get(name, b""), "pltz manifest", b"PLTm", MANIFEST_VERSION)
@@ -64,33 +57,30 @@ def state_of(files: Files) -> State:
 def _settings(data: bytes) -> tuple[bytes, bool]:
     """Return the archive's id, and whether it is sealed, of `archive.json`."""
     line, _, rest = data.partition(b',"check":')
-    if rest != b'"%s"}\n' % digest("pltz archive", line + b"}").hex().encode():
-        raise Damaged("archive.json differs from its check")
+    check = digest("pltz archive", line + b"}").hex().encode()
+    refuse(rest != b'"%s"}\n' % check, "archive.json differs from its check")
     about = json.loads(line + b"}")
-    if about["format"] != SETTINGS_VERSION or not {*about["features"]} <= {"sealed"}:
-        raise Newer("archive.json of another version")
+    newer = about["format"] != SETTINGS_VERSION or not {*about["features"]} <= {"sealed"}
+    refuse(newer, "archive.json of another version", Newer)
     return bytes.fromhex(about["archive"]), "sealed" in about["features"]
 
 
 def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
     """Return the fields behind magic and version of a file that ends in its digest."""
-    if digest(person, data[:-16]) != data[-16:] or data[:4] != magic:
-        raise Damaged(f"a file that differs from its digest ({person})")
+    sound = data[:4] == magic and data[-16:] == digest(person, data[:-16])
+    refuse(not sound, f"a file that differs from its digest ({person})")
     fields = Fields(data[:-16], 4)
     refuse((found := fields.number(1)) != version, f"version {found} ({person})", Newer)
     return fields
 
 
-# ---- indexes
-
-
 def index_of(data: bytes, name: bytes) -> list[Entries]:
     """Return the entries of segments, sessions and marks of an index. ``name``: its digest."""
-    if digest("pltz index", data[:28], data[44:]) != name or data[:4] != b"PLTi":
-        raise Damaged("an index that differs from its name")
-    fields = Fields(data, 4)
-    version, reserved, _, *counts, check = fields.unpack("B3s5I")
-    refuse(version != INDEX_VERSION or any(reserved), "an index of another version", Newer)
+    refuse(digest("pltz index", data[:28], data[44:]) != name, "an index that differs from its name")
+    fields = Fields(data)
+    magic, version, reserved, _, *counts, check = fields.unpack("4sB3s5I")
+    newer = (magic, version) != (b"PLTi", INDEX_VERSION) or any(reserved)
+    refuse(newer, "an index of another version", Newer)
     packs = [*packs_of({f"index/{name.hex()}": data}, name).items()]
     starts = [0, *accumulate(size for _, size in packs)]
     fields.take(16 + 20 * len(packs))
@@ -107,8 +97,8 @@ def index_of(data: bytes, name: bytes) -> list[Entries]:
             sizes = (count + (1 << rest - low), low * count, places * count) if count else (0, 0, 0)
             parts = [fields.take(size + 7 >> 3) for size in sizes]
             check += 1
-            if crc32(b"".join(parts), check & 0xFFFFFFFF) != fields.number(4):
-                raise Damaged("a page of an index differs from its check")
+            own = crc32(b"".join(parts), check & 0xFFFFFFFF)
+            refuse(fields.number(4) != own, "a page of an index differs from its check")
             steps, lows, addresses = (Bits(Fields(part)) for part in parts)
             high = number << rest - low
             for _ in range(count):
@@ -128,15 +118,12 @@ def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
         fields = Fields(files.get(path, b""))
         head, check, own = fields.unpack("24sI16s")
         packs = dict(fields.unpack("16sI") for _ in range(int.from_bytes(head[8:12], "little")))
-        if own != name or crc32(head + fields.data[44 : fields.at]) != check:
-            raise Damaged("a pack table that differs from its check")
+        sound = (own, check) == (name, crc32(head + fields.data[44 : fields.at]))
+        refuse(not sound, "a pack table that differs from its check")
         return packs
 
-    found: dict[bytes, int] = first_sound(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}"))
+    found: dict[bytes, int] = first(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}"))
     return found
-
-
-# ---- parity
 
 
 @cache
@@ -163,21 +150,18 @@ def restored(parity: bytes, pack: bytes, remains: bytes) -> bytes:
     rows = np.frombuffer(data, np.uint8).reshape(k + m, columns, width).copy()
     checks = np.reshape(fields.unpack(f"{(k + m) * columns}I"), (k + m, columns))
     products, inverses = field()
+    sums_of = np.concatenate([np.eye(k, dtype=int), inverses[np.arange(255, 255 - m, -1)[:, None] ^ np.arange(k)]])
     for column in range(columns):
-        whole = [row for row in range(k + m) if crc32(rows[row, column].tobytes()) == checks[row, column]]
-        known, sums = [row for row in whole if row < k], [row for row in whole if row >= k]
-        lost = sorted({*range(k)} - {*known})
-        refuse(len(sums) < len(lost), "damage beyond parity")
-        factors = inverses[np.subtract(255 + k, sums[: len(lost)])[:, None] ^ np.arange(k)]
-        right = rows[sums[: len(lost)], column]
-        for row in known:
-            right ^= products[factors[:, row]][:, rows[row, column]]
-        table = np.concatenate([factors[:, lost], right], 1)
-        for n in range(len(lost)):  # no minor of a Cauchy matrix is 0: no rows are exchanged
+        whole = [crc32(rows[row, column].tobytes()) == checks[row, column] for row in range(k + m)]
+        spare = [row for row in range(k, k + m) if whole[row]]
+        refuse(whole[:k].count(False) > len(spare), "damage beyond parity")
+        use = [row if whole[row] else spare.pop() for row in range(k)]
+        table = np.concatenate([sums_of[use], rows[use, column]], 1)
+        for n in range(k) if use != [*range(k)] else ():  # no minor of a Cauchy matrix is 0: no rows are exchanged
             table[n] = products[inverses[table[n, n]], table[n]]
-            for other in {*range(len(lost))} - {n}:
-                table[other] ^= products[table[other, n], table[n]]
-        rows[lost, column] = table[:, len(lost) :]
+            factors = np.where(np.arange(k) == n, 0, table[:, n])
+            table ^= products[factors[:, None], table[n]]
+        rows[:k, column] = table[:, k:]
     return rows[:k].tobytes()[:pack_size]
 
 

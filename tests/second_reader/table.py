@@ -6,11 +6,12 @@ import base64
 import json
 import re
 import string
+from collections import namedtuple
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from tests.second_reader.chat import SPELLINGS, Written, spelled
@@ -150,19 +151,8 @@ def scaled(slot: Slot, digits: int) -> int:
     return int(slot.time[1] * 10**digits // 10 ** slot.time[0])
 
 
-class Numbering(NamedTuple):
-    """Tell how lines are numbered, and the number of the last."""
-
-    path: str
-    signed: bool
-    fill: str
-    width: int
-    end: str
-    number: int
-
-    def mark(self, pointer: int) -> str:
-        """Return what stands before the line."""
-        return f"{self.path}{POINTERS[pointer] * self.signed}{str(self.number).rjust(self.width, self.fill)}{self.end}"
+# How lines are numbered, and the number of the last.
+Numbering = namedtuple("Numbering", "path signed fill width end number")
 
 
 def numbering_of(line: str) -> list[Numbering]:
@@ -197,9 +187,10 @@ class Marks:
             end, width = slot.number(END), slot.number(WIDTH)
             refuse(end >= len(ENDS), "a numbering of no kind")
             found = [Numbering("", False, " 0"[width & 1], width >> 1, ENDS[end], slot.number(START))]
-        rest = found[0].mark(self.pointer) + body if found else body
-        self._learn(rest, sign, found)
-        return SIGNS[sign : sign + 1] + rest
+        for path, signed, fill, width, end, number in found:
+            body = f"{path}{POINTERS[self.pointer] * signed}{str(number).rjust(width, fill)}{end}{body}"
+        self._learn(body, sign, found)
+        return SIGNS[sign : sign + 1] + body
 
     def _learn(self, line: str, sign: int, found: list[Numbering]) -> None:
         self.lines += 1
@@ -225,7 +216,7 @@ class Marks:
 
 
 class Log:
-    """A log that is made from tables: what it remembers is the past of the next one."""
+    """A log that is made from tables, after that of the known lines: what it remembers is the past of the next one."""
 
     def __init__(self) -> None:
         self._code = Decisions()
@@ -236,14 +227,9 @@ class Log:
         self._names, self._lines, self._expected = list[str](), list[str](), -1
         self._moments, self._style, self._odd = [self._root.slot], 0, 0
         self._met("", self._root.slot)
-
-    @classmethod
-    def after_known_lines(cls) -> Log:
-        """Return a log with the past that every table starts from."""
-        log, fields = cls(), Fields(KNOWN.read_bytes())
-        count, columns, opaque = (fields.varint() for _ in range(3))
-        log.join(fields.take(columns), fields.take(opaque), fields.rest().split(b"\xff")[:-1], count)
-        return log
+        known = Fields(KNOWN.read_bytes())
+        count, columns, opaque = (known.varint() for _ in range(3))
+        self.join(known.take(columns), known.take(opaque), known.rest().split(b"\xff")[:-1], count)
 
     def join(self, columns: bytes, opaque: bytes, pieces: Sequence[bytes], count: int) -> bytes:
         """Return so many bytes."""
@@ -264,6 +250,7 @@ class Log:
 
     def _unit(self) -> bytes:
         kind = self._past.number(UNIT)
+        refuse(kind > 4, f"a unit of kind {kind}")
         if kind == 4:
             return b""
         if kind == 2:
@@ -271,12 +258,10 @@ class Log:
         if kind == 1:
             text = self._lines_of(self._text)
             self._end_piece(LONGEST_PIECE)
-        elif kind in (0, 3):
+        else:
             self._style = self._past.number(STYLE)
             text = self._block() if kind else self._spelled(self._root, self._style)
             self._end_piece(0 if not kind or "\n" in text else 1 << 62)
-        else:
-            raise Damaged(f"a unit of kind {kind}")
         return text.encode("utf-8", "surrogatepass")
 
     def _spelled(self, field: Field, style: int) -> str:
@@ -438,11 +423,9 @@ class Log:
         return self._string(slot, way)
 
     def _string(self, slot: Slot, way: int) -> str:
-        if way == 10:
-            return str(self._names[self._at(slot.recent, slot.number(RANK))])
-        if way == 11:
-            source = self._source(slot)
-            return str(self._names[self._at(source.recent, slot.number(DISTANCE))])
+        if way in (10, 11):
+            source = slot if way == 10 else self._source(slot)
+            return str(self._names[self._at(source.recent, slot.number(RANK if way == 10 else DISTANCE))])
         if way == 12:
             return str(self._at(self._names, len(self._names) - 1 - self._past.number(STRING_AGE)))
         if way == 17:

@@ -18,20 +18,27 @@ from pltz.plt_codec.range_coder import RangeDecoder as ProductDecoder
 from pltz.plt_codec.zstd import Fallback
 from tests.loaded import module_at
 from tests.second_reader import chat
+from tests.second_reader.bridge import Bridge, Library
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Fields, block, column, fallback
 from tests.second_reader.model import (
     Bundle,
     Model,
     RangeDecoder,
+    Vocabulary,
     layout_of,
     tensors_of,
     tokens_of,
 )
+from tests.second_reader.sealed import unseal
+from tests.second_reader.table import Contexts, Decisions
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = ROOT / "tests/golden/vectors"
-NAMES = ("varints", "columns", "blocks", "fallback", "range_coder", "model", "containers", "chats", "spellings")
+NAMES = (
+    *("varints", "columns", "blocks", "fallback", "range_coder", "model", "containers", "chats", "spellings"),
+    *("decisions", "patches", "boxes"),
+)
 
 
 @cache
@@ -171,3 +178,29 @@ def encode(product: Any, text: bytes) -> list[int]:
 def test_spellings() -> None:
     for vector in read("spellings"):
         assert chat.spelled(vector["value"], vector["spelling"]) == vector["text"]
+
+
+@pytest.mark.parametrize("vector", read("decisions"), ids=lambda vector: vector["case"])
+def test_decisions(vector: dict[str, Any]) -> None:
+    code = Decisions()
+    code.begin(bytes.fromhex(vector["bytes"]))
+    contexts = Contexts(code)
+    for kind, where, value in vector["coded"]:
+        assert (code.raw if kind == "raw" else getattr(contexts, kind))(where) == value
+
+
+@pytest.mark.parametrize("vector", read("patches"), ids=lambda vector: vector["patch"])
+def test_patches(vector: dict[str, Any]) -> None:
+    target = {"model": {"vocab": {piece: int(n) for n, piece in vector["pieces"].items()}}, "added_tokens": []}
+    library: Library = (lambda text: list(vector["canonical"]), lambda ids: "")
+    bridge = Bridge(json.dumps(target), Vocabulary({}, {65: b"a"}), lambda _: library)
+    tokens = [65] if vector["canonical"] else []
+    assert bridge.ids(tokens, bytes.fromhex(vector["patch"])) == vector["ids"]
+
+
+def test_boxes() -> None:
+    for vector in read("boxes"):
+        key, box, *about = map(bytes.fromhex, (vector["key"], vector["box"], *vector["bound to"]))
+        assert unseal(key, box, *about) == bytes.fromhex(vector["content"])
+        with pytest.raises(Damaged):
+            unseal(key, box, *about, b"")

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from pltz.archive.encryption.box import seal
 from pltz.benchmarks.random_weights import random_weights
+from pltz.coding.log.bit_coder import BitWriter
+from pltz.models.bundle import patch
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import spelling
@@ -271,10 +274,61 @@ def spellings() -> Vectors:
     return [{"spelling": number, "value": SPELT, "text": spelling.spell(SPELT, number)} for number in range(16)]
 
 
+def decisions() -> Vectors:
+    """Contexts by number, what is coded with them in a row, and the bytes of the code."""
+    cases: dict[str, list[list[Any]]] = {
+        "a bit often, then another": [["bit", 7, 1]] * 20 + [["bit", 7, 0]],
+        "numbers": [["number", 1024, n] for n in (0, 1, 2, 6, 7, 63, 64, 1000, 1 << 20, (1 << 62) - 1, 3, 3)],
+        "signed numbers": [["signed", 2048, n] for n in (0, -1, 1, -900, 900, -(1 << 40))],
+        "bits without a context": [["raw", 5, 19], ["raw", 16, 65535], ["raw", 1, 0]],
+        "zeros at the end are left out": [["bit", 1, 1]] * 3,
+    }
+    found: Vectors = []
+    for case, rows in cases.items():
+        writer, contexts = BitWriter(), dict[int, int]()
+        for kind, where, value in rows:
+            if kind == "raw":
+                writer.raw(value, where)
+            elif kind == "bit":
+                writer.bit(contexts, where, value)
+            else:
+                getattr(writer, kind)(contexts, value, where)
+        found.append({"case": case, "coded": rows, "bytes": writer.finish().hex()})
+    return found
+
+
+def patches() -> Vectors:
+    """The pieces of a target of V ids by id, canonical ids, the real ones, and the patch between them."""
+    pieces = {10: "a", 20: "hello", 21: "hel", 22: "lo", 23: "h", 24: "ello", 30: "b", 299: "z"}
+    cases = [[10, 20, 30], [10, 21, 22, 30], [10, 20, 30, 299], [30], [20, 10, 23, 24, 30, 21, 22], [299] * 5]
+    found: Vectors = []
+    for real in cases:
+        canonical = [10, 20, 30] if len(real) < 5 else [20, 10, 20, 30, 20]
+        vocabulary = patch.Vocabulary({piece: n for n, piece in pieces.items()})
+        edits = [*patch.diff(canonical, real, vocabulary)]
+        bits = patch.encode_edits(edits, canonical, vocabulary) if edits else ""
+        row = {"pieces": pieces, "canonical": canonical, "ids": real, "patch": patch.pack_bits(bits).hex()}
+        assert patch.apply_patch(canonical, bytes.fromhex(str(row["patch"])), vocabulary) == real
+        found.append(row)
+    literal = patch.pack_bits(patch.encode_literal([10, 21, 22, 30], vocabulary)).hex()
+    return [*found, {"pieces": pieces, "canonical": [], "ids": [10, 21, 22, 30], "patch": literal}]
+
+
+def boxes() -> Vectors:
+    """A key, what is sealed, what it is bound to, and the box."""
+    cases = [(b"", []), (b"The tower", [b"session"]), (bytes(40), [b"segment", bytes(16), b"\x01"])]
+    found = []
+    for number, (plain, about) in enumerate(cases):
+        key = bytes(range(number, number + 32))
+        row = {"key": key.hex(), "content": plain.hex(), "bound to": [one.hex() for one in about]}
+        found.append(row | {"box": seal(key, plain, about).hex()})
+    return found
+
+
 VECTORS: dict[str, Callable[[], Any]] = {
     "varints": integers, "columns": columns, "blocks": blocks, "fallback": fallback, "range_coder": range_coder,
     "model": lambda: {str(contract): model(contract) for contract in (1, 2)}, "containers": containers,
-    "chats": chats, "spellings": spellings,
+    "chats": chats, "spellings": spellings, "decisions": decisions, "patches": patches, "boxes": boxes,
 }  # fmt: skip
 
 
