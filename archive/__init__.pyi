@@ -23,6 +23,7 @@ from pltz.archive.errors import (
 from pltz.archive.format.context import RUN as RUN
 from pltz.archive.format.ids import (
     MAX_TOKENS as MAX_TOKENS,
+    NO_SEGMENT as NO_SEGMENT,
     SALTED as SALTED,
     Tokens as Tokens,
     target_of as target_of,

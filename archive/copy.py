@@ -28,7 +28,7 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
+from pltz.archive.format.ids import BASE, LEAF, NO_SEGMENT, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
@@ -218,7 +218,7 @@ def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
     shared, base = source.reader.base_of(tower)
     own = to.keys.domain(TENANT, tower.version.tenant)
     above = to.keys.domain(BASE, base or "base") if shared else own
-    leaf = NONE
+    leaf = NO_SEGMENT
     for number, (_, tokens) in enumerate(tower.segments):
         domain = above if number < shared else own
         leaf = segment_of(to.keys.segment_digest(domain, tower.version.tokenizer, leaf, tokens))

@@ -39,7 +39,7 @@ from tests.kv.engines.test_streams import drawn
 from tests.kv.memory.test_golden_memory import FILES, NAMES, anything, kind_of
 from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
 
-SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
+SPACE, SEGMENT, PARENT = b"space...........", b"segment...", b"parent...."
 CHECKSUM = 16  # bytes of a checksum of safetensors files
 LOG = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": f"{n} words"}} for n in range(4)]
 VOCAB = 16384  # ids of the target whose slot file was recorded

@@ -25,7 +25,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import RUN
-from pltz.archive.format.ids import LEAF, Tokens
+from pltz.archive.format.ids import LEAF, NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Coded, SegmentCodec
@@ -33,7 +33,6 @@ from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
@@ -180,7 +179,7 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
 
     Nothing is decoded.
     """
-    known = {NONE: 0}
+    known = {NO_SEGMENT: 0}
     for version in versions:
         if not _is_whole(catalog, version.leaf, bad, known) and not version.forgotten:
             yield version
@@ -197,7 +196,7 @@ def deepest(records: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
         path, open_ = [segment], set[bytes]()
         while path:
             at = path[-1]
-            needs = {parent for parent in records.get(at, ()) if parent != NONE}
+            needs = {parent for parent in records.get(at, ()) if parent != NO_SEGMENT}
             if at not in sizes and at not in open_:
                 open_.add(at)
                 path += [one for one in needs if one not in sizes]
@@ -272,8 +271,8 @@ class Chains:
         self._places: dict[bytes, list[Found]] = {}
         self._noted: dict[bytes, Version] = {}  # versions by their leaves, see `note`
         self._alone = set[bytes]()  # segments of which one record was read where others may be
-        self._depth: dict[bytes, int] = {NONE: -1}
-        self._tokens: dict[bytes, int] = {NONE: 0}  # tokens of the tower that ends in each segment
+        self._depth: dict[bytes, int] = {NO_SEGMENT: -1}
+        self._tokens: dict[bytes, int] = {NO_SEGMENT: 0}  # tokens of the tower that ends in each segment
         self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
         self._coded: dict[bytes, Coded] = {}  # segments that were decoded, of codecs that carry
 
@@ -338,7 +337,7 @@ class Chains:
     def _tower(self, leaf: bytes) -> Segments:
         self.load([leaf])
         done: Segments = []
-        while leaf != NONE:
+        while leaf != NO_SEGMENT:
             answer = self._answers[leaf]
             if isinstance(answer, PltzError):
                 raise answer
@@ -358,7 +357,7 @@ class Chains:
         left = codec.reach if codec and item.context.mode & TOWER else 0
         parts: list[Tokens] = []
         at = item.record.parent
-        while left > 0 and at != NONE:
+        while left > 0 and at != NO_SEGMENT:
             answer = self._answers[at]
             if isinstance(answer, PltzError):
                 return answer
@@ -369,7 +368,7 @@ class Chains:
 
     def _carried(self, at: bytes) -> Answer | Coded:
         """Return the nearest segment from one up that has tokens, as it was decoded."""
-        while at != NONE:
+        while at != NO_SEGMENT:
             answer = self._answers[at]
             if isinstance(answer, PltzError):
                 return answer

@@ -19,7 +19,7 @@ from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.context import RUN, SEALED, Context
-from pltz.archive.format.ids import BASE, Head, Tokens, part_key
+from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
 from pltz.archive.format.run import unpack_run
@@ -410,7 +410,7 @@ def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:
 def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[bytes]:
     c = context
     place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
-    about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
+    about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NO_SEGMENT, record.parent]
     return [*about, head] if head else about
 
 

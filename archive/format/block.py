@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.ids import SEGMENT_SIZE
+from pltz.archive.format.ids import NO_SEGMENT, SEGMENT_SIZE
 from pltz.archive.format.record import (
     FORGET,
     LEAST_VEIL,
@@ -42,7 +42,7 @@ from pltz.plt_codec.container.block import (
 )
 from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE, Column
 from pltz.plt_codec.errors import ContentError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE, SIZE as ID_SIZE
+from pltz.plt_codec.identity import SIZE as ID_SIZE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_VALUE
 
@@ -57,7 +57,6 @@ ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, ABOUT, VERB, TICKS, LATER, PART = 0, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13
 PACK_COLUMNS = (1 << PART + 1) - 1  # a bit for each that a block of a pack may have
 TICKS_MASK = (1 << TICK_BITS) - 1
-REST = bytes(ID_SIZE - SEGMENT_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def split(rows: Sequence[Record]) -> Iterator[slice]:
 
 def outside(rows: Sequence[Record]) -> Iterator[bytes]:
     """Yield the segments that records of a block name and that are no earlier record of it, each as often as named."""
-    there: set[bytes | None] = {NONE}
+    there: set[bytes | None] = {NO_SEGMENT}
     for r in rows:
         if r.parent not in there:
             yield r.parent
@@ -156,9 +155,9 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         columns[VERB] = [m.verb if m else 0 for m in marks]
     # behind the columns stand ids, names, and what is beside them
     parts = [
-        *(name[:SEGMENT_SIZE] for name in ids if name is not None),
+        *(name for name in ids if name is not None),
         *(m.version for m in marks if m),
-        *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
+        *(p for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
         *titles,
         *abouts,
     ]
@@ -175,7 +174,7 @@ def _check(
             # a mark stands alone
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"marks are counted up to {MAX_VALUE}")
-            if any((size, title, r.about, r.parent != NONE, r.id, r.tokens, r.part)):
+            if any((size, title, r.about, r.parent != NO_SEGMENT, r.id, r.tokens, r.part)):
                 raise UsageError("a mark holds nothing else")
             continue
         # a segment, or a session without one
@@ -184,8 +183,8 @@ def _check(
         if not tokens_fit(r.tokens, size):
             raise ContentError(f"{r.tokens} tokens in {size} bytes are over the format's limit")
         for name in (r.id, r.parent):
-            if name is not None and name[SEGMENT_SIZE:] != REST:
-                raise UsageError(f"expected an id of {SEGMENT_SIZE} bytes and zeros, found {name.hex()}")
+            if name is not None and len(name) != SEGMENT_SIZE:
+                raise UsageError(f"expected a segment id of {SEGMENT_SIZE} bytes, found {name.hex()}")
         if size > MAX_BITSTRING:
             raise ContentError(f"a bitstring has {size} bytes, at most {MAX_BITSTRING} are allowed")
         if not kind & SESSION:
@@ -216,7 +215,7 @@ def _references(
     """
     found: list[tuple[int, int]] = []
     for row, name in enumerate(named):
-        if name == NONE:
+        if name == NO_SEGMENT:
             found.append((ABSENT, 0))
         elif (number := table.get(name)) is not None:
             found.append((TABLE, number))
@@ -341,17 +340,13 @@ class Block(BlockHead):
         return moments, [_time(*row) for row in apart]
 
     def segment_ids(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) the ids of the segments, in the order of their records."""
-        out = np.zeros(((self._versions - self.parts) // SEGMENT_SIZE, ID_SIZE), np.uint8)
-        out[:, :SEGMENT_SIZE] = np.frombuffer(self.data[self.parts : self._versions], np.uint8).reshape(
-            -1, SEGMENT_SIZE
-        )
-        return out
+        """Return (N, 10) the ids of the segments, in the order of their records."""
+        return np.frombuffer(self.data[self.parts : self._versions], np.uint8).reshape(-1, SEGMENT_SIZE)
 
     def ids(self) -> list[bytes | None]:
         """Return the id of each record's segment, None where it has none."""
         data = self.data
-        found = [data[at : at + SEGMENT_SIZE] + REST for at in range(self.parts, self._versions, SEGMENT_SIZE)]
+        found = [data[at : at + SEGMENT_SIZE] for at in range(self.parts, self._versions, SEGMENT_SIZE)]
         if len(found) == self.count:
             return [*found]
         left = iter(found)
@@ -374,13 +369,13 @@ class Block(BlockHead):
 
     def rows_of(self, segment: bytes) -> list[int]:
         """Return the rows with a segment of this id."""
-        wanted, found = segment[:SEGMENT_SIZE], []
-        at = self.data.find(wanted, self.parts, self._versions)
+        found: list[int] = []
+        at = self.data.find(segment, self.parts, self._versions)
         while at >= 0:
             number, rest = divmod(at - self.parts, SEGMENT_SIZE)
             if not rest:
                 found.append(number)
-            at = self.data.find(wanted, at + 1, self._versions)
+            at = self.data.find(segment, at + 1, self._versions)
         if found and (self._versions - self.parts) != SEGMENT_SIZE * self.count:
             rows = [row for row, k in enumerate(self.columns[KIND].list(self.count)) if k in (SEGMENT, BOTH)]
             return [rows[number] for number in found]
@@ -394,23 +389,23 @@ class Block(BlockHead):
         return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
 
     def parents(self) -> list[bytes]:
-        """Return the segment that each record names as its parent; NONE where it names none."""
+        """Return the segment that each record names as its parent; NO_SEGMENT where it names none."""
         how, numbers = self.columns[PARENT_KIND], self.columns[PARENT]
         if how.many is None and how.low == ABSENT:
-            return [NONE] * self.count
+            return [NO_SEGMENT] * self.count
         table = self.fields.parents
         if how.many is None and how.low == TABLE:
             return [table[number] for number in numbers.list(self.count)]
         at, ids, found = self._parents, self.ids(), []
         for row, (kind, number) in enumerate(zip(how.list(self.count), numbers.list(self.count), strict=True)):
             if kind == ABSENT:
-                found.append(NONE)
+                found.append(NO_SEGMENT)
             elif kind == TABLE:
                 found.append(table[number])
             elif kind == BACK:
-                found.append(ids[row - number] or NONE)
+                found.append(ids[row - number] or NO_SEGMENT)
             else:
-                found.append(self.data[at : at + SEGMENT_SIZE] + REST)
+                found.append(self.data[at : at + SEGMENT_SIZE])
                 at += SEGMENT_SIZE
         return found
 
@@ -426,13 +421,13 @@ class Block(BlockHead):
         how, number = self.columns[PARENT_KIND], self.columns[PARENT][row]
         kind = how[row]
         if kind == ABSENT:
-            return NONE
+            return NO_SEGMENT
         if kind == TABLE:
             return self.fields.parents[number]
         if kind == BACK:
             return self._id(row - number)
         at = self._parents + SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
-        return self.data[at : at + SEGMENT_SIZE] + REST
+        return self.data[at : at + SEGMENT_SIZE]
 
     def _id(self, row: int) -> bytes:
         number = row
@@ -440,7 +435,7 @@ class Block(BlockHead):
             kinds = self.columns[KIND].list(self.count)[:row]
             number = kinds.count(SEGMENT) + kinds.count(BOTH)
         at = self.parts + SEGMENT_SIZE * number
-        return self.data[at : at + SEGMENT_SIZE] + REST
+        return self.data[at : at + SEGMENT_SIZE]
 
     def _rank(self, row: int, kind: int) -> int:
         return self.columns[KIND].list(self.count)[:row].count(kind)

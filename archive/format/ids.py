@@ -1,8 +1,8 @@
 """Identities of domains, segments, sessions and versions. Spec: FORMAT.md, "Identities".
 
 A segment's id fixes its whole tower, because the parent's id is hashed in. It therefore fixes context and
-position, which is exactly the condition for reusing its KV. Identities are 16 bytes of BLAKE2b, those of segments
-10 and zeros. Each kind has its personalisation, so that no kind is mistaken for another.
+position, which is exactly the condition for reusing its KV. Identities are 16 bytes of BLAKE2b, those of segments 10.
+Each kind has its personalisation, so that no kind is mistaken for another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
 PART_SIZE = 4  # bytes of a part's key
 LEAF = 4  # bytes of a leaf's id that tell two versions apart that were put in one tick
-SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and packs leave them out
+SEGMENT_SIZE = 10  # bytes of a segment id
+NO_SEGMENT = bytes(SEGMENT_SIZE)  # no parent, empty tower
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = MAX_POSITION
 U32 = np.dtype("<u4")
@@ -41,12 +42,12 @@ def domain_id(kind: int, name: str) -> bytes:
 
 
 def segment_of(digest: bytes) -> bytes:
-    """Return the segment id, 16 bytes, in a digest.
+    """Return the segment id, 10 bytes, in a digest.
 
     >>> segment_of(bytes(range(32))).hex()
-    '00010203040506070809000000000000'
+    '00010203040506070809'
     """
-    return digest[:SEGMENT_SIZE] + NONE[SEGMENT_SIZE:]
+    return digest[:SEGMENT_SIZE]
 
 
 def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
@@ -83,7 +84,7 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     """Return the digest, 32 bytes, of each head and its row of (T,) tokens: contiguous arrays of type U32.
 
     >>> row = np.array([1, 2], np.uint32)
-    >>> digests([segment_head(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
+    >>> digests([segment_head(NONE, NONE, NO_SEGMENT)], [row]) == [segment_digest(NONE, NONE, NO_SEGMENT, row)]
     True
     """
     states = {head: head.state() for head in set(heads)}

@@ -122,7 +122,7 @@ def keys_in(identities: Sequence[bytes]) -> U64:
     >>> keys_in([bytes(range(16))]).tolist() == [key_of(bytes(range(16)))]
     True
     """
-    halves = np.frombuffer(b"".join(identities), ">u8")[:: SIZE // 8]
+    halves = np.frombuffer(b"".join([identity[:8] for identity in identities]), ">u8")
     return halves.astype(np.uint64) >> np.uint64(64 - KEY_BITS)
 
 

@@ -36,7 +36,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 10
+VERSION = 11
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved twice, moment, salt, archive, table size, crc32
@@ -192,8 +192,7 @@ class Builder:
 
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]
-        ids = [parent[:SEGMENT_SIZE] for parent in parents]
-        return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(ids)), *ids])
+        return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(parents)), *parents])
 
 
 def digest_before(out: BytesIO) -> bytes:
@@ -552,8 +551,7 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
     count, at = read_varint(table, at)
     if count > MAX_PARENTS or at + count * SEGMENT_SIZE != len(table):
         raise CorruptError(f"{count} segments do not fill the table of the pack: damaged")
-    rest = NONE[SEGMENT_SIZE:]
-    return contexts, [table[i : i + SEGMENT_SIZE] + rest for i in range(at, len(table), SEGMENT_SIZE)]
+    return contexts, [table[i : i + SEGMENT_SIZE] for i in range(at, len(table), SEGMENT_SIZE)]
 
 
 VERSIONS = Readers("the pack", {VERSION: _read_table})

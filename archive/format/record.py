@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.plt_codec.errors import ContentError, CorruptError
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
     Attributes:
         context: number of its context in the pack's table.
-        parent: id of the segment above, NONE for a root.
+        parent: id of the segment above, NO_SEGMENT for a root.
         id: id of its segment, None without one.
         tokens: number of tokens of its segment.
         name: name of its session, None without one.
@@ -57,7 +57,7 @@ class Record(NamedTuple):
     """
 
     context: int
-    parent: bytes = NONE
+    parent: bytes = NO_SEGMENT
     id: bytes | None = None
     tokens: int = 0
     bitstring: bytes = b""
@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
     @property
     def leaf(self) -> bytes:
-        """Return the leaf of the session's tower; NONE for an empty one."""
+        """Return the leaf of the session's tower; NO_SEGMENT for an empty one."""
         return self.parent if self.id is None else self.id
 
 

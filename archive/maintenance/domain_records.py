@@ -21,11 +21,11 @@ from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import FormatError
-from pltz.plt_codec.identity import NONE
 
 
 def identities(record: Record, context: Context) -> list[bytes]:
@@ -100,7 +100,7 @@ class DomainRecords:
 
         Shared prompts are left out.
         """
-        found, seen, todo = set[bytes](), {NONE}, list(leaves)
+        found, seen, todo = set[bytes](), {NO_SEGMENT}, list(leaves)
         while todo:
             at = todo.pop()
             if at in seen:

@@ -47,7 +47,7 @@ from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.humanize import counted
@@ -55,7 +55,6 @@ from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.maintenance.reroot import Rerooter
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
-from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 
@@ -585,7 +584,7 @@ class Grounds:
 
     def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
+        self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NO_SEGMENT: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
         """Return (base domain, root of its keys) of each record under ``leaf`` that is in a base domain."""

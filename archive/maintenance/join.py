@@ -35,7 +35,7 @@ from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
 from pltz.archive.format.context import RUN, Context
-from pltz.archive.format.ids import LEAF, TENANT, Tokens
+from pltz.archive.format.ids import LEAF, NO_SEGMENT, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder
 from pltz.archive.format.record import Record, pack_about
@@ -46,7 +46,6 @@ from pltz.coding.codecs.codec import BYTEWISE, Coded, Plain, SegmentCodec, ways_
 from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import PltzError
-from pltz.plt_codec.identity import NONE
 
 FEW = 256  # tokens below which a put joins nothing: they are decoded in some ms, and a run would take more bytes
 LEAST = 4  # records that a put joins at once, at least
@@ -150,7 +149,7 @@ class TurnJoiner:
         if receipt.version < LEAST or receipt.unchanged or receipt.new != 1 or not coded or not tower:
             return None
         codec = receipt.codec.tokenizer, receipt.codec.bundle_id, receipt.codec.contract
-        parent, tokens = tower[-2][0] if len(tower) > 1 else NONE, len(tower[-1][1])
+        parent, tokens = tower[-2][0] if len(tower) > 1 else NO_SEGMENT, len(tower[-1][1])
         tail = _tail(self._records(receipt.tenant, receipt.name, codec, staying), parent, tokens, SHARE)
         return tail if len(tail.records) + 1 >= LEAST and tail.tokens >= self._few else None
 
@@ -219,7 +218,7 @@ class TurnJoiner:
 
         ``staying``: its versions, of which the last one has this tower.
         """
-        keys, path = self._catalog.keys, [NONE, *(name for name, _ in tower)]
+        keys, path = self._catalog.keys, [NO_SEGMENT, *(name for name, _ in tower)]
         begin = path.index(tail.parent) if tail.parent in path else len(tower)
         inside = tower[begin:]
         names = [name for name, _ in inside]
@@ -331,7 +330,7 @@ class TurnJoiner:
         A collector may have joined that one with others meanwhile. ``standing``: packs that are not condemned.
         """
         above = run.row[1].parent
-        if above != NONE and not any(at.pack in standing for at in self._catalog.lookup.places(SEGMENTS, above)):
+        if above != NO_SEGMENT and not any(at.pack in standing for at in self._catalog.lookup.places(SEGMENTS, above)):
             return False
         there = {version.id for version in self._versions(run) if not version.forgotten}
         return all(version.id in there for version, _ in run.towers)

@@ -21,10 +21,10 @@ from typing import NamedTuple, Self
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
 from pltz.coding.codecs.modes import ALONE
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import MAX_VALUE
 
 BATCH = 512  # rows per transaction
@@ -106,8 +106,8 @@ LIVE = f"""
 DELETE FROM live;
 INSERT INTO live
     WITH RECURSIVE tower (id) AS (
-        SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NONE.hex()}' ORDER BY leaf)
-        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
+        SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NO_SEGMENT.hex()}' ORDER BY leaf)
+        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NO_SEGMENT.hex()}')
     SELECT id FROM tower ORDER BY id;
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
@@ -126,7 +126,7 @@ LIVE_SEGMENTS = "CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN se
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 SEGMENTS = f"""
 WITH RECURSIVE tree (id, first, stays, depth) AS (
-    SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
+    SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NO_SEGMENT.hex()}'
     UNION ALL SELECT child.id, child.first, child.stays, depth + 1
     FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 2)
 SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))

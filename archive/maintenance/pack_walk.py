@@ -26,6 +26,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
 from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.index_file import (
     KEY_BITS,
     MARKS,
@@ -46,7 +47,7 @@ AHEAD = 3  # packs read and hashed while another is checked
 # limits of a pack held in memory; a larger one is read as its records are
 MOST_BYTES, MOST_RECORDS = 128 << 20, 1 << 20
 SAMPLE = 64  # one block in this many has the keys of its sessions recomputed
-_NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
+_NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SEGMENT_SIZE), np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -220,11 +221,11 @@ class PackWalk:
         elsewhere = np.frombuffer(b"".join(p for block in blocks for p in block.elsewhere()), np.uint8)
         every = np.concatenate([_NO_IDS, *ids])
         offsets, bounds = np.array([b.offset for b in blocks], np.int64), np.cumsum([0, *map(len, ids)])[1:]
-        parents = _once(_halves(elsewhere.reshape(-1, SIZE)))
+        parents = _once(_halves(elsewhere.reshape(-1, SEGMENT_SIZE)))
         return PackColumns(name, count, offsets, bounds, _halves(every), parents)
 
     def _match(self, name: bytes, section: int, blocks: Sequence[Block], ids: Sequence[Bytes]) -> bool:
-        """Return whether the entries of a section are those of the records. ``ids``: (N, 16) of each block."""
+        """Return whether the entries of a section are those of the records. ``ids``: (N, bytes) of each block."""
         found, places = self._of(name, section)
         wanted = [np.unique(_keys(rows)) for rows in ids]
         if not np.array_equal(np.concatenate([_NO_KEYS, *wanted]), found):
@@ -270,7 +271,7 @@ def absent(proved: Sequence[PackColumns]) -> list[bytes]:
     there = np.zeros(len(parents), bool)
     for _, _, at in found:
         there[at] = True
-    return [row.astype("<u8").tobytes() for row in parents[~there]]
+    return [row.astype("<u8").tobytes()[:SEGMENT_SIZE] for row in parents[~there]]
 
 
 def inner_blocks(proved: Sequence[PackColumns]) -> Iterator[Location]:
@@ -296,8 +297,8 @@ def _named(proved: Sequence[PackColumns]) -> tuple[U64, list[tuple[PackColumns, 
 
 
 def _halves(ids: Bytes) -> U64:
-    """Return (N, 16) bytes as (N, 2) numbers."""
-    return np.ascontiguousarray(ids).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+    """Return (N, 10) bytes as (N, 2) numbers."""
+    return np.pad(ids, ((0, 0), (0, 16 - SEGMENT_SIZE))).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
 def _once(rows: U64) -> U64:
@@ -309,5 +310,5 @@ def _once(rows: U64) -> U64:
 
 
 def _keys(ids: Bytes) -> U64:
-    """Return the (N,) index keys of (N, 16) ids."""
+    """Return the (N,) index keys of N ids."""
     return np.ascontiguousarray(ids[:, :8]).view(">u8").reshape(-1).astype(np.uint64) >> np.uint64(64 - KEY_BITS)

@@ -44,6 +44,7 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import (
     SEGMENTS,
     SESSIONS,
@@ -81,7 +82,7 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.container.block import ByteSource
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 
 T = TypeVar("T")
 
@@ -268,7 +269,7 @@ class Repairer:
     def _parents(self, pack: bytes) -> set[int]:
         """Return the keys of the segments that records of a sound pack name as parents."""
         found = _scan(SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK) or b"")
-        return {key_of(parent) for _, r in found if not r.mark and (parent := r.parent) != NONE}
+        return {key_of(parent) for _, r in found if not r.mark and (parent := r.parent) != NO_SEGMENT}
 
     def _index_of(self, rows: Mapping[bytes, NamedPack]) -> dict[str, FileIndex]:
         """Put indexes over packs, and return them by name."""

@@ -19,6 +19,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import AHEAD
 from pltz.archive.format.record import Record
@@ -27,7 +28,7 @@ from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 
 PERSON = b"pltz moved"
 AT_ONCE = 16 << 20  # bytes of records put at once, about
@@ -106,7 +107,7 @@ class Rerooter:
         record, context = item.record, item.context
         newest = replace(context, root=root)
         if context.mode & RUN:  # it is moved whole, with all its versions
-            if self.keys.gone(context, record.id or NONE):
+            if self.keys.gone(context, record.id or NO_SEGMENT):
                 return None
         else:
             segment = record.id is not None and unit_of(record.id) in units

@@ -37,6 +37,7 @@ from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
@@ -51,7 +52,6 @@ from pltz.archive.work_part import WorkPart
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
-from pltz.plt_codec.identity import NONE
 
 DECODE_RECORDS = 256  # records decoded at once, of one pack or of several
 
@@ -260,7 +260,7 @@ class Verifier:
 
         A record whose parent was collected is no damage in itself. If a version needs it, that version is found lost.
         """
-        rooted = {NONE}  # segments of which all that they need is there
+        rooted = {NO_SEGMENT}  # segments of which all that they need is there
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, PltzError):
                 self.report.decoded += 1
@@ -309,7 +309,7 @@ class Verifier:
                     records.setdefault(record.id, set()).add(record.parent)
         needed, missing = absent(proved), set[bytes]()  # of packs of other parts, which may be deep themselves
         while needed:
-            if (segment := needed.pop()) == NONE or segment in records:
+            if (segment := needed.pop()) == NO_SEGMENT or segment in records:
                 continue
             places = self.catalog.lookup.find(SEGMENTS, segment)
             records[segment] = {place.record.parent for place in places}

@@ -22,7 +22,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
+from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
@@ -67,8 +67,8 @@ class PendingSegment:
 
     @property
     def parent(self) -> bytes:
-        """Return the id of the segment above, NONE for a root."""
-        return self.up.id if self.up else NONE
+        """Return the id of the segment above, NO_SEGMENT for a root."""
+        return self.up.id if self.up else NO_SEGMENT
 
     def ancestors(self) -> Iterator[PendingSegment]:
         """Yield the segments above it, from its parent up."""
@@ -140,7 +140,7 @@ class PendingSegment:
         """Return the row that puts the segment. ``of_session``: fields of a session that it is the last segment of."""
         up = self.up
         record = Record(
-            0, up.id if up else NONE, id=self.id, tokens=len(self.tokens), bitstring=self.data, **of_session
+            0, up.id if up else NO_SEGMENT, id=self.id, tokens=len(self.tokens), bitstring=self.data, **of_session
         )
         return self.context, record
 
@@ -187,7 +187,7 @@ class PendingVersion:
     ):
         self.session, self.codec, self.tower, self.context = session, codec, tower, context
         self.key, self.part = key, part
-        self.version, self.id, self.leaf = 1, b"", NONE
+        self.version, self.id, self.leaf = 1, b"", NO_SEGMENT
         self.moment = self.time = 0
         self.kept: Version | None = None
         self.new = self.size = 0

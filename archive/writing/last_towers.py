@@ -17,11 +17,10 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower, TowerReader
 from pltz.archive.format.context import RUN
-from pltz.archive.format.ids import Tokens, segment_of
+from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError
-from pltz.plt_codec.identity import NONE
 
 
 class LastTowers:
@@ -66,7 +65,7 @@ class LastTowers:
         """
         chain: list[Found] = []
         leaf = version.leaf
-        while leaf != NONE:
+        while leaf != NO_SEGMENT:
             found = self._catalog.lookup.find(SEGMENTS, leaf)
             if not found or found[0].context.mode & RUN or len(chain) >= MAX_SEGMENTS:
                 return None
@@ -99,7 +98,7 @@ class LastTowers:
     def _stands(self, leaf: bytes) -> bool:
         """Return whether the records that a tower is read from are there. A run has no records of its segments."""
         for _ in range(MAX_SEGMENTS):
-            if leaf == NONE:
+            if leaf == NO_SEGMENT:
                 return True
             if not (found := self._catalog.lookup.find(SEGMENTS, leaf)):
                 return False

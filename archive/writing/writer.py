@@ -28,6 +28,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, tokens_fit
@@ -49,7 +50,6 @@ from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as
 from pltz.coding.codecs.modes import FAST
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import ContentError
-from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
@@ -405,11 +405,11 @@ class ArchiveWriter:
 
     def _needed(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
         """Yield the records of each segment of a tower, from its leaf up."""
-        seen = {NONE}
+        seen = {NO_SEGMENT}
         while leaf not in seen:
             seen.add(leaf)
             yield leaf, (places := self.catalog.lookup.find(SEGMENTS, leaf))
-            leaf = places[0].record.parent if places else NONE
+            leaf = places[0].record.parent if places else NO_SEGMENT
 
 
 def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:

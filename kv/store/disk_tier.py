@@ -27,6 +27,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from threading import Lock
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.port.private_file import opened, private_folder
@@ -42,7 +43,7 @@ UNDER_WAY = 16  # files that may be read by them at once; one more is read by it
 KEPT = 7 / 8  # of the budget, after an eviction: room for the next writes
 FORM = re.compile(r"[a-z0-9-]{1,64}")
 SPACE = re.compile(rf"[0-9a-f]{{{2 * SIZE}}}")  # name of a folder
-FILE = re.compile(rf"([0-9a-f]{{{2 * SIZE}}})\.([a-z0-9-]{{1,64}})\.(safetensors|[0-9a-f]{{8}}\.part)")
+FILE = re.compile(rf"([0-9a-f]{{{2 * len(NO_SEGMENT)}}})\.([a-z0-9-]{{1,64}})\.(safetensors|[0-9a-f]{{8}}\.part)")
 
 
 @dataclass
@@ -80,7 +81,7 @@ class DiskTier:
         if budget < 0:
             raise UsageError(f"expected a budget in bytes from 0 up, got {budget}")
         self.folder, self.budget, self.codec, self.pin = Path(folder).resolve(), budget, codec, pin
-        self.path(bytes(SIZE), bytes(SIZE), codec.name)  # a bad name is refused now
+        self.path(bytes(SIZE), NO_SEGMENT, codec.name)  # a bad name is refused now
         self.damaged = self.written = self.evicted = self.failed = 0
         self._counted: dict[str, int] = {}  # ids of files, which never change
         self._lock = Lock()  # over counts and threads

@@ -44,6 +44,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec, loss, serves
 from pltz.kv.store.background_worker import BackgroundWorker
@@ -65,7 +66,7 @@ from pltz.kv.store.tier import (
     Tier,
     TierStats,
 )
-from pltz.plt_codec import NONE, UsageError, digest
+from pltz.plt_codec import UsageError, digest
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +258,7 @@ class HotStore:
         """
         bound = Bound.of(max_kl, max_kl_recall)
         lease = Lease([], self._release, self._promote)
-        above = NONE
+        above = NO_SEGMENT
         try:
             for segment in path:
                 node = self._take(space, segment, above, born, bound)

@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.port.arriving import ArrivingParts
 from pltz.kv.port.codec import MAX_PARTS, PREFIX, KVCodec
 from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
-from pltz.plt_codec import MAX_POSITION, SIZE, CorruptError, Readers, UsageError, number_in
+from pltz.plt_codec import MAX_POSITION, CorruptError, Readers, UsageError, number_in
 
 if TYPE_CHECKING:
     import torch
 
-NAME, VERSION = "pltz hot", 6
+NAME, VERSION = "pltz hot", 7
 FORMAT = f"{NAME} {VERSION}"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
@@ -224,7 +225,8 @@ class _Reading:
             shapes = dict(_shapes(header, self.stat.st_size - end))
         except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"not the header of a warm file ({exc})") from exc
-        if len(self._parent) != SIZE or not 0 <= self._start <= MAX_POSITION or not 0 <= self._born < 1 << 40:
+        whose = len(self._parent) == len(NO_SEGMENT)
+        if not whose or not 0 <= self._start <= MAX_POSITION or not 0 <= self._born < 1 << 40:
             raise CorruptError("no parent, or a start or a time that cannot be")
         if parts != sorted(parts, key=lambda name: (_size(*shapes[name]), name)):
             raise CorruptError("the parts do not lie in the order of their sizes")

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive import MAX_SEGMENTS, RUN, KnownSegment, LostError, Tower, arguments, tenant_of
+from pltz.archive import MAX_SEGMENTS, NO_SEGMENT, RUN, KnownSegment, LostError, Tower, arguments, tenant_of
 from pltz.coding import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
@@ -50,7 +50,7 @@ from pltz.kv.store.store import HotStore, space_of
 from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.kv.thaw.thawed import Thawed, check_target
 from pltz.models import share
-from pltz.plt_codec import NONE, CorruptError, ModelError, PltzError, UsageError
+from pltz.plt_codec import CorruptError, ModelError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -352,7 +352,7 @@ class Thawer:
             return
         path: list[bytes] = []
         at, request.exact = request.version.leaf, not request.version.lacks
-        while at != NONE:
+        while at != NO_SEGMENT:
             if len(path) >= MAX_SEGMENTS:
                 raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             path.append(at)
@@ -404,7 +404,7 @@ class Thawer:
         """Return the archive's tokens for the hot segments of a batch."""
         known: dict[bytes, KnownSegment] = {}
         for request in () if self._sealed else batch:
-            above = NONE
+            above = NO_SEGMENT
             for segment, block in zip(request.lease.segments, request.lease.blocks, strict=True):
                 known[segment] = KnownSegment(above, block.tokens)
                 above = segment
@@ -583,7 +583,7 @@ class Thawer:
             ids, start = request.target_tokens.of(number), request.target_tokens.cuts[number]
             tokens = request.tower.segments[number][1].astype(np.int32)
             logits = request.logits if number == len(request.path) - 1 else None
-            parent = request.path[number - 1] if number else NONE
+            parent = request.path[number - 1] if number else NO_SEGMENT
             block = cut(cache, start, ids, tokens, logits)
             if mass is not None:
                 block = replace(block, mass=mass[start : start + len(ids)])

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.listing import Found
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.opener import OpenArchive
-from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, TowerArchive
 
 Kind = Archive | SessionArchive | TowerArchive | OpenArchive
@@ -20,7 +20,7 @@ def peek(archive: Kind, name: str, tenant: str = DEFAULT) -> list[Found]:
     """Return the best record of each segment of a session's newest version, from the root to the leaf."""
     found: list[Found] = []
     segment = _inside(archive).directory.version(name, tenant).leaf
-    while segment != NONE:
+    while segment != NO_SEGMENT:
         found.append(records(archive, segment)[0])
         segment = found[-1].record.parent
     return found[::-1]

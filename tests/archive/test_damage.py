@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import VERSION, Builder, Pack
@@ -24,7 +24,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
@@ -129,7 +129,7 @@ def test_damaged_archives(small: DiskState, codec: SegmentCodec, folder: str, de
 def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
     builder = Builder(100 << 20, salt)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    parent = NONE
+    parent = NO_SEGMENT
     for n in range(count):
         name = segment_of(digest(b"test", bytes([n])))
         builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 100 << 20, 100))

@@ -12,7 +12,7 @@ import pytest
 
 from pltz.archive.errors import LostError, ManifestLost
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import Entries, MemoryIndex, build, name_of
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
@@ -148,7 +148,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
     claims = b"".join(salt[:2] + write_varint(size) + b"\0" for size in sizes) + bytes(20_020)
     builder = Builder(0, salt)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
-    data = bytearray(builder.add(Record(number, NONE, SOME, 9, claims)).finish())
+    data = bytearray(builder.add(Record(number, NO_SEGMENT, SOME, 9, claims)).finish())
     data[Pack.of(bytes(data)).begin + 6] ^= 1
     summed, crc32 = [0], zlib.crc32
 
@@ -165,7 +165,7 @@ def small_records(count: int, archive: bytes = NONE) -> bytes:
     """Return a pack of the shortest possible segments, each below the one before."""
     builder = Builder(0, b"s" * 16, archive)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
-    parent = NONE
+    parent = NO_SEGMENT
     for n in range(1, count + 1):
         name = segment_of(n.to_bytes(10, "little"))
         builder.add(Record(number, parent, name, 1))
@@ -239,7 +239,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
     claim = salt[:2] + write_varint(40) + write_varint(200 << 20) + bytes(40)
     builder = Builder(0, salt)
     number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
-    builder.add(Record(number, NONE, SOME, 9, claim * 500))
+    builder.add(Record(number, NO_SEGMENT, SOME, 9, claim * 500))
     data = builder.finish()
     begin = Pack.of(data).begin
     with (tmp_path / "pack").open("wb") as file:  # a hole where the claims reach to

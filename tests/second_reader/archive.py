@@ -20,7 +20,7 @@ from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.sealed import Keyring, keyed, unseal
 from tests.second_reader.state import COPIED, Files, restored, state_of
 
-PACK_VERSION, COLUMNS, NONE = 10, tuple(range(14)), bytes(16)
+PACK_VERSION, COLUMNS, NONE, ROOT = 11, tuple(range(14)), bytes(16), bytes(10)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
 ABOVE, FAST, RUN = 1, 2, 8  # bits of a mode
 BYTES, LOG = digest("pltz tokenizer", b"bytes"), digest("pltz tokenizer", b"log 1")
@@ -53,7 +53,7 @@ class About(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record of a pack. Ids have 16 bytes; NONE: there is none."""
+    """A record of a pack. ROOT: there is no segment."""
 
     context: Context
     kind: int
@@ -138,11 +138,11 @@ def _records(
     kinds = columns[0]
     if not set(kinds) <= {SEGMENT, SESSION, BOTH, MARK}:
         raise Newer("a record of a newer kind")
-    segments = [parts.take(10) if kind in (SEGMENT, BOTH) else b"" for kind in kinds]
+    segments = [parts.take(10) if kind in (SEGMENT, BOTH) else ROOT for kind in kinds]
     marks = [parts.take(16) if kind == MARK else NONE for kind in kinds]
     parents = []
     for row, (how, number) in enumerate(zip(columns[2], columns[3], strict=True)):
-        inline = parts.take(10) if how == 3 else b""
+        inline = parts.take(10) if how == 3 else ROOT
         parents.append(inline if how in (0, 3) else table[number] if how == 1 else segments[row - number])
     names = [parts.take(size) for size in columns[6]]
     abouts = [parts.take(size) for size in columns[9]]
@@ -155,8 +155,7 @@ def _records(
         time = (moment >> 20) + (apart | later >> 1 << 32) * (1 if later & 1 else -1)
         context, name = contexts[number], names[row]
         record = Record(
-            context, kinds[row], segments[row].ljust(16, b"\0"), parents[row].ljust(16, b"\0"), tokens,
-            found.bitstrings[row],
+            context, kinds[row], segments[row], parents[row], tokens, found.bitstrings[row],
             digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
             about_of(abouts[row]), moment, time, (marks[row], tokens, verb), part,
         )  # fmt: skip
@@ -198,7 +197,7 @@ def opened(record: Record, keys: Keyring) -> Record:
     if record.kind in (SESSION, BOTH):
         unit, box = record.name[:8], record.name[8:]
         what = about + c.target + struct.pack("<BQQI", c.kind, record.moment, record.time, record.part)
-        leaf = record.parent if record.segment == NONE else record.segment
+        leaf = record.parent if record.segment == ROOT else record.segment
         if (key := own.key(c.root, unit)) is None:
             return record._replace(kind=record.kind & SEGMENT, key=NONE)
         fields = Fields(unseal(key, box, b"session", what, unit, leaf))
@@ -284,7 +283,7 @@ class Archive:
         if record.kind in (SEGMENT, BOTH):
             self._segments.setdefault(record.segment, []).insert(0 if run else 1 << 30, record)
         if record.kind in (SESSION, BOTH):
-            leaf = record.parent if record.segment == NONE else record.segment
+            leaf = record.parent if record.segment == ROOT else record.segment
             rows = [(0, record.moment, record.time, leaf[:4]), *(run.versions if run else ())]
             for lacks, moment, time, leaf in rows:
                 number = digest("pltz version", record.key, struct.pack("<Q4sQI", moment, leaf, time, record.part))
@@ -318,9 +317,9 @@ class Archive:
     def tokens(self, version: Version) -> list[int]:
         """Return the tokens of a version."""
         record = version.record
-        tower = self._tower(record.parent if record.segment == NONE else record.segment)
+        tower = self._tower(record.parent if record.segment == ROOT else record.segment)
         tower = tower[: len(tower) - version.lacks]
-        if (tower[-1][0] if tower else NONE)[:4] != version.leaf:
+        if (tower[-1][0] if tower else ROOT)[:4] != version.leaf:
             raise Damaged("a version that ends in another segment")
         return [token for _, tokens in tower for token in tokens]
 
@@ -332,10 +331,10 @@ class Archive:
 
     def _tower(self, leaf: bytes) -> list[tuple[bytes, list[int]]]:
         """Return the segments of a tower from the root on: ids and tokens."""
-        if leaf == NONE:
+        if leaf == ROOT:
             return []
         if leaf not in self._towers:
-            failed = Damaged(f"segment {leaf[:10].hex()} is not there")
+            failed = Damaged(f"segment {leaf.hex()} is not there")
             for record in self._segments.get(leaf, []):
                 try:
                     self._towers[leaf] = self._read(record)
@@ -359,7 +358,7 @@ class Archive:
                 if self.keys
                 else digest("pltz segment", *what, size=32)
             )
-            parent = parent[:10] + bytes(6)
+            parent = parent[:10]
             tower.append((parent, part))
         if parent != record.segment:
             raise Damaged("a segment that differs from its id")

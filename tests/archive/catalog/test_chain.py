@@ -12,7 +12,7 @@ from pltz.archive.catalog.chain import BATCH, Chains, KnownSegment
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import Tokens
+from pltz.archive.format.ids import NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -20,7 +20,6 @@ from pltz.coding.codecs.codec import Coded, Plain
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
-from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records
 from tests.archive.simulated_disk import SimDisk
@@ -239,7 +238,7 @@ def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> 
     (version,) = [v for v in archive.ls() if v.name == "s07"]
     segments = archive.tower(version).segments
     (first, prompt), (second, turned) = segments[:2]
-    hot = {first: KnownSegment(NONE, prompt), second: KnownSegment(first, turned)}
+    hot = {first: KnownSegment(NO_SEGMENT, prompt), second: KnownSegment(first, turned)}
     codec.linked.clear()
     assert len(archive.towers([version], hot)[0].segments) == 5
     assert codec.linked == [3] and not codec.batches  # below what is hot

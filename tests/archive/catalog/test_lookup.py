@@ -13,12 +13,11 @@ from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.ids import TENANT
+from pltz.archive.format.ids import NO_SEGMENT, TENANT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.pack import FIRST_READ, Pack
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.writing.new_session import NewSession
-from pltz.plt_codec.identity import NONE
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
@@ -45,7 +44,7 @@ def test_a_segment_is_found_at_the_place_of_its_record(archive: TowerArchive, lo
     leaf = archive.version("b").leaf
     [place], [item] = lookup.places(SEGMENTS, leaf), lookup.find(SEGMENTS, leaf)
     assert item.location.block == place and item.record.id == leaf and lookup.at(item.location) == item
-    assert lookup.find(SEGMENTS, item.record.parent)[0].record.parent == NONE
+    assert lookup.find(SEGMENTS, item.record.parent)[0].record.parent == NO_SEGMENT
 
 
 def test_all_versions_of_a_session_are_found_by_its_key(archive: TowerArchive, lookup: RecordLookup) -> None:

@@ -11,17 +11,16 @@ from pltz.archive.encryption.key_files import LINEAGE, root_id
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.identity import NONE
 from tests.archive.simulated_disk import SimDisk
 
 ARCHIVE = b"archive id 16 by"
 SECRET, OTHER = Secret(b"sixteen bytes or more", 0), Secret(b"another key of 16 bytes", 0)
-SEGMENT = Record(0, NONE, b"segment id 16 by", 5, b"bits of a segment")
+SEGMENT = Record(0, NO_SEGMENT, b"segment id", 5, b"bits of a segment")
 
 
 @pytest.fixture
@@ -51,9 +50,9 @@ def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryS
     keys, again = opened(store), opened(store)
     acme, other = (keys.context(TENANT, name).domain for name in ("acme", "other"))
     assert len({acme, other, keys.domain(BASE, "acme")}) == 3
-    digests = [keys.segment_digest(d, b"t" * 16, NONE, np.array(t)) for d in (acme, other) for t in ([1], [2])]
+    digests = [keys.segment_digest(d, b"t" * 16, NO_SEGMENT, np.array(t)) for d in (acme, other) for t in ([1], [2])]
     assert len(set(digests)) == 4
-    assert again.segment_digest(acme, b"t" * 16, NONE, np.array([1])) == digests[0]
+    assert again.segment_digest(acme, b"t" * 16, NO_SEGMENT, np.array([1])) == digests[0]
     assert again.session_key(acme, "a") == keys.session_key(acme, "a") != keys.session_key(other, "a")
 
 
@@ -72,7 +71,7 @@ def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) ->
 def test_a_sealed_session_keeps_name_and_tags(store: DirectoryStore) -> None:
     keys = opened(store)
     context = keys.context(TENANT, "acme")
-    sealed = keys.seal(context, Record(0, NONE, name="secret", about=b'\x80{"a":"b"}'))
+    sealed = keys.seal(context, Record(0, NO_SEGMENT, name="secret", about=b'\x80{"a":"b"}'))
     assert sealed.name == "" and not sealed.about and b"secret" not in sealed.veil
     assert keys.session(context, sealed) == ("acme", "secret", b'\x80{"a":"b"}')
 
@@ -81,10 +80,10 @@ def test_an_erased_tenant_does_not_open_and_gets_new_keys(store: DirectoryStore)
     keys = opened(store)
     context = keys.context(TENANT, "acme")
     sealed, known = keys.seal(context, SEGMENT), keys.of(context.domain)
-    assert known and not keys.gone(context, SEGMENT.id or NONE)
+    assert known and not keys.gone(context, SEGMENT.id or NO_SEGMENT)
     assert keys.publish(known.following(roots=()))
     keys.refresh()
-    assert keys.gone(context, SEGMENT.id or NONE)
+    assert keys.gone(context, SEGMENT.id or NO_SEGMENT)
     with pytest.raises(Erased):
         keys.bits(context, sealed)
 
@@ -98,7 +97,7 @@ def test_what_other_keys_governed_is_not_gone(store: DirectoryStore) -> None:
     later = root_id(context.root[:LINEAGE], known.generation + 1)
     other = root_id(bytes(LINEAGE), known.generation)
     for root in (later, other):
-        assert not known.governs(root) and not keys.gone(replace(context, root=root), SEGMENT.id or NONE)
+        assert not known.governs(root) and not keys.gone(replace(context, root=root), SEGMENT.id or NO_SEGMENT)
 
 
 def test_a_writer_whose_keys_changed_is_fenced(store: DirectoryStore) -> None:

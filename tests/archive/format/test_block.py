@@ -12,13 +12,12 @@ from hypothesis import example, given, settings, strategies as st
 from pltz.archive.format import block
 from pltz.archive.format.block import Block, PackFields, encode, split
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.container import block_columns
 from pltz.plt_codec.container.block import pieces_of
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
 from tests.examples import examples
 from tests.plt_codec.container import column_bytes
@@ -51,7 +50,7 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
             columns[2][n], columns[3][n] = 1, TABLE.index(r.parent)
         elif first.get(r.parent, n) < n:
             columns[2][n], columns[3][n] = 2, n - first[r.parent]
-        elif r.parent != NONE:
+        elif r.parent != NO_SEGMENT:
             columns[2][n] = 3
             parents += r.parent[:10]
         title = r.veil or (r.name or "").encode()
@@ -78,7 +77,7 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
 
 
 ids = st.integers(0, 9).map(lambda n: segment_of(bytes([65 + n]) * 16))
-parents = st.one_of(st.just(NONE), st.sampled_from(TABLE), ids)
+parents = st.one_of(st.just(NO_SEGMENT), st.sampled_from(TABLE), ids)
 sizes = st.sampled_from([0, 1, 60, 127, 128, 300, 5000, 9000])
 
 
@@ -132,7 +131,7 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert found.rows_of(segment_of(b"z" * 16)) == []
     assert [bytes(i) for i in found.segment_ids()] == [r.id for r in rows if r.id]
     assert found.versions() == [r.mark.version for r in rows if r.mark]
-    named = {*found.parents()} - {NONE}
+    named = {*found.parents()} - {NO_SEGMENT}
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
 
 
@@ -227,7 +226,7 @@ def test_hostile_sizes_claim_no_memory() -> None:
 )
 def test_references_to_no_earlier_segment_are_refused(wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     middle = Record(0, name="no segment", moment=MOMENT, time=TIME)
-    rows = [Record(0, NONE, TABLE[0]), middle, Record(0, NONE, TABLE[1])]
+    rows = [Record(0, NO_SEGMENT, TABLE[0]), middle, Record(0, NO_SEGMENT, TABLE[1])]
     monkeypatch.setattr(block, "_references", lambda *_: [(block.ABSENT, 0), (block.ABSENT, 0), wrong])
     with pytest.raises(CorruptError, match=r"reference|segment"):
         Block.of(encoded(rows), 0, BEGIN, FIELDS)
@@ -243,23 +242,23 @@ class Wrong:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Wrong(Record(0, NONE, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
-        Wrong(Record(0, NONE, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "name of a session has 1025"),
-        Wrong(Record(1, NONE, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", MOMENT, TIME, about=b"l" * 17779), ContentError, "tags"),
+        Wrong(Record(0, NO_SEGMENT, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
+        Wrong(Record(0, NO_SEGMENT, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "a session has 1025"),
+        Wrong(Record(1, NO_SEGMENT, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
+        Wrong(Record(0, NO_SEGMENT, None, 0, b"", "n", MOMENT, TIME, about=b"l" * 17779), ContentError, "tags"),
         Wrong(Record(0, name="n", moment=MOMENT - 1, time=TIME), UsageError, "before its pack's moment"),
         Wrong(Record(0, name="n", moment=MOMENT + (1 << 52), time=1 << 32), UsageError, "or a century after"),
         Wrong(Record(0, name="n", moment=MOMENT, time=1 << 40), UsageError, "below 2\\^40"),
         Wrong(Record(0, name="n", moment=MOMENT, time=-1), UsageError, "since 1970"),
         Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
-        Wrong(Record(0, NONE, None, 0, b"bits", "n", MOMENT, TIME), UsageError, "no bitstring"),
+        Wrong(Record(0, NO_SEGMENT, None, 0, b"bits", "n", MOMENT, TIME), UsageError, "no bitstring"),
         Wrong(Record(0), UsageError, "no bitstring"),
-        Wrong(Record(0, NONE, b"i" * 16, 1, b"1"), UsageError, "zeros"),
-        Wrong(Record(0, b"p" * 16, name="n", moment=MOMENT, time=TIME), UsageError, "zeros"),
+        Wrong(Record(0, NO_SEGMENT, b"i" * 16, 1, b"1"), UsageError, "10 bytes"),
+        Wrong(Record(0, b"p" * 16, name="n", moment=MOMENT, time=TIME), UsageError, "10 bytes"),
     ],
 )
 def test_what_the_format_cannot_hold_is_refused(wrong: Wrong) -> None:
-    good = Record(0, NONE, segment_of(b"i" * 16), 1, b"1", "n", MOMENT, TIME)
+    good = Record(0, NO_SEGMENT, segment_of(b"i" * 16), 1, b"1", "n", MOMENT, TIME)
     with pytest.raises(wrong.error, match=wrong.match):
         encode([good, wrong.record, good], NUMBERS, BEGIN, FIELDS)
 
@@ -282,10 +281,10 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
 def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
     builder = Builder(MOMENT, SALT)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    parent = NONE
+    parent = NO_SEGMENT
     for n in range(3000):
         name = segment_of(n.to_bytes(16, "little"))
-        builder.add(Record(context, parent if n % 3 else NONE, name, 1, b"x" * (n % 50), f"s{n}", MOMENT, TIME))
+        builder.add(Record(context, parent if n % 3 else NO_SEGMENT, name, 1, b"x" * (n % 50), f"s{n}", MOMENT, TIME))
         parent = name
     pack = Pack.of(builder.finish())
     found = [item for item in pack.scan() if not isinstance(item, Damage)]

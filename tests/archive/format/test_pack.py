@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
 from pltz.archive.format.parity import COPIED
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 from tests.examples import examples
 
 
@@ -22,13 +22,13 @@ def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> 
     """Return a pack of a tower of segments, each with a session, and a mark where it is to be ``marked``."""
     builder = Builder(100 << 20, salt)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    parent = NONE
+    parent = NO_SEGMENT
     for n in range(sessions):
         name = segment_of(digest(b"test", n.to_bytes(2, "big")))
         builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 100 << 20, 100))
         parent = name
     if marked:
-        builder.add(Record(context, mark=Mark(parent, 1, 1)))
+        builder.add(Record(context, mark=Mark(bytes(16), 1, 1)))
     return builder.finish()
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(20)]
     for n, name in enumerate(ids):
-        builder.add(Record(context, NONE, name, 5, bytes([n]) * 1000, f"s{n}", 100 << 20, 100))
+        builder.add(Record(context, NO_SEGMENT, name, 5, bytes([n]) * 1000, f"s{n}", 100 << 20, 100))
     data = bytearray(builder.finish())
     [block] = blocks_of(bytes(data))
     assert [(p.first, p.last) for p in block.pieces] == [(0, 5), (5, 10), (10, 15), (15, 20)]
@@ -160,7 +160,7 @@ def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     begin, end = Pack.of(inner).begin, Pack.of(inner).end
     builder = Builder(100 << 20, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    builder.add(Record(context, NONE, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 100 << 20, 100))
+    builder.add(Record(context, NO_SEGMENT, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 100 << 20, 100))
     data = bytearray(builder.finish())
     data[Pack.of(bytes(data)).begin + 3] ^= 1
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())

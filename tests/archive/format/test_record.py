@@ -7,18 +7,17 @@ from hypothesis import given, strategies as st
 
 from pltz.archive.format import record
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import ContentError, CorruptError
-from pltz.plt_codec.identity import NONE
 
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)
 
 
 @given(
-    parent=st.one_of(st.just(NONE), identities),
+    parent=st.one_of(st.just(NO_SEGMENT), identities),
     name=identities,
     bitstring=st.binary(max_size=300),
     session=st.one_of(st.none(), names),
@@ -51,7 +50,7 @@ def test_records_come_back(
     if session is not None:
         packed = record.pack_about(*about)
         r = Record(context, parent, name, 3, bitstring, session, moment, time, packed, part=number)
-    mark = Record(context, mark=Mark(name, number, 1))
+    mark = Record(context, mark=Mark(name + bytes(6), number, 1))
     pack = Pack.of(builder.add(r).add(mark).finish())
     assert [item[1] for item in pack.scan() if not isinstance(item, Damage)] == [r, mark]
     assert record.unpack_about(r.about) == (about if session is not None else ("", record.NOTHING, {}))

@@ -13,15 +13,15 @@ from hypothesis import given, strategies as st
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import SEGMENT_SIZE
+from pltz.archive.format.ids import NO_SEGMENT, SEGMENT_SIZE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.towers import TowerArchive
 
-PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
-IDS = [bytes([n + 1]) * 16 for n in range(10)]
+PARENTS = [NO_SEGMENT] + [bytes([n // 2 + 1]) * 10 for n in range(9)]  # a tree: of segment n + 1
+IDS = [bytes([n + 1]) * 10 for n in range(10)]
 
 
 def version_of(record: Record) -> bytes | None:
@@ -32,7 +32,7 @@ segments = st.builds(
     lambda n, size: Record(0, PARENTS[n], IDS[n], 5, bytes(size)), st.integers(0, 9), st.integers(0, 9)
 )
 sessions = st.builds(
-    lambda n, name: Record(0, (NONE, *IDS)[n], name=name), st.integers(0, 10), st.sampled_from("abc")
+    lambda n, name: Record(0, (NO_SEGMENT, *IDS)[n], name=name), st.integers(0, 10), st.sampled_from("abc")
 )
 both = st.builds(lambda s, name: s._replace(name=name), segments, st.sampled_from("abc"))
 marks = st.builds(
@@ -87,7 +87,7 @@ class Plain:
     def tower(self, version: bytes) -> set[bytes]:
         """Return the segments of a version. Raises KeyError where one is missing."""
         found, at = set[bytes](), self.versions[version][0][1].leaf
-        while at != NONE:
+        while at != NO_SEGMENT:
             found.add(at)
             at = self.segments[at][0][1].parent
         return found
@@ -188,7 +188,7 @@ def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -
 def test_packs_that_share_records_with_condemned_ones() -> None:
     rows = laid_out([[tree[0], tree[1]], [tree[1]], [tree[2]], [tree[0]._replace(name="a")]])
     with taken(rows) as census:
-        assert census.sharing({bytes(16)}) == {bytes([1]) * 16, bytes([3]) * 16}
+        assert census.sharing({bytes(16)}) == {bytes([1]) * 10, bytes([3]) * 10}
         assert census.sharing({bytes([2]) * 16}) == set()
         census.settle((), packs={bytes(16)})
         assert census.live_segments == 0 and set(census.weights()) == {bytes(16)}
@@ -224,7 +224,7 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
         context = Context(0, NONE, "default", NONE, NONE, 1)
         for begin in range(0, count, 256):
             ids = [
-                digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE] + NONE[SEGMENT_SIZE:]
+                digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE]
                 for n in range(begin, min(begin + 256, count))
             ]
             rows = [

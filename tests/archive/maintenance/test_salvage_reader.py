@@ -11,7 +11,7 @@ import pytest
 
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
-from pltz.archive.format.ids import TENANT, segment_of
+from pltz.archive.format.ids import NO_SEGMENT, TENANT, segment_of
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.repair import SECTOR, Repaired, Repairer, SalvageReader
 from pltz.archive.storage.disk import OsDisk
@@ -19,7 +19,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.identity import NONE, digest
+from pltz.plt_codec.identity import digest
 from tests.archive.towers import TowerArchive
 
 SIZE = 24 << 20  # bytes of records
@@ -66,7 +66,7 @@ def pack(tmp_path: Path) -> Path:
         archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=1
     )
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(24)]
-    records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
+    records = [Record(0, NO_SEGMENT, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
     writer = ArchiveWriter(archive.catalog, CodecRegistry())
     writer.copy([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()

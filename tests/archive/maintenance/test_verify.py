@@ -13,6 +13,7 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import LostError
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.maintenance import verify
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.verify import Report, Verifier
@@ -20,7 +21,6 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Plain
 from pltz.plt_codec.errors import PltzError, UsageError
-from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
 from tests.archive.sealed import RAW
@@ -202,7 +202,7 @@ def named(number: int) -> bytes:
 CIRCLES = {
     "parents": [(named(1), named(2)), (named(2), named(3)), (named(3), named(1))],
     "itself": [(named(1), named(1))],
-    "too many segments": [(named(n), named(n + 1) if n < 60 else NONE) for n in range(60, 0, -1)],
+    "too many segments": [(named(n), named(n + 1) if n < 60 else NO_SEGMENT) for n in range(60, 0, -1)],
 }
 
 
@@ -226,7 +226,7 @@ def test_a_deep_tower_that_can_be_read_is_sound(archive: TowerArchive) -> None:
 
 def test_circles_that_no_session_has_are_no_damage(archive: TowerArchive) -> None:
     """After an erase of a joined session its dead records made one, and plain verify called the archive damaged."""
-    assert crafted(archive, CIRCLES["parents"], NONE).verify().sound
+    assert crafted(archive, CIRCLES["parents"], NO_SEGMENT).verify().sound
 
 
 @pytest.mark.parametrize("readable", [True, False])

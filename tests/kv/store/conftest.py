@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from pltz.archive import NO_SEGMENT
 from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
@@ -20,7 +21,6 @@ from pltz.kv.store.store import HotStore
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
-from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive
 
 SPACE = b"space..........."
@@ -36,7 +36,7 @@ class Blocks:
         return KVBlock.raw(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
 
     def name(self, number: int) -> bytes:
-        return number.to_bytes(16, "big")
+        return number.to_bytes(10, "big")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def put(store: HotStore, blocks: Blocks, clock: Any, *numbers: int, drain: bool 
     """Insert segments without parents, one after the other, and return which were taken."""
     found = []
     for number in numbers:
-        found.append(store.insert(SPACE, blocks.name(number), NONE, blocks(number)))
+        found.append(store.insert(SPACE, blocks.name(number), NO_SEGMENT, blocks(number)))
         if drain:
             store.drain()
         clock.now += 1000

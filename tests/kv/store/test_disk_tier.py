@@ -16,16 +16,16 @@ import pytest
 import torch
 import xxhash
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.store.disk_tier import DiskTier, _is_left
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import StoredBlock
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import NONE
 from tests.failing import NO_SPACE, raising
 from tests.kv.store.conftest import Blocks
 
-SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
+SPACE, SEGMENT, PARENT = b"space...........", b"segment...", b"parent...."
 BUDGET = 1 << 20
 
 
@@ -148,7 +148,7 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("pltz.kv.store.disk_tier.KEPT", 1)
     size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folder = DiskTier(tmp_path / "warm", 3 * size)
-    names = [bytes([n]) * 16 for n in range(5)]
+    names = [bytes([n]) * 10 for n in range(5)]
     for n in range(3):
         assert folder.write(SPACE, names[n], StoredBlock(block(), PARENT, 0))
         os.utime(folder.path(SPACE, names[n]), (n, n))
@@ -174,17 +174,17 @@ def test_the_folder_is_listed_when_it_is_full_and_not_at_each_write(
 
     monkeypatch.setattr(DiskTier, "_files", counted)
     for n in range(24):
-        assert folders[n % 2].write(SPACE, bytes([n]) * 16, StoredBlock(block(), PARENT, 0))
+        assert folders[n % 2].write(SPACE, bytes([n]) * 10, StoredBlock(block(), PARENT, 0))
     count = len(listed)
     assert count <= 1 + 24 // 2 - 16 // 2, "at first, and then for each eighth of the budget"
-    assert folders[0].usage()[0] <= 16 * size and not folders[0].path(SPACE, bytes(16)).exists()
+    assert folders[0].usage()[0] <= 16 * size and not folders[0].path(SPACE, bytes(10)).exists()
     assert sum(folder.evicted for folder in folders) >= 8
 
 
 def test_the_ledger_follows_what_is_removed_and_is_counted_anew_where_it_is_damaged(tmp_path: Path) -> None:
     size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folder = DiskTier(tmp_path / "warm", 4 * size)
-    names = [bytes([n]) * 16 for n in range(8)]
+    names = [bytes([n]) * 10 for n in range(8)]
     for round_ in range(3):  # each round fills the budget, were it not for what is removed
         for name in names[:3]:
             assert folder.write(SPACE, name, StoredBlock(block(), PARENT, 0))
@@ -221,7 +221,7 @@ def test_metrics_show_what_failed(tmp_path: Path, blocks: Blocks) -> None:
     path.write_bytes(b"damaged")
     with store.hold(SPACE, [SEGMENT]) as lease:
         assert not lease.blocks
-    assert store.insert(SPACE, blocks.name(1), NONE, blocks(1))
+    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, blocks(1))
     lines = generate_latest(registry).decode().splitlines()
     assert 'pltz_kv_tier_damaged_total{tier="disk"} 1.0' in lines and "pltz_kv_misses_total 1.0" in lines
     assert f'pltz_kv_tier_used{{tier="device"}} {float(blocks(1).size)}' in lines
@@ -240,7 +240,7 @@ def test_what_a_kill_left_counts_and_goes_first(folder: DiskTier) -> None:
     path = written(folder, block())
     part = part_of(path, BUDGET - path.stat().st_size)
     assert folder.usage() == (BUDGET, 2)
-    assert folder.write(SPACE, b"other...........", StoredBlock(block(), PARENT, 0))
+    assert folder.write(SPACE, b"other.....", StoredBlock(block(), PARENT, 0))
     assert not part.exists() and path.exists() and folder.evicted == 1
 
 
@@ -250,9 +250,9 @@ def test_what_is_being_written_keeps_its_room(folder: DiskTier) -> None:
     part = part_of(path, BUDGET - path.stat().st_size)
     with part.open("r+b") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        assert not folder.write(SPACE, b"other...........", StoredBlock(block(tokens=50), PARENT, 0))
+        assert not folder.write(SPACE, b"other.....", StoredBlock(block(tokens=50), PARENT, 0))
         assert part.exists() and path.exists() and folder.evicted == 0
-    assert folder.write(SPACE, b"other...........", StoredBlock(block(tokens=50), PARENT, 0))
+    assert folder.write(SPACE, b"other.....", StoredBlock(block(tokens=50), PARENT, 0))
 
 
 def test_a_block_is_locked_while_it_is_written(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_a_block_is_locked_while_it_is_written(folder: DiskTier, monkeypatch: py
 def test_a_block_that_cannot_fit_evicts_nothing(tmp_path: Path) -> None:
     size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folder = DiskTier(tmp_path / "warm", 4 * size)
-    names = [bytes([n]) * 16 for n in range(4)]
+    names = [bytes([n]) * 10 for n in range(4)]
     for name in names:
         assert folder.write(SPACE, name, StoredBlock(block(), PARENT, 0))
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(tokens=1000), PARENT, 0)), "larger than the budget"
@@ -299,9 +299,9 @@ def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path, monkeypatch:
     links[1].symlink_to(theirs[0])
     assert folder.usage() == (size, 1) and folder.stats().blocks == 1
     for name in (b"a", b"b"):
-        assert folder.write(SPACE, name * 16, StoredBlock(one, PARENT, 0))
+        assert folder.write(SPACE, name * 10, StoredBlock(one, PARENT, 0))
     assert folder.evicted == 1 and not own.exists(), "its own file made room"
-    assert folder.read(PARENT, SEGMENT) is None and not folder.write(PARENT, b"a" * 16, StoredBlock(one, PARENT, 0))
+    assert folder.read(PARENT, SEGMENT) is None and not folder.write(PARENT, b"a" * 10, StoredBlock(one, PARENT, 0))
     assert folder.read(SPACE, PARENT) is None and not folder.write(SPACE, PARENT, StoredBlock(one, PARENT, 0))
     folder.discard(SPACE, SEGMENT)
     folder.discard(SPACE, PARENT)
@@ -342,7 +342,7 @@ def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.failed == 1
     one, two = blocks(1), blocks(2)
     store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
-    assert store.insert(SPACE, blocks.name(1), NONE, one) and store.insert(SPACE, blocks.name(2), NONE, two)
+    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, one) and store.insert(SPACE, blocks.name(2), NO_SEGMENT, two)
     store.drain()
     found = store.stats()
     assert (found.tiers["device"].blocks, found.dropped) == (1, 1)
@@ -401,9 +401,9 @@ folder = DiskTier(place, budget)
 for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
     ids = np.full(40, n, np.int32)
     one = KVBlock.raw(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
-    found = folder.read(b"space...........", bytes([n]) * 16)
+    found = folder.read(b"space...........", bytes([n]) * 10)
     assert found is None or torch.equal(found.block.kv, one.kv) and np.array_equal(found.block.ids, ids)
-    folder.write(b"space...........", bytes([n]) * 16, StoredBlock(one, b"parent..........", 0))
+    folder.write(b"space...........", bytes([n]) * 10, StoredBlock(one, b"parent....", 0))
     assert folder.usage()[0] <= budget
 assert not folder.damaged
 """

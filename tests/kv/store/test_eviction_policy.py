@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.store import store as module
 from pltz.kv.store.eviction_policy import BAND, priority
 from pltz.kv.store.store import HotStore
-from pltz.plt_codec.identity import NONE
 from tests.kv.store.conftest import SPACE, Blocks, Clock
 
 times = st.floats(0, 1e9)
@@ -56,12 +56,13 @@ def test_many_small_segments_leave_without_a_look_at_all_for_each(
     monkeypatch.setattr(module, "priority", counted)
     for number in range(COUNT):
         clock.now += 100
-        assert store.insert(SPACE, blocks.name(number), NONE, blocks(number))
+        assert store.insert(SPACE, blocks.name(number), NO_SEGMENT, blocks(number))
     clock.now += 100
     tokens = (room - blocks(0, 0).size) // (blocks(0, 1).size - blocks(0, 0).size)
     for number in range(1 if large else COUNT):
         clock.now += 100
-        assert store.insert(SPACE, blocks.name(COUNT + number), NONE, blocks(COUNT + number, tokens if large else 4))
+        block = blocks(COUNT + number, tokens if large else 4)
+        assert store.insert(SPACE, blocks.name(COUNT + number), NO_SEGMENT, block)
         if not large:
             assert store.parent(SPACE, blocks.name(number)) is None, "the oldest left"
     assert store.stats().tiers["device"].blocks == (1 if large else COUNT)

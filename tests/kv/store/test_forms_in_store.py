@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import watched
 from pltz.kv.errors import WarmFileError
@@ -28,13 +29,12 @@ from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.failing import raising
 from tests.kv.store.peek import nodes
 
 ROOM = 1 << 26
-SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
+SPACE, SEGMENT, PARENT = b"a target........", b"segment...", b"parent...."
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_a_segment_discarded_during_a_promotion_that_fails_is_not_counted_for_ev
     slow = Slow()
     slow.keeps = False
     store = HotStore([slow, HostTier(ROOM)])
-    assert store.insert(SPACE, SEGMENT, NONE, raw()) and store.stats().tiers["host"].used > 0
+    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, raw()) and store.stats().tiers["host"].used > 0
     slow.meanwhile = lambda: store.discard(SPACE, SEGMENT)
     store.hold(SPACE, [SEGMENT]).release()
     assert store.stats().tiers["host"].used == 0 and store.stats().tiers["slow"].used == 0
@@ -157,10 +157,10 @@ def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException
     store = HotStore([slow, HostTier(ROOM)])
     slow.failure = failure
     with pytest.raises(type(failure)):
-        store.insert(SPACE, SEGMENT, NONE, raw())
+        store.insert(SPACE, SEGMENT, NO_SEGMENT, raw())
     assert store.stats().tiers["slow"].used == 0 and not nodes(store)
     slow.failure, slow.keeps = None, False
-    assert store.insert(SPACE, SEGMENT, NONE, raw())
+    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, raw())
     slow.failure = failure
     with pytest.raises(type(failure)):
         store.hold(SPACE, [SEGMENT])
@@ -174,8 +174,8 @@ def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException
 def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
     store = HotStore.open(0, ROOM, ROOM, folder=tmp_path, forms={"host": codecs["q8"]})
     exact = KVBlock.raw(torch.randn(2, 2, 2, 8, 8), np.arange(8, dtype=np.int32), np.arange(8, dtype=np.int32), 0)
-    assert DiskTier(tmp_path, ROOM).write(SPACE, SEGMENT, StoredBlock(exact, NONE, 0))
-    assert store.insert(SPACE, SEGMENT, NONE, replace(exact).recode(codecs["q8"]))
+    assert DiskTier(tmp_path, ROOM).write(SPACE, SEGMENT, StoredBlock(exact, NO_SEGMENT, 0))
+    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, replace(exact).recode(codecs["q8"]))
     with store.hold(SPACE, [SEGMENT], max_kl=float("inf")) as lossy:
         assert lossy.blocks[0].codec.name == "q8-1"
         with store.hold(SPACE, [SEGMENT]) as beside:  # the lossy one is in use
@@ -268,7 +268,7 @@ def test_attention_survives_an_exact_file(kin: Target, codecs: dict[str, KVCodec
     block = replace(KVBlock.raw(kv.bfloat16(), ids, ids, 0), mass=seen)
     expected = block.recode(codecs["predictive"])
     store = HotStore.open(0, 0, ROOM, folder=tmp_path)
-    assert store.insert(SPACE, SEGMENT, NONE, block)
+    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, block)
     store.close()
     found = DiskTier(tmp_path, ROOM).read(SPACE, SEGMENT)
     assert found is not None and found.block.mass is not None and (found.block.mass == seen).all()

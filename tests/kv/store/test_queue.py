@@ -214,7 +214,7 @@ store = HotStore.open(0, 0, 1 << 30, folder=sys.argv[1])
 ids = np.arange(256, dtype=np.int32)
 made = [KVBlock.raw(torch.full((2, 2, 4, 256, 64), float(number)), ids, ids, 0) for number in range(60)]
 for number, block in enumerate(made):
-    assert store.insert(b"space...........", number.to_bytes(16, "big"), NONE, block)
+    assert store.insert(b"space...........", number.to_bytes(10, "big"), NO_SEGMENT, block)
 while not store.shared[0].written:
     pass
 if sys.argv[2] == "killed":

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.errors import WarmFileError
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore, space_of
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import NONE
 from tests.kv.store.peek import nodes
 
 SPACE = space_of(b"fingerprint", "float32")
@@ -32,7 +32,7 @@ class Store(HotStore):
 
     def put(self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4, wait: bool = True) -> bool:
         """Insert a block, and wait until nothing is left in the queue."""
-        above = self.blocks.name(parent) if parent else NONE
+        above = self.blocks.name(parent) if parent else NO_SEGMENT
         start = 4 if parent else 0
         kept = self.insert(SPACE, self.blocks.name(number), above, self.blocks(number, tokens, start), born)
         if wait:
@@ -75,10 +75,10 @@ def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(blocks: Any) 
     store.put(1)
     other: KVBlock = blocks(9)
     with store.hold(SPACE, [blocks.name(1)]) as lease:
-        assert store.insert(SPACE, blocks.name(1), NONE, other)
+        assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, other)
         with store.hold(SPACE, [blocks.name(1)]) as again:
             assert lease.blocks[0].ids[0] == again.blocks[0].ids[0] == 1
-    assert store.insert(SPACE, blocks.name(1), NONE, other)
+    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, other)
     with store.hold(SPACE, [blocks.name(1)]) as lease:
         assert lease.blocks[0].ids[0] == 9
     assert store.stats().tiers["device"].used == SIZE
@@ -257,7 +257,7 @@ def test_a_discard_that_cannot_remove_the_file_says_so(
 def _warm(blocks: Any, number: int) -> Any:
     from pltz.kv.store.tier import StoredBlock
 
-    return StoredBlock(blocks(number), NONE, 0)
+    return StoredBlock(blocks(number), NO_SEGMENT, 0)
 
 
 def test_a_machine_with_less_memory_than_the_budget_says_is_no_error(

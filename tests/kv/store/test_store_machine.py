@@ -10,13 +10,13 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.store import warm_file
 from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.identity import NONE
 from tests.examples import examples
 from tests.kv.store.peek import nodes
 
@@ -27,7 +27,7 @@ TOWERS = st.tuples(ROOTS, ROOTS, ROOTS).map(lambda t: (t[0], t[0] * 10 + t[1], t
 
 
 def name(number: int) -> bytes:
-    return number.to_bytes(16, "big")
+    return number.to_bytes(10, "big")
 
 
 def block(number: int, tokens: int) -> KVBlock:
@@ -76,7 +76,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(tower=TOWERS, depth=st.integers(1, 3), age=st.sampled_from([0, 100, 100_000]))
     def put(self, tower: tuple[int, ...], depth: int, age: float) -> None:
-        above = NONE
+        above = NO_SEGMENT
         for number in tower[:depth]:
             self.store.insert(SPACE, name(number), above, block(number, 1 + number % 5), self.now - age)
             above = name(number)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.port.codec import RAW, CompactForm, KVCodec, Span
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.disk_tier import DiskTier
@@ -20,7 +21,6 @@ from pltz.kv.store.tier import DeviceTier, HostTier, StoredBlock, Tier, TierStat
 from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.identity import NONE
 from tests.kv.store.conftest import SPACE, Blocks, held, put
 from tests.kv.store.peek import nodes
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pltz.kv.port.arriving import Parts
 
 RAW_SIZE = 4 * 72  # bytes of a block of four tokens, 32 of them ids and tokens
-SEGMENT = b"segment........."
+SEGMENT = b"segment..."
 
 
 class Planes(CompactForm):
@@ -165,13 +165,13 @@ def test_a_form_that_is_not_exact_is_found_only_by_those_who_allow_it(blocks: Bl
     assert held(store, blocks, 1, 0.009) == ([], []), "its receipt says 0.01"
     assert held(store, blocks, 1, 0.01) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
     assert held(store, blocks, 1) == ([], [])
-    assert store.insert(SPACE, blocks.name(1), NONE, blocks(1)), "from its tokens again"
+    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, blocks(1)), "from its tokens again"
     assert held(store, blocks, 1) == (["device"], ["raw"])
 
 
 def test_a_form_has_its_own_file(blocks: Blocks, tmp_path: Path) -> None:
     raw, rounded = DiskTier(tmp_path, 1 << 20), DiskTier(tmp_path, 1 << 20, Rounded())
-    stored = StoredBlock(blocks(7), NONE, 0)
+    stored = StoredBlock(blocks(7), NO_SEGMENT, 0)
     assert rounded.write(SPACE, SEGMENT, stored)
     assert raw.read(SPACE, SEGMENT, [RAW]) is None and raw.damaged == 0
     found = raw.read(SPACE, SEGMENT, [RAW, Rounded()])
@@ -187,7 +187,7 @@ def test_a_form_has_its_own_file(blocks: Blocks, tmp_path: Path) -> None:
 
 def test_a_file_of_parts_is_checked_by_its_codec(blocks: Blocks, tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, 1 << 20, Planes())
-    assert disk.write(SPACE, SEGMENT, StoredBlock(blocks(7, logits=True), NONE, 0))
+    assert disk.write(SPACE, SEGMENT, StoredBlock(blocks(7, logits=True), NO_SEGMENT, 0))
     path = disk.path(SPACE, SEGMENT, "planes")
     assert [name for name in load_file(path) if name.startswith("kv")] == [f"kv.{n}" for n in range(4)]
     found = disk.read(SPACE, SEGMENT, [Planes()])
@@ -213,7 +213,7 @@ def test_a_codec_that_cannot_hold_a_block_leaves_it_to_the_next_tier(blocks: Blo
     half = KVBlock.raw(one.kv.to(torch.float16), one.ids, one.tokens, 0)
     drawer = Drawer()
     store = HotStore([DeviceTier(1 << 20, codec=Planes()), DiskTier(tmp_path, 1 << 20, Planes()), drawer])
-    assert store.insert(SPACE, SEGMENT, NONE, half)
+    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, half)
     store.drain()
     assert len(drawer.blocks) == 1
     assert store.stats().tiers["device"].used == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pltz.archive import NO_SEGMENT
 from pltz.kv.port.arriving import ArrivingParts, pieces, shells
 from pltz.kv.store import warm_file
 from pltz.kv.store.disk_tier import UNDER_WAY, DiskTier
@@ -19,9 +20,8 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import StoredBlock
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.identity import NONE
 
-SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
+SPACE, SEGMENT, PARENT = b"space...........", b"segment...", b"parent...."
 BUDGET = 1 << 24
 CHUNK = 256
 PATIENCE = 180  # seconds
@@ -166,7 +166,7 @@ def test_damage_does_not_remove_the_sound_file_that_took_its_place(disk: DiskTie
 
 
 def test_files_are_closed_and_too_many_at_once_are_read_by_their_callers(disk: DiskTier, gate: Gate) -> None:
-    names = [bytes([n]) * 16 for n in range(UNDER_WAY + 3)]
+    names = [bytes([n]) * 10 for n in range(UNDER_WAY + 3)]
     for n, name in enumerate(names):
         assert disk.write(SPACE, name, StoredBlock(block(seed=n), PARENT, 0))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
@@ -193,8 +193,8 @@ def test_a_read_begun_when_the_interpreter_ends_is_done_by_its_caller(disk: Disk
 
 def test_a_raw_block_enters_memory_when_it_is_there_and_a_damaged_one_ends_the_lease(disk: DiskTier) -> None:
     first, second = block(seed=1), block(seed=2)
-    names = [bytes([n]) * 16 for n in (1, 2)]
-    for name, one, parent in ((names[0], first, NONE), (names[1], second, names[0])):
+    names = [bytes([n]) * 10 for n in (1, 2)]
+    for name, one, parent in ((names[0], first, NO_SEGMENT), (names[1], second, names[0])):
         assert disk.write(SPACE, name, StoredBlock(one, parent, 0))
     store = HotStore.open(BUDGET, 0, BUDGET, folder=disk.folder)
     with store.hold(SPACE, names) as lease:
