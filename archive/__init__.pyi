@@ -20,7 +20,6 @@ from pltz.archive.errors import (
     is_full as is_full,
     reason as reason,
 )
-from pltz.archive.format.context import RUN as RUN
 from pltz.archive.format.ids import (
     MAX_TOKENS as MAX_TOKENS,
     NO_SEGMENT as NO_SEGMENT,
@@ -33,6 +32,7 @@ from pltz.archive.format.object_names import FOLDERS as FOLDERS, SETTINGS as SET
 from pltz.archive.format.record import (
     MAX_NAME as MAX_NAME,
     MAX_TAGS as MAX_TAGS,
+    RUN as RUN,
     ContentFacts as ContentFacts,
     pack_tags as pack_tags,
     unpack_tags as unpack_tags,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
+from pltz.archive.format.record import RUN
 from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import size
-from pltz.coding.codecs.codec import BYTEWISE, LOG_TOKENIZER, IdsCodec
+from pltz.coding.codecs.modes import is_bytewise
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 def method_of(context: Context) -> str:
     """Return how the records of a context are coded: by the model, whose tokens are words, as a log, or by zstd."""
-    if context.tokenizer not in BYTEWISE:
-        return "zstd" if context.bundle == IdsCodec.bundle_id else "model"
-    return "log" if context.tokenizer == LOG_TOKENIZER else "zstd"
+    return ("model", "log", "zstd")[context.method]
 
 
 def tokens_of(reader: TowerReader, version: Version) -> int:
@@ -29,7 +28,7 @@ def tokens_of(reader: TowerReader, version: Version) -> int:
     segment = version.leaf
     while any(segment):
         item = reader.record(segment)
-        inside = unpack_run(item.record).lengths if item.context.mode & RUN else [item.record.tokens]
+        inside = unpack_run(item.record).lengths if item.record.mode & RUN else [item.record.tokens]
         lengths = [*inside, *lengths]
         segment = item.record.parent
     return sum(lengths[: len(lengths) - version.lacks])
@@ -110,9 +109,8 @@ class VersionSizes:
             if segment not in self._segments:
                 item = self._reader.record(segment)
                 record = item.record
-                lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
-                bytewise = item.context.tokenizer in BYTEWISE
-                how = method_of(item.context), bytewise
+                lengths = unpack_run(record).lengths if item.record.mode & RUN else [record.tokens]
+                how = method_of(item.context), is_bytewise(item.context.tokenizer)
                 self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring), *how)
             found.append(segment)
             segment = self._segments[segment].parent

@@ -60,7 +60,7 @@ class SessionDecoder:
         self.coder = coder
         self.model = BundleCodec(bundle, coder=coder, reach=CONTEXT_TOKENS)
         self.logs = LogCodec(bundle, coder=coder, workers=workers)
-        self.plain = BytesCodec(bundle.zstd_dict)
+        self.plain = BytesCodec(bundle)
 
     def twin(self, *, urgent: bool = False) -> SessionDecoder:
         """Return a decoder with a coder of its own on the same device, for another thread (`Doubling`)."""

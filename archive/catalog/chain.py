@@ -24,12 +24,12 @@ from pltz.archive.catalog.losses import PackState
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.record import RUN
 from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Coded, SegmentCodec
-from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.modes import CODING, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
@@ -94,7 +94,7 @@ def decode_records(
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, tuple[SegmentCodec, list[int]]] = {}
     for number, w in enumerate(wanted):
-        codec = codecs.for_context(w.item.context)
+        codec = codecs.for_context(w.item.context, w.item.record.mode)
         if codec is None:
             out[number] = _no_codec(w.item)
         else:
@@ -115,7 +115,7 @@ def _decode(
         runs = [_run(keys, w.item) for w in wanted]
         for (_, bits), w in zip(runs, wanted, strict=True):
             above, up = (NOTHING, w.above) if isinstance(w.above, Coded) else (w.above, None)
-            w.coded = Coded(bits, w.item.record.tokens, above, w.item.context.coding, up=up)
+            w.coded = Coded(bits, w.item.record.tokens, above, w.item.record.mode & CODING, up=up)
         found = codec.decode([w.coded for w in wanted if w.coded])
     except StoreError:  # of a key file: the store failed, and nothing is damaged
         raise
@@ -128,7 +128,7 @@ def _decode(
 def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
     """Return the tokens of each segment of a record, and the bits of all. Raises CorruptError, Erased."""
     bits = keys.bits(item.context, item.record)
-    if not item.context.mode & RUN:
+    if not item.record.mode & RUN:
         return [item.record.tokens], bits
     run = unpack_run(item.record._replace(bitstring=bits))
     return run.lengths, run.data
@@ -168,7 +168,7 @@ def _names(
 
 def _no_codec(item: Found) -> BundleMismatch:
     return BundleMismatch(
-        f"frozen with bundle {described(item.context.bundle)}, contract {item.context.contract}, tokenizer "
+        f"frozen with bundle {described(item.context.bundle)}, tokenizer "
         f"{item.context.tokenizer.hex()}, which is not here: {how_to_get(item.context.bundle)}. Where the ids are of a "
         "target's tokenizer, name that with --tokenizer"
     )
@@ -351,10 +351,10 @@ class Chains:
         They are the last tokens of the tower of its parent, which must be loaded. Of a codec that carries it is the
         parent as it was decoded.
         """
-        codec = self.codecs.for_context(item.context)
-        if codec and codec.carries and item.context.mode & TOWER:
+        codec = self.codecs.for_context(item.context, item.record.mode)
+        if codec and codec.carries and item.record.mode & TOWER:
             return self._carried(item.record.parent)
-        left = codec.reach if codec and item.context.mode & TOWER else 0
+        left = codec.reach if codec and item.record.mode & TOWER else 0
         parts: list[Tokens] = []
         at = item.record.parent
         while left > 0 and at != NO_SEGMENT:
@@ -437,9 +437,9 @@ class Chains:
             found = [own]
         else:
             found = self.catalog.lookup.find(SEGMENTS, segment)
-        if found and found[0].context.mode & RUN:
+        if found and found[0].record.mode & RUN:
             self._used_runs |= self._runs
-        return found if self._runs else [item for item in found if not item.context.mode & RUN]
+        return found if self._runs else [item for item in found if not item.record.mode & RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:
         """Note all segments of a run that was proved, and return the tokens of its last one, (t,)."""
@@ -464,12 +464,13 @@ class Chains:
         A segment that is not proven is left to `_decode_level`, and so are all below it.
         """
         items = [self._places[segment][0] for segment in path]
-        codec = self.codecs.for_context(items[0].context) if len(items) > 1 else None
+        codec = self.codecs.for_context(items[0].context, items[0].record.mode) if len(items) > 1 else None
         if codec is None or not codec.chains:
             return
         # each segment stands directly behind the one before, with the same codec and nothing beside it
         for number, item in enumerate(items[1:], 1):
-            if item.record.parent != path[number - 1] or self.codecs.for_context(item.context) is not codec:
+            own = self.codecs.for_context(item.context, item.record.mode)
+            if item.record.parent != path[number - 1] or own is not codec:
                 return
         # one call decodes all of them
         above, keys = self.above(items[0]), self.catalog.keys
@@ -478,7 +479,7 @@ class Chains:
         try:
             runs = [_run(keys, item) for item in items]
             coded = [
-                Coded(bits, i.record.tokens, NOTHING if n else above, i.context.coding)
+                Coded(bits, i.record.tokens, NOTHING if n else above, i.record.mode & CODING)
                 for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
             ]
             found = codec.decode_chain(coded)
@@ -489,7 +490,7 @@ class Chains:
             answer = _proved(keys, item, lengths, tokens, self._heard)
             if isinstance(answer, PltzError):
                 return
-            self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
+            self._answers[segment] = self._expand(item, answer) if item.record.mode & RUN else answer
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""
@@ -507,7 +508,7 @@ class Chains:
         """Return the tokens of a segment whose record was proved, (T,), and note what segments below need of it."""
         if wanted.coded and wanted.coded.decoded:
             self._coded[segment] = wanted.coded
-        return self._expand(wanted.item, tokens) if wanted.item.context.mode & RUN else tokens
+        return self._expand(wanted.item, tokens) if wanted.item.record.mode & RUN else tokens
 
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
         """Return the tokens from another record of the segment, or the error that covers all of them."""
@@ -516,7 +517,7 @@ class Chains:
         if segment in self._alone:
             others = [item for item in self.catalog.lookup.find(SEGMENTS, segment) if item.location != first.location]
         for item in others:
-            if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
+            if (item.record.parent, item.record.mode & RUN) != (first.record.parent, first.record.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run
             if not isinstance(answer := self.above(item), PltzError):
                 wanted = RecordToDecode(item, answer)

@@ -26,7 +26,7 @@ from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, ManifestLost, Outdated, StoreError, WriterFailed
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import (
     SEGMENTS,
     Entries,
@@ -41,7 +41,7 @@ from pltz.archive.format.index_file import (
 )
 from pltz.archive.format.manifest import MOST_OVER, MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, FOOTER, FRONT, Damage, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import RUN, Record
 from pltz.archive.format.session_list import Row, listed
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, PltzError
@@ -544,7 +544,7 @@ class Listing:
             block, rows = item
             for row, record in rows:
                 context = opened.head.contexts[record.context]
-                if not bodies and context.mode & RUN and record.name is not None:
+                if not bodies and record.mode & RUN and record.name is not None:
                     try:
                         record = opened.of_block(block, row)
                     except FormatError as exc:

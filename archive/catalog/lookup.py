@@ -23,7 +23,6 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import LEAF, version_id
 from pltz.archive.format.index_file import (
     MARKS,
@@ -40,7 +39,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts, unpack_about
+from pltz.archive.format.record import FORGET, NOTHING, RUN, UNDELETE, ContentFacts, unpack_about
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.archive.format.session_list import Row, decoded, key_in_list, listed
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -174,7 +173,7 @@ def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVe
 
     ``key``: as in `version_of`. Raises CorruptError.
     """
-    if not item.context.mode & RUN or item.record.name is None:
+    if not item.record.mode & RUN or item.record.name is None:
         return {}
     key = key or key_of_session(item.record, item.context)
     part = item.record.part
@@ -183,7 +182,7 @@ def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVe
 
 def _cut_short(item: Found) -> bool:
     """Return whether a record is a run of a session that lacks its bitstring, and so its older versions."""
-    return bool(item.context.mode & RUN) and item.record.name is not None and not item.record.bitstring
+    return bool(item.record.mode & RUN) and item.record.name is not None and not item.record.bitstring
 
 
 def _address(number: int, location: Location) -> int:
@@ -217,7 +216,7 @@ class RecordLookup:
             for item in self._in_block(place, section, identity):
                 if section == MARKS or not self._keys.gone(item.context, identity):
                     found.append(item)
-        return sorted(found, key=lambda item: not item.context.mode & RUN) if len(found) > 1 else found
+        return sorted(found, key=lambda item: not item.record.mode & RUN) if len(found) > 1 else found
 
     def own_record(self, version: Version) -> Found | None:
         """Return the record of a version where that has its last segment too; None where it has not, or is damaged.
@@ -408,7 +407,7 @@ class RecordLookup:
         """Return a record as `head` does."""
         record = block.record(location.row)
         context = pack.head.contexts[record.context]
-        if context.mode & RUN and record.name is not None:
+        if record.mode & RUN and record.name is not None:
             try:
                 record = pack.of_block(block, location.row)
             except FormatError as exc:
@@ -571,7 +570,7 @@ class RecordLookup:
             raise CorruptError(f"a record of {name!r} is not of the part that it names: damaged")
         leaf = r.leaf
         own = OlderVersion(0, r.moment, r.time, leaf[:LEAF])
-        older = older_versions(item, key) if c.mode & RUN and not _cut_short(item) else {}
+        older = older_versions(item, key) if r.mode & RUN and not _cut_short(item) else {}
         newest = version_of(item, key)
         for identity, v in ({newest: own} | older).items():
             yield Version(
@@ -630,7 +629,7 @@ class RecordLookup:
                 continue
             # of several records of one version the best counts: whole, in a pack that stays, the longest run
             cut, tokens = _cut_short(item), item.record.tokens if len(versions) > 1 else 0
-            if item.context.mode & RUN:
+            if item.record.mode & RUN:
                 run = versions[0].id, versions[0].leaf, item.record.tokens
                 if cut:
                     short[run] = versions[0].id

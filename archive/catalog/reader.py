@@ -24,11 +24,11 @@ from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, Segments, de
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.errors import LostError
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.record import RUN
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BYTEWISE
+from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind, Session, kind_of, writing_in
@@ -121,7 +121,7 @@ class TowerReader:
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if not found:
             raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
-        return min(found, key=lambda item: item.context.mode & RUN)
+        return min(found, key=lambda item: item.record.mode & RUN)
 
     def records(self, segment: bytes) -> list[Found]:
         """Return the records of a segment, the best first. Raises ArchiveError, StoreError."""
@@ -163,7 +163,7 @@ class SessionReader:
 
     def _session(self, tower: Tower, kind: Kind) -> Session:
         version = tower.version
-        if version.tokenizer in BYTEWISE:
+        if is_bytewise(version.tokenizer):
             content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
             return Session.from_bytes(kind, content)
         if kind == "ids":

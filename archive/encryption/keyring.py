@@ -18,10 +18,10 @@ from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, KeyMismatch, MissingKeys, Outdated
-from pltz.archive.format.context import RUN, SEALED, Context
+from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import RUN, Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
@@ -117,7 +117,7 @@ class Keyring:
         if keys is None or keys.erased:
             keys = self._make(kind, name, domain, keys)
         self._writable[domain] = keys
-        return Context(kind, domain, "", NONE, NONE, 0, cipher=SEALED, root=keys.newest)
+        return Context(kind, domain, "", NONE, NONE, cipher=SEALED, root=keys.newest)
 
     def want(self, domain: bytes, who: str) -> None:
         known = self._domains.get(domain) if domain in self._checked else None
@@ -162,7 +162,7 @@ class Keyring:
             self._settle()
         bitstring, veil = record.bitstring, b""
         if record.id is not None:
-            head, bitstring = _in_clear(context, record)
+            head, bitstring = _in_clear(record)
             about = _about_segment(context, record, head)
             bitstring = head + seal(self._key(context, record.id), bitstring, about)
         if record.name is not None:
@@ -179,7 +179,7 @@ class Keyring:
         """Return the bitstring of a stored record. Raises Erased, CorruptError."""
         if context.cipher != SEALED or record.id is None:
             raise CorruptError("a record without encryption in a sealed archive: refused")
-        head, box = _in_clear(context, record)
+        head, box = _in_clear(record)
         about = _about_segment(context, record, head)
         return head + unseal(self._key(context, record.id), box, about, "a bitstring")
 
@@ -401,15 +401,15 @@ class Keyring:
         )
 
 
-def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:
+def _in_clear(record: Record) -> tuple[bytes, bytes]:
     """Return the bytes of a bitstring that are never encrypted, and the others. Raises CorruptError."""
-    size = len(record.bitstring) - len(unpack_run(record).data) if context.mode & RUN else 0
+    size = len(record.bitstring) - len(unpack_run(record).data) if record.mode & RUN else 0
     return record.bitstring[:size], record.bitstring[size:]
 
 
 def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
+    place = struct.pack("<BBQ", c.method, record.mode, record.tokens)
     about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NO_SEGMENT, record.parent]
     return [*about, head] if head else about
 

@@ -219,7 +219,7 @@ class Plaintext:
         return context.domain_name
 
     def context(self, kind: int, name: str) -> Context:
-        return Context(kind, self.domain(kind, name), name, NONE, NONE, 0)
+        return Context(kind, self.domain(kind, name), name, NONE, NONE)
 
     def want(self, domain: bytes, who: str) -> None:
         return

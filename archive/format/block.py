@@ -24,11 +24,13 @@ from pltz.archive.format.record import (
     MAX_NAME,
     MAX_TIME,
     MAX_VEIL,
+    RUN,
     TICK_BITS,
     Mark,
     Record,
     tokens_fit,
 )
+from pltz.coding.codecs.modes import CODING
 from pltz.plt_codec.container.block import (
     BODY,
     CONTEXT,
@@ -54,7 +56,7 @@ SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
 # kinds of references to a segment
 ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 # columns that only packs have; the others are in plt_codec/container
-KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, ABOUT, VERB, TICKS, LATER, PART = 0, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13
+KIND, PARENT_KIND, PARENT, NAME, SECONDS, APART, ABOUT, MODE, TICKS, LATER, PART = 0, 2, 3, *range(6, 14)
 PACK_COLUMNS = (1 << PART + 1) - 1  # a bit for each that a block of a pack may have
 TICKS_MASK = (1 << TICK_BITS) - 1
 
@@ -117,7 +119,9 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
     # the fields of all rows, one sequence per field
-    contexts, parents, ids, tokens, bits, names, moments, times, abouts, marks, veils, keys = zip(*rows, strict=True)
+    contexts, parents, ids, tokens, bits, names, moments, times, abouts, marks, veils, keys, modes = zip(
+        *rows, strict=True
+    )
     titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
     sizes = list(map(len, bits))
     kinds = [
@@ -149,10 +153,11 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         TICKS: [passed & TICKS_MASK for passed in since],
         LATER: [abs(seconds) >> 32 << 1 | (seconds < 0) for seconds in apart],
         PART: keys,
+        MODE: modes,
     }
     if any(marks):
         columns[COUNT] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
-        columns[VERB] = [m.verb if m else 0 for m in marks]
+        columns[MODE] = [m.verb if m else mode for m, mode in zip(marks, modes, strict=True)]
     # behind the columns stand ids, names, and what is beside them
     parts = [
         *(name for name in ids if name is not None),
@@ -174,11 +179,11 @@ def _check(
             # a mark stands alone
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"marks are counted up to {MAX_VALUE}")
-            if any((size, title, r.about, r.parent != NO_SEGMENT, r.id, r.tokens, r.part)):
+            if any((size, title, r.about, r.parent != NO_SEGMENT, r.id, r.tokens, r.part, r.mode)):
                 raise UsageError("a mark holds nothing else")
             continue
         # a segment, or a session without one
-        if not kind & SEGMENT and (size or r.tokens or not kind):
+        if not kind & SEGMENT and (size or r.tokens or r.mode or not kind):
             raise UsageError("a record without a segment holds a session and no bitstring")
         if not tokens_fit(r.tokens, size):
             raise ContentError(f"{r.tokens} tokens in {size} bytes are over the format's limit")
@@ -283,13 +288,14 @@ class Block(BlockHead):
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
             columns[PART].list(n),
+            columns[MODE].list(n),
             strict=True,
         )
         found = [Record._make(row) for row in rows]
         if self._parents > self._versions:
             marks = [row for row, kind in enumerate(kinds) if kind == VERSION_MARK]
             for row, version in zip(marks, self.versions(), strict=True):
-                mark = Mark(version, columns[COUNT][row], columns[VERB][row])
+                mark = Mark(version, columns[COUNT][row], columns[MODE][row])
                 found[row] = Record(columns[CONTEXT][row], mark=mark)
         return found
 
@@ -302,7 +308,7 @@ class Block(BlockHead):
         context = columns[CONTEXT][row]
         if kind == VERSION_MARK:
             number = self._rank(row, VERSION_MARK)
-            mark = Mark(self.versions()[number], columns[COUNT][row], columns[VERB][row])
+            mark = Mark(self.versions()[number], columns[COUNT][row], columns[MODE][row])
             return Record(context, mark=mark)
         title = self._title(row)
         about = self._about + sum(columns[ABOUT].list(self.count)[:row]) if columns[ABOUT].high else 0
@@ -321,6 +327,7 @@ class Block(BlockHead):
             None,
             title if sealed else b"",
             columns[PART][row],
+            columns[MODE][row],
         )
 
     # ---- columns
@@ -489,8 +496,10 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
     # numbers that a newer version may use
     if kinds.high > VERSION_MARK or (not kinds.low and 0 in kinds.list(count)):
         raise VersionError(f"the block at byte {offset} has a record of an unknown kind: use a newer pltz")
-    if columns[VERB].high > FORGET:
-        raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
+    if columns[MODE].high > FORGET:
+        modes = zip(columns[MODE].list(count), kinds.list(count), strict=True)
+        if any(mode > (FORGET if kind == VERSION_MARK else RUN | CODING) for mode, kind in modes):
+            raise VersionError(f"the block at byte {offset} has a mark or mode of a newer version: use a newer pltz")
     # numbers that no version may use
     if columns[CONTEXT].high > fields.contexts - 1:
         raise wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
@@ -499,7 +508,7 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
     if any(columns[number].high > most for number, most in _MOST):
         raise wrong(offset, "has a number over its limit")
     # a record has only the fields of its kind; where all are alike and of both, no row is looked at
-    if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
+    if kinds.many is not None or kinds.low != BOTH:
         each = bytes(kinds.list(count))
         for having, numbers in _HAVING:
             filled = [columns[n] for n in numbers if columns[n].high]
@@ -537,10 +546,9 @@ _MOST = (  # columns, and the largest number of each
 _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
-    (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT,)),
+    (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT, MODE)),
     (_SEGMENTS, (SIZE,)),
     (_SESSIONS, (NAME, SECONDS, APART, ABOUT, TICKS, LATER, PART)),
-    (bytes([VERSION_MARK]), (VERB,)),
 )
 
 

@@ -109,7 +109,7 @@ class Builder:
     """Collects records and lays them out as one pack.
 
     >>> b = Builder(moment=7 << 20, salt=bytes(16))
-    >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
+    >>> n = b.context(Context(0, NONE, "acme", NONE, NONE))
     >>> data = b.add(Record(n, name="empty", moment=7 << 20, time=7)).finish()
     >>> len(data)
     163

@@ -12,11 +12,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pltz.archive.format.ids import NO_SEGMENT
+from pltz.coding.codecs.modes import ALONE
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
 
 UNDELETE, FORGET = 0, 1
+RUN = 4  # bit of the mode: several segments, and older versions of the session (`run.py`)
 MAX_NAME = 1024  # bytes of UTF-8
 TICK_BITS = 20  # a second has 2^20 ticks
 MAX_MOMENT = 1 << 62  # ticks since 1970, excluded
@@ -52,6 +54,7 @@ class Record(NamedTuple):
         moment: when its version was put, in ticks since 1970. A session's versions are ordered by it.
         time: time of its version, in seconds since 1970, as it was given or when it was put.
         about: what else is known of it (`pack_about`).
+        mode: how its segment is coded, as bits: those of `coding.codecs.modes`, and `RUN`.
         veil: in a sealed archive, unit and box in place of name and ``about``, which are empty then. The bitstring is
             a box too.
     """
@@ -68,6 +71,7 @@ class Record(NamedTuple):
     mark: Mark | None = None
     veil: bytes = b""
     part: int = 0
+    mode: int = ALONE
 
     @property
     def leaf(self) -> bytes:

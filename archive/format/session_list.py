@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from pltz.archive.errors import MisplacedPack
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import MARKS, SESSIONS, Location, key_of, keys_of
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import RUN, Record
 from pltz.archive.format.run import unpack_run
+from pltz.coding.codecs.modes import ALONE
 from pltz.plt_codec.errors import CorruptError
 
 Row = tuple[Context, Record]
@@ -31,10 +32,10 @@ def listed(context: Context, record: Record) -> Row | None:
         return context, record._replace(context=0)
     if record.name is None:
         return None
-    if context.mode & RUN:
+    if record.mode & RUN:
         size = len(record.bitstring) - len(unpack_run(record).data)
         return context, record._replace(context=0, bitstring=record.bitstring[:size])
-    return context, record._replace(context=0, parent=record.leaf, id=None, tokens=0, bitstring=b"")
+    return context, record._replace(context=0, parent=record.leaf, id=None, tokens=0, bitstring=b"", mode=ALONE)
 
 
 def key_in_list(record: Record, context: Context) -> tuple[int, int]:

@@ -41,11 +41,11 @@ from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.record import TICK_BITS, Record, unpack_about
+from pltz.archive.format.record import RUN, TICK_BITS, Record, unpack_about
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
@@ -295,7 +295,7 @@ class Collector:
             if packs is not None and location.pack not in packs:
                 continue
             record, context = self._next(location)
-            if parts in PART and not context.mode & RUN:  # a run is copied whole, with all its versions
+            if parts in PART and not record.mode & RUN:  # a run is copied whole, with all its versions
                 record = PART[parts](record)
             rows.append((context, record))
             copied, size = copied + 1, size + weight(record)
@@ -391,7 +391,7 @@ class Collector:
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
         older = older_versions(item) if named else ()
-        census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode, older)
+        census.add(item.location, r, version_of(item) if named else None, segment, older)
 
     def _sweep(self) -> None:
         """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""

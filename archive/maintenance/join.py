@@ -34,16 +34,16 @@ from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import LEAF, NO_SEGMENT, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder
-from pltz.archive.format.record import Record, pack_about
+from pltz.archive.format.record import RUN, Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BYTEWISE, Coded, Plain, SegmentCodec, ways_of
-from pltz.coding.codecs.modes import FAST
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, ways_of
+from pltz.coding.codecs.modes import FAST, is_bytewise
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import PltzError
 
@@ -144,11 +144,11 @@ class TurnJoiner:
 
         ``staying``: as in `_records`.
         """
-        coded = receipt.codec.tokenizer not in BYTEWISE
+        coded = not is_bytewise(receipt.codec.tokenizer)
         tower = self._writer.recent.get(receipt.leaf)
         if receipt.version < LEAST or receipt.unchanged or receipt.new != 1 or not coded or not tower:
             return None
-        codec = receipt.codec.tokenizer, receipt.codec.bundle_id, receipt.codec.contract
+        codec = receipt.codec.tokenizer, receipt.codec.bundle_id, receipt.codec.method
         parent, tokens = tower[-2][0] if len(tower) > 1 else NO_SEGMENT, len(tower[-1][1])
         tail = _tail(self._records(receipt.tenant, receipt.name, codec, staying), parent, tokens, SHARE)
         return tail if len(tail.records) + 1 >= LEAST and tail.tokens >= self._few else None
@@ -164,13 +164,13 @@ class TurnJoiner:
         """Return the last turns of a stored part, with the run that joins them; None where it has none to join."""
         staying = self._staying(tenant, name, part)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
-        if leaf is None or leaf.context.tokenizer in BYTEWISE:
+        if leaf is None or is_bytewise(leaf.context.tokenizer):
             return None
         records = self._records(tenant, name, _codec(leaf.context), staying)
         if not (tail := _tail(records, leaf.record.parent, leaf.record.tokens)).records:
             return None
         self._load()
-        if (codec := self._codecs.for_context(leaf.context)) is None:
+        if (codec := self._codecs.for_context(leaf.context, leaf.record.mode)) is None:
             return None
         with self._catalog.lookup.keeping_blocks():
             tower = Chains(self._catalog, self._codecs).version(staying[-1])
@@ -271,8 +271,7 @@ class TurnJoiner:
             self._catalog.keys.context(TENANT, newest.tenant),
             tokenizer=like.tokenizer,
             bundle=like.bundle,
-            contract=like.contract,
-            mode=mode | RUN,
+            method=like.method,
             target=newest.target,
             kind=newest.kind,
         )
@@ -288,6 +287,7 @@ class TurnJoiner:
             newest.time,
             pack_about(newest.part, newest.content, newest.tags),
             part=self._part_key(newest),
+            mode=mode | RUN,
         )
 
     def _part_key(self, version: Version) -> int:
@@ -376,7 +376,7 @@ def _tail(records: Mapping[bytes, Found], parent: bytes, tokens: int, share: int
     segments = 1
     while tail.tokens < MOST and (item := records.get(tail.parent)) and tokens < ENOUGH:
         size = item.record.tokens
-        segments += len(unpack_run(item.record).lengths) if item.context.mode & RUN else 1
+        segments += len(unpack_run(item.record).lengths) if item.record.mode & RUN else 1
         if size >= ENOUGH or segments > MAX_RUN or (share and size > share * tail.tokens):
             break
         tail = _Tail(item.record.parent, tail.tokens + size, [*tail.records, item])
@@ -384,7 +384,7 @@ def _tail(records: Mapping[bytes, Found], parent: bytes, tokens: int, share: int
 
 
 def _codec(context: Context) -> tuple[bytes, bytes, int]:
-    return context.tokenizer, context.bundle, context.contract
+    return context.tokenizer, context.bundle, context.method
 
 
 def _facts(version: Version) -> tuple[str, dict[str, str], int, bytes, bytes]:

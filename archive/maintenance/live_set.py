@@ -20,11 +20,9 @@ from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import Location
-from pltz.archive.format.record import FORGET, Record
-from pltz.coding.codecs.modes import ALONE
+from pltz.archive.format.record import FORGET, RUN, Record
 from pltz.plt_codec.varint import MAX_VALUE
 
 BATCH = 512  # rows per transaction
@@ -223,15 +221,14 @@ class LiveSet:
         record: Record,
         version: bytes | None,
         segment: bytes | None,
-        mode: int = ALONE,
         older: Iterable[bytes] = (),
     ) -> None:
         """Add a record.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
-        ``mode``: that of its context. ``older``: ids of the older versions of a run.
+        ``older``: ids of the older versions of a run.
         """
-        kind = A_RUN if mode & RUN else PLAIN
+        kind = A_RUN if record.mode & RUN else PLAIN
         self.begin(location.pack)
         place = location.offset << ROW_BITS | location.row
         at, mark = self._there[location.pack] << PLACE_BITS | place, record.mark

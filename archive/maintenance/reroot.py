@@ -18,11 +18,11 @@ from pltz.archive.encryption.box import unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import AHEAD
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import RUN, Record
 from pltz.archive.format.run import pack_run, unpack_run
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.writing.batch import Row
@@ -63,7 +63,7 @@ class Rerooter:
                 if (moved := self._moved(item, moves[item.context.root], keys.newest)) is None:
                     continue
                 context, record = moved
-                about = repr((context, record.id, record.parent)).encode()
+                about = repr((context, record.id, record.parent, record.mode)).encode()
                 if (name := digest(PERSON, about, record.bitstring, record.veil)) in done:
                     continue  # a collector has copied it, and its old pack is there still
                 done.add(name)
@@ -106,7 +106,7 @@ class Rerooter:
         """
         record, context = item.record, item.context
         newest = replace(context, root=root)
-        if context.mode & RUN:  # it is moved whole, with all its versions
+        if record.mode & RUN:  # it is moved whole, with all its versions
             if self.keys.gone(context, record.id or NO_SEGMENT):
                 return None
         else:
@@ -125,7 +125,7 @@ class Rerooter:
             record = record._replace(bitstring=self.keys.bits(context, record))
         if record.name is None:
             return record
-        if context.mode & RUN and self.keys.gone(context, key_of_session(record, context)):
+        if record.mode & RUN and self.keys.gone(context, key_of_session(record, context)):
             alone = unpack_run(record)._replace(versions=[])
             return segment_only(record)._replace(bitstring=pack_run(alone, 0, 0))
         _, name, about = self.keys.session(context, record)

@@ -248,7 +248,7 @@ class Verifier:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         self.catalog.keys.refresh()
         chains = Chains(self.catalog, self.codecs)
-        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
+        chains.load([i.record.parent for i in items if i.record.mode & TOWER])
         above = [chains.above(i) for i in items]
         pairs = zip(items, above, strict=True)
         wanted = [RecordToDecode(item, tokens) for item, tokens in pairs if not isinstance(tokens, PltzError)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, cast
 
@@ -27,7 +26,7 @@ from pltz.archive.format.record import Record, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import ALONE, TOWER
+from pltz.coding.codecs.modes import ALONE, CODING, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.above import Above
 from pltz.models.session.session import kind_number
@@ -44,8 +43,8 @@ class PendingSegment:
     Attributes:
         tokens: token ids, (T,).
         up: the segment above, None for a root.
-        own: its context of mode ALONE, one object for all segments that share it.
-        context: the context it is stored under: ``own``, or one that differs from it in mode only.
+        context: the context it is stored under, one object for all segments that share it.
+        mode: how ``data`` is coded.
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
         part: of a codec that carries, what a segment below is coded after, once one asked.
@@ -53,11 +52,11 @@ class PendingSegment:
     """
 
     __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "own", "part", "stored", "tokens", "up",
+        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "stored", "tokens", "up",
     )  # fmt: skip
 
-    def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
-        self.own = self.context = own
+    def __init__(self, context: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
+        self.context, self.mode = context, ALONE
         self.depth: int = up.depth + 1 if up else 0
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
@@ -110,18 +109,18 @@ class PendingSegment:
     def _are_alike(self, parts: list[Above]) -> bool:
         """Return whether segments above that are stored leave what these parts of them do: else it is coded alone."""
         for s in reversed([*self.ancestors()]):
-            bits, mode = s.stored or (s.data, s.context.mode)
+            bits, mode = s.stored or (s.data, s.mode)
             if s.part in parts and bits:
                 below = s.part.up is not None
                 if below != bool(mode & TOWER) or not cast("LogCodec", self.codec).makes(s.part, bits):
                     return False
         return True
 
-    def coded_by(self, codec: SegmentCodec, context: Context, data: bytes, tokens: int) -> Coded:
-        """Return what a codec decodes to it: a bitstring of so many tokens that a record of a context has."""
-        below = context.mode & TOWER
+    def coded_by(self, codec: SegmentCodec, mode: int, data: bytes, tokens: int) -> Coded:
+        """Return what a codec decodes to it: a bitstring of so many tokens that a record of this mode has."""
+        below = mode & TOWER
         above = self.above(codec.reach) if below else NOTHING
-        return Coded(data, tokens, above, context.coding, up=self._part_above() if below and codec.carries else None)
+        return Coded(data, tokens, above, mode & CODING, up=self._part_above() if below and codec.carries else None)
 
     def _part_above(self) -> Above | None:
         """Return what it is coded after, of a codec that carries."""
@@ -133,14 +132,19 @@ class PendingSegment:
 
     def take(self, data: bytes, mode: int) -> None:
         """Take a bitstring that was coded in a mode."""
-        self.data, self.coded = data, True
-        self.context = _in_mode(self.own, mode) if mode else self.own
+        self.data, self.mode, self.coded = data, mode, True
 
     def row(self, **of_session: Any) -> Row:
         """Return the row that puts the segment. ``of_session``: fields of a session that it is the last segment of."""
         up = self.up
         record = Record(
-            0, up.id if up else NO_SEGMENT, id=self.id, tokens=len(self.tokens), bitstring=self.data, **of_session
+            0,
+            up.id if up else NO_SEGMENT,
+            id=self.id,
+            tokens=len(self.tokens),
+            bitstring=self.data,
+            mode=self.mode,
+            **of_session,
         )
         return self.context, record
 
@@ -284,10 +288,10 @@ def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
         known: dict[tuple[int, int], ids.Head] = {}  # by context and parent
         heads = []
         for s in level:
-            place = id(s.own), id(s.up)
+            place = id(s.context), id(s.up)
             head = known.get(place)
             if head is None:
-                head = known[place] = keys.segment_head(s.own.domain, s.codec.tokenizer, s.parent)
+                head = known[place] = keys.segment_head(s.context.domain, s.codec.tokenizer, s.parent)
             heads.append(head)
         for s, digest in zip(level, ids.digests(heads, [s.tokens for s in level]), strict=True):
             s.digest, s.id = digest, ids.segment_of(digest)
@@ -309,7 +313,7 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
                 d.new += 1
                 d.size += len(leaf.data)
         unnamed = d.kept or d.session.begins
-        if leaf and (unnamed or leaf.own is not d.context):
+        if leaf and (unnamed or leaf.context is not d.context):
             rows.append(leaf.row())
             leaf = None
         if unnamed:
@@ -352,18 +356,12 @@ class Contexts:
                 domain,
                 tokenizer=codec.tokenizer,
                 bundle=codec.bundle_id,
-                contract=codec.contract,
+                method=codec.method,
                 target=target or NONE,
                 kind=session,
             )
             self._known[key] = known
         return known
-
-
-@lru_cache(1024)
-def _in_mode(context: Context, mode: int) -> Context:
-    """Return the context that differs from one of mode `ALONE` in its mode."""
-    return replace(context, mode=mode)
 
 
 def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list[int]]]:

@@ -33,8 +33,8 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BYTEWISE
 from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
@@ -226,7 +226,7 @@ class Commits:
         stored = self._stored(requests)
         known = [(r.tenant, r.name, r.part) for r in requests if (r.tenant, r.name) in stored]
         last = [version for place in known if (version := self.cutter.last_version(*place))]
-        return [v for v in last if v.tokenizer not in BYTEWISE]  # what a log begins with is told by ids
+        return [v for v in last if not is_bytewise(v.tokenizer)]  # what a log begins with is told by ids
 
     def _stored(self, requests: Sequence[PreparedRequest]) -> set[tuple[str, str]]:
         """Return tenant and name of requests whose session is stored. One look-up tells them."""

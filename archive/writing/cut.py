@@ -43,7 +43,9 @@ from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BYTEWISE, LOG_TOKENIZER, BytesCodec, SegmentCodec
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.coding.codecs.logs import LOG_TOKENIZER
+from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.prepare import tokens_to_store
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS, Ids
@@ -194,7 +196,7 @@ class SessionCutter:
     def _want_continuation(self, request: PreparedRequest, tower: Tower) -> None:
         """Raise ContentError where a session does not continue the last version of its name."""
         version = tower.version
-        own = version.tokenizer in BYTEWISE and kind_of(version.kind) == request.session.kind
+        own = is_bytewise(version.tokenizer) and kind_of(version.kind) == request.session.kind
         if own and np.array_equal(tower.tokens, np.frombuffer(request.content, np.uint8)):
             return
         if not continues(self._sessions.session(tower), request.session):

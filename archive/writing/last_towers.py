@@ -16,9 +16,9 @@ from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower, TowerReader
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.record import RUN
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError
 
@@ -67,7 +67,7 @@ class LastTowers:
         leaf = version.leaf
         while leaf != NO_SEGMENT:
             found = self._catalog.lookup.find(SEGMENTS, leaf)
-            if not found or found[0].context.mode & RUN or len(chain) >= MAX_SEGMENTS:
+            if not found or found[0].record.mode & RUN or len(chain) >= MAX_SEGMENTS:
                 return None
             chain.append(found[0])
             leaf = found[0].record.parent

@@ -104,7 +104,7 @@ class Publisher:
         proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
         for codec, numbers in batches([s for _, s in proving]):
             part = [proving[n] for n in numbers]
-            coded = [s.coded_by(s.codec, c, bits(c, r), r.tokens) for (c, r), s in part]
+            coded = [s.coded_by(s.codec, r.mode, bits(c, r), r.tokens) for (c, r), s in part]
             if unproved(codec.decode, coded, [s.tokens for _, s in part]):
                 raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 

@@ -19,8 +19,8 @@ from pltz.archive.catalog.chain import Chains, Segments
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import RUN
 from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.format.record import RUN
 from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
 from pltz.coding.codecs.registry import CodecRegistry
@@ -73,14 +73,14 @@ class VerifiedSegments:
         if not codec.vouching or not self.catalog.listing.condemned:
             return None
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
-            if item.context.mode & RUN:
+            if item.record.mode & RUN:
                 continue
-            if self.codecs.for_context(item.context) is not codec or self._going(item, segment.id):
+            if self.codecs.for_context(item.context, item.record.mode) is not codec or self._going(item, segment.id):
                 continue
             with suppress(PltzError, FileNotFoundError):
                 bits = keys.bits(item.context, item.record)
                 if codec.vouches(bits, segment.tokens):
-                    return bits, item.context.mode
+                    return bits, item.record.mode
         return None
 
     def _remembered(self, segment: PendingSegment) -> Location | None:
@@ -117,17 +117,17 @@ class VerifiedSegments:
 
         Raises CorruptError where different tokens have its id, StoreError.
         """
-        if item.context.mode & RUN:
+        if item.record.mode & RUN:
             return self._in_run(item, segment)
-        codec, keys = self.codecs.for_context(item.context), self.catalog.keys
+        codec, keys = self.codecs.for_context(item.context, item.record.mode), self.catalog.keys
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
         try:
             bits = keys.bits(item.context, item.record)
             if codec.vouches(bits, segment.tokens):
-                segment.stored = bits, item.context.mode
+                segment.stored = bits, item.record.mode
                 return True
-            tokens = codec.decode([segment.coded_by(codec, item.context, bits, item.record.tokens)])[0]
+            tokens = codec.decode([segment.coded_by(codec, item.record.mode, bits, item.record.tokens)])[0]
         except StoreError:
             raise
         except (PltzError, FileNotFoundError) as exc:

@@ -27,11 +27,11 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format import ids
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.record import FORGET, TICK_BITS, Mark, Record, tokens_fit
+from pltz.archive.format.record import FORGET, RUN, TICK_BITS, Mark, Record, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
     PendingSegment,
@@ -388,11 +388,11 @@ class ArchiveWriter:
                 chain.append(places[0])
             copied.add(segment)
         for found in reversed(chain):
-            whole = found.context.mode & RUN  # a run keeps all its versions
+            whole = found.record.mode & RUN  # a run keeps all its versions
             yield found.context, found.record if whole else segment_only(found.record)
         if item.location.pack not in self.catalog.listing.condemned:
             return
-        if not item.context.mode & RUN:
+        if not item.record.mode & RUN:
             yield item.context, session_only(item.record)
         elif item.location not in [found.location for found in chain]:  # that of its last segment has not its versions
             yield item.context, item.record
@@ -447,7 +447,7 @@ def _no_sweeps() -> Iterator[None]:
 
 def segment_only(record: Record) -> Record:
     """Return the segment of a record without its session."""
-    return Record(0, record.parent, record.id, record.tokens, record.bitstring)
+    return Record(0, record.parent, record.id, record.tokens, record.bitstring, mode=record.mode)
 
 
 def session_only(record: Record) -> Record:

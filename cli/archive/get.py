@@ -162,9 +162,10 @@ def _as_pltz(
     cold: "Archive", chosen: "list[Version]", device: str, threads: int | None, bar: Progress
 ) -> bytes:
     """Return the sessions as one .pltz file, frozen for a target only where all were frozen for it."""
-    from pltz.coding.codecs.codec import BYTEWISE
+    from pltz.coding.codecs.modes import is_bytewise
 
-    if any(v.tokenizer not in {cold.codecs.tokenizer.fingerprint, *BYTEWISE} for v in chosen):
+    own = cold.codecs.tokenizer.fingerprint
+    if any(v.tokenizer != own and not is_bytewise(v.tokenizer) for v in chosen):
         raise UsageError("some of these ids belong to another tokenizer than the bundle's: write them as JSONL")
     targets = {version.target for version in chosen}
     target = targets.pop() if len(targets) == 1 else bytes(16)

@@ -83,7 +83,7 @@ class BridgedCodec(SegmentCodec):
     ):
         if bridge.fingerprint == bundle.tokenizer.fingerprint:
             raise UsageError("these ids are the bundle's own: use BundleCodec")
-        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bridge.fingerprint
+        self.bundle_id, self.tokenizer = bundle.id, bridge.fingerprint
         self.fast = layout == "fast"
         self.reach = bundle.weights.shape.memory
         self._bridge, self._codec = bridge, BundleCodec(bundle, device=device, threads=threads)

@@ -14,11 +14,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import LOG_TOKENIZER, BundleCodec, BytesCodec, IdsCodec, SegmentCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import Identity
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
+from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
@@ -48,7 +49,7 @@ def codecs_of(
     logs: list[SegmentCodec] = []
     for bundle in bundles:
         beside = None if plain else workers  # the first bundle codes what is put
-        plain.append(BytesCodec(bundle.zstd_dict, beside))
+        plain.append(BytesCodec(bundle, beside))
         logs.append(LogCodec(bundle, **engine, workers=beside))
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
 
@@ -156,17 +157,16 @@ class BundleCodecs:
         from pltz.models.bundle.bridge import Bridge
 
         other = next((json for json, name in self._added.items() if name == context.tokenizer), None)
-        for bundle in (*self._bundles, *self._at_hand):
-            if context.tokenizer == BytesCodec.tokenizer:
-                if (plain := BytesCodec(bundle.zstd_dict)).bundle_id == context.bundle:
-                    return plain
-            elif context.bundle == bundle.id:
-                if context.tokenizer == LOG_TOKENIZER:
-                    return LogCodec(bundle, **self._engine)
-                if context.tokenizer == bundle.tokenizer.fingerprint:
-                    return BundleCodec(bundle, **self._engine)
-                return BridgedCodec(bundle, Bridge(other, bundle.tokenizer), **self._engine) if other else None
-        return None
+        bundle = next((one for one in (*self._bundles, *self._at_hand) if one.id == context.bundle), None)
+        if bundle is None:
+            return None
+        if context.method == Method.BYTES:
+            return BytesCodec(bundle)
+        if context.method == Method.LOG:
+            return LogCodec(bundle, **self._engine, tokenizer=context.tokenizer)
+        if context.tokenizer == bundle.tokenizer.fingerprint:
+            return BundleCodec(bundle, **self._engine)
+        return BridgedCodec(bundle, Bridge(other, bundle.tokenizer), **self._engine) if other else None
 
     @cached_property
     def _at_hand(self) -> Sequence[Bundle]:

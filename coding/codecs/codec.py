@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
-from pltz.coding.log.codes import SPLITTER
+from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, tokenizer_of_bytes
 from pltz.plt_codec import repeats
-from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame
+from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame, Method
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
-from pltz.plt_codec.identity import digest
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.lanes import LayoutName, layout_of
 from pltz.plt_codec.repeats import Copy
 from pltz.plt_codec.types import Tokens
@@ -94,9 +93,9 @@ class SegmentCodec:
     """A coder of tokens to bytes and back, many segments at once. Same input, same bytes, on every machine.
 
     Attributes:
-        bundle_id: id of the bundle, 16 bytes: it determines every bit, except for the contract.
-        contract: version of the numeric contract.
-        tokenizer: fingerprint, 16 bytes, of the tokenizer whose ids it takes.
+        method: whether a model, a table or zstd codes. It, the bundle and the tokenizer determine every bit.
+        bundle_id: id of the bundle, 16 bytes; zeros: none.
+        tokenizer: fingerprint, 16 bytes, of the tokenizer whose ids it takes, or `tokenizer_of_bytes`.
         mode: the modes it reads, as bits. One of mode TOWER also reads segments coded alone, with nothing above. One
             of mode COPIES takes copies out.
         fast: whether it codes segments in the fast layout.
@@ -107,8 +106,8 @@ class SegmentCodec:
         chains: whether its engine decodes segments that each stand behind those before them faster than one by one.
     """
 
+    method: int = Method.MODEL
     bundle_id: bytes
-    contract: int = 1
     tokenizer: bytes
     mode: int = ALONE
     fast: bool = False
@@ -196,7 +195,7 @@ class BundleCodec(SegmentCodec):
     ):
         self.coder = coder or cast("Bundle", bundle).coder(device, threads)
         self.reach = cast("Bundle", bundle).weights.shape.memory if reach is None else reach
-        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
+        self.bundle_id, self.tokenizer = bundle.id, bundle.tokenizer.fingerprint
         self.fast, self.chains = layout == "fast", hasattr(self.coder, "decode_chain")
 
     def encode(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[bytes]:
@@ -243,6 +242,7 @@ class BundleCodec(SegmentCodec):
 class ZstdCodec(SegmentCodec):
     """A coder of the bytes of tokens by zstd (plt_codec/FORMAT.md, "Fallback bytes")."""
 
+    method = Method.BYTES
     dtype: str  # of a token's bytes
     _fallback: Fallback
 
@@ -266,7 +266,7 @@ class BytesCodec(ZstdCodec):
     """Codes bytes as tokens.
 
     Args:
-        dictionary: that of a bundle, which makes short sessions smaller; the codec's bundle id identifies it.
+        bundle: whose dictionary makes short sessions smaller; None: no dictionary.
         workers: processes with `HostWork` over the same dictionary.
 
     >>> codec = BytesCodec()
@@ -276,12 +276,12 @@ class BytesCodec(ZstdCodec):
     (True, b'again and ')
     """
 
-    tokenizer = digest(b"pltz tokenizer", b"bytes")
+    tokenizer = tokenizer_of_bytes(Method.BYTES)
     dtype = "u1"
 
-    def __init__(self, dictionary: bytes = b"", workers: Workers | None = None) -> None:
-        self._fallback, self._workers = Fallback(dictionary), workers
-        self.bundle_id = digest(b"pltz bundle", b"zstd 1", *([dictionary] if dictionary else []))
+    def __init__(self, bundle: Parts | None = None, workers: Workers | None = None) -> None:
+        self._fallback, self._workers = Fallback(bundle.zstd_dict if bundle else b""), workers
+        self.bundle_id = bundle.id if bundle else NONE
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
@@ -301,10 +301,6 @@ class BytesCodec(ZstdCodec):
         return as_bytes(tokens)
 
 
-LOG_TOKENIZER = digest(b"pltz tokenizer", b"log %d" % SPLITTER)
-BYTEWISE = frozenset((BytesCodec.tokenizer, LOG_TOKENIZER))  # tokenizers whose tokens are bytes
-
-
 class IdsCodec(ZstdCodec):
     """Codes token ids of any tokenizer, for sessions too large for the model. It needs no bundle.
 
@@ -314,7 +310,7 @@ class IdsCodec(ZstdCodec):
     (True, 70000)
     """
 
-    bundle_id = digest(b"pltz bundle", b"zstd ids 1")
+    bundle_id = NONE
     dtype = "<u4"
 
     def __init__(self, tokenizer: bytes) -> None:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import LOG_TOKENIZER, Coded, Plain, SegmentCodec, as_bytes
-from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes
+from pltz.coding.codecs.modes import TOWER, tokenizer_of_bytes
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
+from pltz.coding.log.codes import SPLITTER
 from pltz.coding.log.log_coder import LogCoder, holds, parse
+from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
@@ -32,15 +34,18 @@ if TYPE_CHECKING:
     from pltz.plt_codec.lanes import LayoutName
 
 
+LOG_TOKENIZER = tokenizer_of_bytes(Method.LOG, SPLITTER)
+
+
 class LogCodec(SegmentCodec):
     """Codes the bytes of agent logs, as tokens.
 
     ``layout``: of the texts that the model codes. ``zstd_above``: the text of larger segments is coded
     by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`. ``coder``: of the bundle's tokens; None:
-    one is made when it is needed.
+    one is made when it is needed. ``tokenizer``: of logs cut by which splitter; those of others are read alike.
     """
 
-    mode = TOWER
+    method, mode = Method.LOG, TOWER
     tokenizer = LOG_TOKENIZER
     carries = vouching = True
 
@@ -54,8 +59,9 @@ class LogCodec(SegmentCodec):
         zstd_above: int | None = ZSTD_ABOVE,
         workers: Workers | None = None,
         coder: Coder | None = None,
+        tokenizer: bytes = LOG_TOKENIZER,
     ) -> None:
-        self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
+        self.bundle_id, self.tokenizer, self.zstd_above = bundle.id, tokenizer, zstd_above
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
         self._few_steps, self._given = layout == "fast", coder
 

@@ -1,7 +1,7 @@
 """Codecs, looked up by what they decode.
 
     codecs = CodecRegistry([BundleCodec(bundle), BytesCodec()])
-    codec = codecs.for_context(pack.head.contexts[record.context])     # None: no bundle at hand decodes it
+    codec = codecs.for_context(context, record.mode)     # None: no bundle at hand decodes it
 
 A codec that is not registered is made once, of ids under zstd or as `make` says, and remembered beside the others. So
 pltz reads for ever what an earlier version froze with its bundle.
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from pltz.coding.codecs.codec import IdsCodec, SegmentCodec
-from pltz.coding.codecs.modes import CODING, Identity
+from pltz.coding.codecs.modes import ALONE, CODING, Identity, is_bytewise
 
-_Needs = tuple[bytes, int, bytes, int]  # bundle, contract, tokenizer, bits of the mode that say how it was coded
+_Needs = tuple[int, bytes, bytes]  # method, bundle, tokenizer
 
 
 class CodecRegistry:
@@ -35,19 +35,19 @@ class CodecRegistry:
         self._registered += codecs
         self._made.clear()
 
-    def for_context(self, context: Identity) -> SegmentCodec | None:
-        """Return the codec that decodes the segments of a context; None if there is none."""
-        needs = context.bundle, context.contract, context.tokenizer, context.mode & CODING
-        found = next((codec for codec in self._registered if _decodes(codec, needs)), None)
+    def for_context(self, context: Identity, mode: int = ALONE) -> SegmentCodec | None:
+        """Return the codec that decodes the segments of a context that have this mode; None if there is none."""
+        needs = context.method, context.bundle, context.tokenizer
+        found = next((codec for codec in self._registered if _of(codec) == needs), None)
         if found is None and (found := self._made.get(needs)) is None and needs not in self._made:
             ids = IdsCodec(context.tokenizer)
-            made = ids if _decodes(ids, needs) else self.make(context)
-            self._made[needs] = found = made if made and _decodes(made, needs) else None
-        return found
+            made = ids if _of(ids) == needs and not is_bytewise(context.tokenizer) else self.make(context)
+            self._made[needs] = found = made if made and _of(made) == needs else None
+        return found if found and not mode & CODING & ~found.mode else None
 
     def for_ids(self, tokenizer: bytes) -> IdsCodec:
         """Return the codec that codes ids of a tokenizer by zstd."""
-        needs = IdsCodec.bundle_id, IdsCodec.contract, tokenizer, IdsCodec.mode
+        needs = IdsCodec.method, IdsCodec.bundle_id, tokenizer
         found = self._made.get(needs)
         if not isinstance(found, IdsCodec):
             found = self._made[needs] = IdsCodec(tokenizer)
@@ -68,5 +68,5 @@ class CodecRegistry:
         return len(self._registered)
 
 
-def _decodes(codec: SegmentCodec, needs: _Needs) -> bool:
-    return (codec.bundle_id, codec.contract, codec.tokenizer) == needs[:3] and not needs[3] & ~codec.mode
+def _of(codec: SegmentCodec) -> _Needs:
+    return codec.method, codec.bundle_id, codec.tokenizer

@@ -162,14 +162,14 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     from tokenizers import Tokenizer
 
     from pltz.archive import method_of, tokens_of
-    from pltz.coding import BYTEWISE
+    from pltz.coding import is_bytewise
     from pltz.datasets import messages_of
     from pltz.models import kind_of
 
     reader = cold.parts.reader
     if kind_of(version.kind) == "ids":
         return tokens_of(reader, version)
-    if version.tokenizer not in BYTEWISE:
+    if not is_bytewise(version.tokenizer):
         return 0
     by_zstd = method_of(reader.record(version.leaf).context) == "zstd"
     content = tokens_of(reader, version)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive import SessionReader
-from pltz.coding import BYTEWISE
+from pltz.coding import is_bytewise
 from pltz.datasets import HEAD, messages_of, registry, rendered
 from pltz.models import LIST, MESSAGE, Bridge, as_seen_by, conversation_span, kind_of
 from pltz.plt_codec import TokenizerMismatch
@@ -82,7 +82,7 @@ class TargetTokenReader:
         """
         kind, tokenizer = kind_of(tower.version.kind), tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
-        own = tokenizer in self._own and tokenizer not in BYTEWISE
+        own = tokenizer in self._own and not is_bytewise(tokenizer)
         messages = None if own and not self._may_be_log(tower) else messages_of(self._sessions.session(tower))
         if messages is not None:
             ids = np.asarray(rendered(self._target, messages).value, np.int32)

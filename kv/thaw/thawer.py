@@ -360,7 +360,7 @@ class Thawer:
             if above is None:
                 item = self._towers.record(at)
                 above = item.record.parent
-                request.exact = request.exact and not item.context.mode & RUN
+                request.exact = request.exact and not item.record.mode & RUN
             at = above
         request.path = path[::-1]
 

@@ -33,7 +33,6 @@ from tests.archive.towers import TowerArchive
 class ZlibCodec(SegmentCodec):
     """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
 
-    contract = 1
     tokenizer = b"zlib tokenizer.."
 
     def __init__(self, mode: int = ALONE, bundle_id: bytes = b"zlib bundle....."):

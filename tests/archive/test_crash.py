@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pltz.archive.format.context import RUN
+from pltz.archive.format.record import RUN
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -202,7 +202,7 @@ def test_crashes_of_workloads_that_join_what_is_stored(
     TowerArchive.create(DirectoryStore(world.disk), [codec])
     for name in ("put a", "append to a", "grow a", "join"):
         step(world, name)
-    assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
+    assert world.open().places(world.open().version("a").leaf)[0].record.mode & RUN
     for _ in range(5):
         step(world, dice.choice(list(JOINS)))
 
@@ -225,7 +225,7 @@ def test_crashes_of_workloads_that_join_turns(
     TowerArchive.create(DirectoryStore(world.disk), [codec])
     for name in ("put a", "grow a and join"):
         step(world, name)
-    assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
+    assert world.open().places(world.open().version("a").leaf)[0].record.mode & RUN
     for _ in range(6):
         step(world, dice.choice(list(OPERATIONS)) if world.open().history("a") else "put a")
 

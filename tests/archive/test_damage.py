@@ -128,7 +128,7 @@ def test_damaged_archives(small: DiskState, codec: SegmentCodec, folder: str, de
 
 def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
     builder = Builder(100 << 20, salt)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
     parent = NO_SEGMENT
     for n in range(count):
         name = segment_of(digest(b"test", bytes([n])))

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import MissingKeys
-from pltz.archive.format.context import RUN
 from pltz.archive.format.object_names import FOLDERS
-from pltz.archive.format.record import NOTHING
+from pltz.archive.format.record import NOTHING, RUN
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -157,7 +156,7 @@ def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
     assert [v.version for v in history] == list(range(1, TURNS + 1)) and archive.verify(decode=True).sound
     for number, tower in enumerate(archive.towers(history), 1):
         assert [tokens.tolist() for _, tokens in tower.segments] == [turn(n) for n in range(number)]
-    modes = {archive.record(v.leaf).context.mode for v in history}
+    modes = {archive.record(v.leaf).record.mode for v in history}
     assert all(any(mode & wanted == wanted for mode in modes) for wanted in GROWN[name])
     places = {v.location for v in history}  # the first version ends in the prompt, which is no part of a run
     assert len(places) == (2 if "merged" in name else TURNS)

@@ -147,7 +147,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
     sizes = range(6 * many + 20_000, 20_000, -6)  # three bytes each
     claims = b"".join(salt[:2] + write_varint(size) + b"\0" for size in sizes) + bytes(20_020)
     builder = Builder(0, salt)
-    number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
+    number = builder.context(Context(0, NONE, "", NONE, NONE))
     data = bytearray(builder.add(Record(number, NO_SEGMENT, SOME, 9, claims)).finish())
     data[Pack.of(bytes(data)).begin + 6] ^= 1
     summed, crc32 = [0], zlib.crc32
@@ -164,7 +164,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
 def small_records(count: int, archive: bytes = NONE) -> bytes:
     """Return a pack of the shortest possible segments, each below the one before."""
     builder = Builder(0, b"s" * 16, archive)
-    number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
+    number = builder.context(Context(0, NONE, "", NONE, NONE))
     parent = NO_SEGMENT
     for n in range(1, count + 1):
         name = segment_of(n.to_bytes(10, "little"))
@@ -238,7 +238,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
     salt = b"s" * 16
     claim = salt[:2] + write_varint(40) + write_varint(200 << 20) + bytes(40)
     builder = Builder(0, salt)
-    number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
+    number = builder.context(Context(0, NONE, "", NONE, NONE))
     builder.add(Record(number, NO_SEGMENT, SOME, 9, claim * 500))
     data = builder.finish()
     begin = Pack.of(data).begin

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pltz.archive import opener
-from pltz.archive.format.context import RUN
+from pltz.archive.format.record import RUN
 from pltz.cli.root import cli
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Place:
             1
             for pack in listing.packs
             for item in listing.scan(pack, bodies=False)
-            if hasattr(item, "context") and item.context.mode & RUN
+            if hasattr(item, "context") and item.record.mode & RUN
         )
 
 

@@ -21,8 +21,8 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.writing import commits, cut
 from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import LOG_TOKENIZER, BytesCodec, Coded, Plain
-from pltz.coding.codecs.logs import LogCodec, method_of
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
+from pltz.coding.codecs.logs import LOG_TOKENIZER, LogCodec, method_of
 from pltz.coding.codecs.modes import ALONE
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
@@ -248,9 +248,9 @@ def test_a_log_whose_table_is_made_otherwise_grows_alone(place: Path) -> None:
         put(SessionArchive.open(place), 44)
     cold = SessionArchive.open(place)
     assert cold.get("log") == Session("chat", lines(44))
-    assert [item.context.mode for item in peek(cold, "log")] == [ALONE, ALONE]
+    assert [item.record.mode for item in peek(cold, "log")] == [ALONE, ALONE]
     put(cold, 48)
-    assert [item.context.mode for item in peek(cold, "log")][2:] == [ALONE] and cold.archive.verify(decode=True).sound
+    assert [item.record.mode for item in peek(cold, "log")][2:] == [ALONE] and cold.archive.verify(decode=True).sound
 
 
 def test_a_log_has_other_ids_than_plain_bytes(place: Path) -> None:

@@ -154,7 +154,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
 class LyingCodec(SegmentCodec):
     """A codec that decodes to other tokens than it was given."""
 
-    mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
+    mode, method, fast, reach, bundle_id, tokenizer = 0, 0, False, 0, b"b" * 16, b"t" * 16
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         return [bytes(len(p.tokens)) for p in batch]

@@ -22,9 +22,8 @@ from tests.second_reader.state import COPIED, Files, restored, state_of
 
 PACK_VERSION, COLUMNS, NONE, ROOT = 11, tuple(range(14)), bytes(16), bytes(10)
 SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
-ABOVE, FAST, RUN = 1, 2, 8  # bits of a mode
-BYTES, LOG = digest("pltz tokenizer", b"bytes"), digest("pltz tokenizer", b"log 1")
-ZSTD_IDS = digest("pltz bundle", b"zstd ids 1")
+ABOVE, FAST, RUN = 1, 2, 4  # bits of a mode
+MODEL, LOG, BYTES = range(3)  # methods
 
 
 class Context(NamedTuple):
@@ -34,10 +33,9 @@ class Context(NamedTuple):
     domain: bytes
     tokenizer: bytes
     bundle: bytes
-    contract: int
+    method: int
     target: bytes
     kind: int  # of a session
-    mode: int
     cipher: int
     root: bytes
     name: bytes  # of the domain; empty where it is sealed
@@ -68,6 +66,7 @@ class Record(NamedTuple):
     time: int
     mark: tuple[bytes, int, int]  # version id, counter, verb
     part: int  # key of its part
+    mode: int
 
 
 class Version(NamedTuple):
@@ -94,15 +93,19 @@ class Run(NamedTuple):
 
 def context_of(fields: Fields) -> Context:
     """Return the next context of a table."""
-    what, content, writing, mode, contract = (fields.number(size) for size in (1, 1, 1, 1, 2))
-    if what > 7 or mode & ~11 or content > 2 or writing > (0 if content else chat.WRITINGS):
+    what = fields.number(1)
+    content, method, base, sealed, writing = what & 3, what >> 2 & 3, what >> 4 & 1, what >> 5 & 1, what >> 7
+    writing = writing and (fields.number(1) or 255)
+    if content > 2 or method > 2 or writing > (0 if content else chat.WRITINGS):
         raise Newer("a context of a newer version")
-    tokenizer, bundle, target = fields.take(16), fields.take(16), fields.take(16) if what & 4 else NONE
-    domain, root = (fields.take(16), fields.take(8)) if what & 2 else (b"", bytes(8))
-    name = b"" if what & 2 else fields.take(fields.varint())
-    domain = domain or digest("pltz domain", bytes([what & 1]), name)
+    stored = fields.take(1 if method == LOG else 16 if method == MODEL or content == 2 else 0)
+    tokenizer = stored if len(stored) == 16 else (bytes([method]) + stored).ljust(16, b"\0")
+    bundle, target = fields.take(16), fields.take(16) if what & 64 else NONE
+    domain, root = (fields.take(16), fields.take(8)) if sealed else (b"", bytes(8))
+    name = b"" if sealed else fields.take(fields.varint())
+    domain = domain or digest("pltz domain", bytes([base]), name)
     kind = 2 + writing if writing else content
-    return Context(what & 1, domain, tokenizer, bundle, contract, target, kind, mode, what >> 1 & 1, root, name)
+    return Context(base, domain, tokenizer, bundle, method, target, kind, sealed, root, name)
 
 
 def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -> Iterator[Record]:
@@ -148,7 +151,7 @@ def _records(
     abouts = [parts.take(size) for size in columns[9]]
     parts.end()
     for row in n:
-        (_, number, _, _, tokens, _, _, seconds, apart, _, verb, ticks, later, part) = (
+        (_, number, _, _, tokens, _, _, seconds, apart, _, mode, ticks, later, part) = (
             columns[c][row] for c in COLUMNS
         )
         moment = begin + (seconds << 20 | ticks)
@@ -157,7 +160,7 @@ def _records(
         record = Record(
             context, kinds[row], segments[row], parents[row], tokens, found.bitstrings[row],
             digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
-            about_of(abouts[row]), moment, time, (marks[row], tokens, verb), part,
+            about_of(abouts[row]), moment, time, (marks[row], tokens, mode), part, mode if kinds[row] != MARK else 0,
         )  # fmt: skip
         if bool(context.cipher) != (keys is not None):
             raise Damaged("a record in the clear in a sealed archive, or the other way round")
@@ -188,9 +191,9 @@ def opened(record: Record, keys: Keyring) -> Record:
     c, own = record.context, keys.domain(record.context.domain)
     about = c.domain + c.root + c.tokenizer
     if record.kind in (SEGMENT, BOTH):
-        head = run_of(record).size if c.mode & RUN else 0
+        head = run_of(record).size if record.mode & RUN else 0
         key = own.key(c.root, record.segment)
-        what = about + c.bundle + struct.pack("<HBQ", c.contract, c.mode, record.tokens)
+        what = about + c.bundle + struct.pack("<BBQ", c.method, record.mode, record.tokens)
         more = [what, record.segment, record.parent] + ([record.data[:head]] if head else [])
         plain = unseal(key, record.data[head:], b"segment", *more) if key else b""
         record = record._replace(data=record.data[:head] + plain, kind=record.kind if key else record.kind & SESSION)
@@ -254,8 +257,6 @@ class Archive:
         self._state = state_of(files)
         self.keys = Keyring(files, self._state.archive, secret) if self._state.sealed else None
         self._bundles, self._bridges = {bundle.id: bundle for bundle in bundles}, bridges
-        dictionaries = [b"", *(bundle.dictionary for bundle in bundles)]
-        self._dictionaries = {digest("pltz bundle", b"zstd 1", one): one for one in dictionaries}
         self._towers = dict[bytes, list[tuple[bytes, list[int]]]]()
         self._tables = dict[bytes, list[log.Table]]()  # of logs, above what stands behind a segment
         self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
@@ -279,7 +280,7 @@ class Archive:
         if record.kind == MARK:
             of, counter, verb = record.mark
             self._marks[of] = max(self._marks.get(of, (-1, False)), (counter, verb == 0))
-        run = run_of(record) if record.context.mode & RUN and record.kind in (SEGMENT, BOTH) else None
+        run = run_of(record) if record.mode & RUN else None
         if record.kind in (SEGMENT, BOTH):
             self._segments.setdefault(record.segment, []).insert(0 if run else 1 << 30, record)
         if record.kind in (SESSION, BOTH):
@@ -326,7 +327,7 @@ class Archive:
     def value(self, version: Version) -> Any:
         """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
         context, tokens = version.record.context, self.tokens(version)
-        found: Any = bytes(tokens) if context.tokenizer in (BYTES, LOG) else tokens
+        found: Any = bytes(tokens) if _of_bytes(context) else tokens
         return chat.session(context.kind if context.kind <= 2 else 0, found, self._bundles.get(context.bundle))
 
     def _tower(self, leaf: bytes) -> list[tuple[bytes, list[int]]]:
@@ -347,7 +348,7 @@ class Archive:
 
     def _read(self, record: Record) -> list[tuple[bytes, list[int]]]:
         above, c = self._tower(record.parent), record.context
-        run = run_of(record) if c.mode & RUN else Run([record.tokens], [], 0)
+        run = run_of(record) if record.mode & RUN else Run([record.tokens], [], 0)
         tokens = self._decoded(record, record.data[run.size :], [token for _, part in above for token in part])
         tower, parent = list(above), record.parent
         for length in run.lengths:
@@ -369,15 +370,15 @@ class Archive:
         if not count:
             self._tables[record.segment] = self._tables.get(record.parent, [])
             return []
-        if c.bundle == ZSTD_IDS:
+        if c.method == BYTES and not _of_bytes(c):
             return list(struct.unpack(f"<{count}I", fallback(data, 4 * count)))
-        if c.tokenizer == BYTES and c.bundle in self._dictionaries:
-            return list(fallback(data, count, self._dictionaries[c.bundle]))
-        if c.bundle not in self._bundles:
+        if any(c.bundle) and c.bundle not in self._bundles:
             raise LookupError(f"bundle {c.bundle.hex()}")
-        bundle, past = self._bundles[c.bundle], above if c.mode & ABOVE else []
-        if c.tokenizer == LOG:
-            tables = self._tables.get(record.parent, []) if c.mode & ABOVE else []
+        if c.method == BYTES:
+            return list(fallback(data, count, self._bundles[c.bundle].dictionary if any(c.bundle) else b""))
+        bundle, past = self._bundles[c.bundle], above if record.mode & ABOVE else []
+        if c.method == LOG:
+            tables = self._tables.get(record.parent, []) if record.mode & ABOVE else []
             content, self._tables[record.segment] = log.decoded(data, count, tables, bundle)
             return list(content)
         fields, patch = Fields(data), b""
@@ -386,11 +387,15 @@ class Archive:
             count = fields.varint()
             patch = fields.take(fields.varint()) if count & 1 else b""
             count >>= 1
-        found = sequence_of(bundle.model, fields.rest(), count, bool(c.mode & FAST), past)
+        found = sequence_of(bundle.model, fields.rest(), count, bool(record.mode & FAST), past)
         return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
+
+
+def _of_bytes(context: Context) -> bool:
+    return context.tokenizer[0] in (LOG, BYTES) and not any(context.tokenizer[2:])
 
 
 def _counts(version: Version) -> tuple[bool, bool, int]:
     """Return what makes one of several records of a version count."""
-    run = bool(version.record.context.mode & RUN)
+    run = bool(version.record.mode & RUN)
     return run and version.leaf != version.record.segment[:4], run, version.record.tokens

@@ -232,4 +232,4 @@ def test_ids_of_another_tokenizer(tmp_path: Path) -> None:
     archive = Archive(files_of(tmp_path / "cold"), [second], bridges={fingerprint: bridge})
     history = archive.history("ids")
     assert [archive.value(version) for version in history] == [ids[:end] for end in (100, 170, 210)]
-    assert history[-1].record.context.mode & 1 and not archive.damage
+    assert history[-1].record.mode & 1 and not archive.damage

@@ -192,7 +192,7 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
     near, far = PROMPT[50:90], np.array([7] * 40)
     receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
     found = [records(archive, r.leaf)[0] for r in receipts]
-    assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
+    assert [f.record.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
     assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
     fresh = TowerArchive.open(DirectoryStore(disk), [codec])
     assert fresh.get("near").tokens.tolist() == [*PROMPT, *near]

@@ -55,7 +55,7 @@ def oracle(rows: Sequence[Record], data: bytes) -> bytes:
             parents += r.parent[:10]
         title = r.veil or (r.name or "").encode()
         columns[4][n], columns[5][n], columns[6][n] = r.tokens, len(r.bitstring), len(title)
-        columns[9][n], columns[13][n] = len(r.about), r.part
+        columns[9][n], columns[10][n], columns[13][n] = len(r.about), r.mode, r.part
         ids, titles, about = ids + (r.id or b"")[:10], titles + title, about + r.about
         if r.name is not None:
             columns[7][n], columns[11][n] = divmod(r.moment - MOMENT, 1 << 20)
@@ -92,7 +92,7 @@ def records(draw: st.DrawFn) -> Record:
     if segment := draw(st.booleans()):
         size = draw(sizes)
         tokens = draw(st.integers(0, 65536))
-        r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size)
+        r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size, mode=draw(st.sampled_from([0, 0, 1, 7])))
     if segment and draw(st.booleans()):
         return r
     moment = MOMENT + draw(st.sampled_from([0, 1, 128, (1 << 20) - 78, 1 << 20, (1 << 51) + 3]))
@@ -280,7 +280,7 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
 
 def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
     builder = Builder(MOMENT, SALT)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
     parent = NO_SEGMENT
     for n in range(3000):
         name = segment_of(n.to_bytes(16, "little"))

@@ -19,7 +19,7 @@ BITSTRING = 200  # bytes: a mean chat
 class StoredCodec(SegmentCodec):
     """A codec of one byte per token, so that a bitstring has a known size."""
 
-    mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
+    mode, method, fast, reach, bundle_id, tokenizer = 0, 0, False, 0, b"b" * 16, b"t" * 16
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         return [np.asarray(p.tokens, np.uint8).tobytes() for p in batch]

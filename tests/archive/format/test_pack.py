@@ -21,7 +21,7 @@ from tests.examples import examples
 def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> bytes:
     """Return a pack of a tower of segments, each with a session, and a mark where it is to be ``marked``."""
     builder = Builder(100 << 20, salt)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
     parent = NO_SEGMENT
     for n in range(sessions):
         name = segment_of(digest(b"test", n.to_bytes(2, "big")))
@@ -76,7 +76,7 @@ def test_a_damaged_head_costs_the_records_of_its_block() -> None:
 
 def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
     builder = Builder(100 << 20, b"s" * 16)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(20)]
     for n, name in enumerate(ids):
         builder.add(Record(context, NO_SEGMENT, name, 5, bytes([n]) * 1000, f"s{n}", 100 << 20, 100))
@@ -159,7 +159,7 @@ def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     inner = pack_of(1, b"x" * 16)
     begin, end = Pack.of(inner).begin, Pack.of(inner).end
     builder = Builder(100 << 20, b"s" * 16)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
     builder.add(Record(context, NO_SEGMENT, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 100 << 20, 100))
     data = bytearray(builder.finish())
     data[Pack.of(bytes(data)).begin + 3] ^= 1

@@ -41,7 +41,7 @@ def test_records_come_back(
     tags: dict[str, str],
 ) -> None:
     builder = Builder(7, b"salt" * 4)
-    context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
+    context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     *others, first, last = numbers
     turns, size, modified = others

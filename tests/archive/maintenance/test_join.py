@@ -19,9 +19,9 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
+from pltz.archive.format.record import RUN
 from pltz.archive.maintenance import join
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
@@ -129,7 +129,7 @@ def test_segments_of_another_session_are_not_joined(empty: TowerArchive) -> None
     grow(empty, "a", TURNS[:3])
     forked = [*TURNS[:3], *(turn + 1 for turn in TURNS[:9])]
     grow(empty, "b", forked, begin=4)
-    joined = {item.record.id for item in peek(empty, "b", "acme") if item.context.mode & RUN}
+    joined = {item.record.id for item in peek(empty, "b", "acme") if item.record.mode & RUN}
     assert joined and sizes(empty, "b")[:4] == [20, 10, 10, 10]  # those of a stand as they were
     assert empty.get("b", "acme").tokens.tolist() == np.concatenate([PROMPT, *forked]).tolist()
 
@@ -417,7 +417,7 @@ def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: 
         Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
         [receipt] = archive.put(fork)
         assert receipt.new == 6
-    assert not any(item.context.mode & RUN for item in peek(archive, "b", "acme")) or how == "joined with tags"
+    assert not any(item.record.mode & RUN for item in peek(archive, "b", "acme")) or how == "joined with tags"
     secret = {int(turn[0]) for turn in TURNS[5:12]}
     assert secret <= readable(archive)
     wanted_of_b = np.concatenate([PROMPT, *TURNS[:5], TURNS[30]]).tolist()

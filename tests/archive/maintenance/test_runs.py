@@ -15,8 +15,8 @@ from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import Tokens
+from pltz.archive.format.record import RUN
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -55,7 +55,7 @@ def contents(archive: TowerArchive) -> dict[tuple[str, str, int], list[tuple[byt
 
 def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
     """Return the mode of the preferred record of each version's leaf."""
-    found = [archive.places(v.leaf)[0].context.mode for v in archive.history(name, "acme")]
+    found = [archive.places(v.leaf)[0].record.mode for v in archive.history(name, "acme")]
     return [mode & RUN for mode in found]
 
 
@@ -115,7 +115,7 @@ def test_a_collector_that_joins_frees_bytes(
     assert size(empty) < size(twin)
     assert contents(again(empty)) == before and empty.verify(decode=True).sound
     found = [i for v in empty.history("a", "acme") for i in empty.places(v.leaf)]
-    assert len(found) == 6 and all(i.context.mode & RUN for i in found)  # the old records are gone
+    assert len(found) == 6 and all(i.record.mode & RUN for i in found)  # the old records are gone
 
 
 def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
@@ -225,7 +225,7 @@ def test_a_session_that_grows_after_a_join_is_joined_into_one_run_again(empty: T
     archive = again(empty)
     assert lacking(archive) == [5, 4, 3, 2, 1, 0] and contents(archive) == before
     runs = [i for p in archive.catalog.listing.packs for i in archive.catalog.listing.scan(p)
-            if isinstance(i, Found) and i.context.mode & RUN]
+            if isinstance(i, Found) and i.record.mode & RUN]
     assert len(runs) == 1 and archive.verify(decode=True).sound
 
 
@@ -286,7 +286,7 @@ def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_
 
     monkeypatch.setattr(Publisher, "put", noted)
     empty.undelete([last])
-    assert RUN in [context.mode & RUN for context, record in rows if not record.mark]
+    assert RUN in [record.mode & RUN for context, record in rows if not record.mark]
 
 
 def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerArchive) -> None:

@@ -63,7 +63,7 @@ def pack(tmp_path: Path) -> Path:
     codec, dice = BytesCodec(), np.random.default_rng(0)
     archive = TowerArchive.create(tmp_path / "cold", [codec])
     context = replace(
-        archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=1
+        archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, method=codec.method
     )
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(24)]
     records = [Record(0, NO_SEGMENT, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]

@@ -196,7 +196,7 @@ def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes]], leaf: by
 
 
 def named(number: int) -> bytes:
-    return number.to_bytes(10, "big") + bytes(6)
+    return number.to_bytes(10, "big")
 
 
 CIRCLES = {

@@ -107,17 +107,17 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 3
     found = {item.record.tokens: item for item in peek(plain, "long")}
-    assert all(item.context.mode & FAST for item in found.values())
+    assert all(item.record.mode & FAST for item in found.values())
     coder = bundle.coder()
     assert found[2049].record.bitstring == coder.encode(turns[:1], layouts=Layout(32, 128))[0].data
-    assert found[2500].context.mode & TOWER or found[2500].record.bitstring == (
+    assert found[2500].record.mode & TOWER or found[2500].record.bitstring == (
         coder.encode([turns[2]], layouts=Layout(32, 128))[0].data
     )
     assert (
         plain.put([NewSession("again", turns)])[0].new == 0
     )  # the same tokens are the same segment, however coded
     assert plain.put([NewSession("other", [turns[0][::-1]])])[0].new == 1
-    assert [item.context.mode for item in peek(plain, "other")] == [ALONE]
+    assert [item.record.mode for item in peek(plain, "other")] == [ALONE]
 
 
 def test_the_fast_layout_of_short_segments(bundle: Bundle, tmp_path: Path) -> None:
@@ -140,6 +140,7 @@ def test_the_fast_layout_of_short_segments(bundle: Bundle, tmp_path: Path) -> No
 
 def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
     b = Builder(moment=0, salt=bytes(16))
-    n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=4))
-    with pytest.raises(VersionError, match="mode 4"):
-        Pack.of(b.add(Record(n, name="x", time=7)).finish())
+    n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16)))
+    pack = Pack.of(b.add(Record(n, id=bytes(10), mode=8)).finish())
+    with pytest.raises(VersionError, match="mark or mode of a newer"):
+        pack.footer(), list(pack.scan())

@@ -10,20 +10,20 @@ from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT
 from pltz.coding.codecs.codec import BytesCodec, Coded, IdsCodec, Plain
-from pltz.coding.codecs.modes import Identity
+from pltz.coding.codecs.modes import TOWER, Identity
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.container.frame import Method
 from tests.archive.conftest import ZlibCodec
 
 
-def context_of(codec: ZlibCodec | BytesCodec | IdsCodec, mode: int = 0) -> Context:
+def context_of(codec: ZlibCodec | BytesCodec | IdsCodec) -> Context:
     return Context(
         domain_kind=TENANT,
         domain=bytes(16),
         domain_name="acme",
         tokenizer=codec.tokenizer,
         bundle=codec.bundle_id,
-        contract=codec.contract,
-        mode=mode,
+        method=codec.method,
     )
 
 
@@ -31,10 +31,10 @@ def test_a_context_finds_the_codec_that_decodes_it() -> None:
     alone, tower, plain = ZlibCodec(), ZlibCodec(1, b"zlib with tower."), BytesCodec()
     codecs = CodecRegistry([alone, tower, plain])
     assert codecs.for_context(context_of(alone)) is alone
-    assert codecs.for_context(context_of(tower, mode=1)) is tower
+    assert codecs.for_context(context_of(tower), TOWER) is codecs.for_context(context_of(tower), TOWER | 4) is tower
     assert codecs.for_context(context_of(plain)) is plain
-    assert codecs.for_context(context_of(alone, mode=1)) is None, "it never codes after a tower"
-    assert codecs.for_context(replace(context_of(alone), contract=2)) is None
+    assert codecs.for_context(context_of(alone), TOWER) is None, "it never codes after a tower"
+    assert codecs.for_context(replace(context_of(alone), method=Method.LOG)) is None
 
 
 def test_looking_up_registers_nothing() -> None:
@@ -63,5 +63,5 @@ def test_what_is_not_registered_is_made_once() -> None:
 
     codecs.make = make
     assert codecs.for_context(context_of(late)) is codecs.for_context(context_of(late)) is late and codecs.knows(late)
-    assert codecs.for_context(replace(context_of(late), contract=2)) is None, "what was made decodes another contract"
+    assert codecs.for_context(replace(context_of(late), method=Method.LOG)) is None, "of another method"
     assert asked == [late.bundle_id] * 2 and not codecs

@@ -17,7 +17,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
 import pltz
-from pltz.archive.format.context import RUN
+from pltz.archive.format.record import RUN
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import PltzError
@@ -76,7 +76,7 @@ def grown(llm: LLM, ids: list[int], journal: str, place: str) -> dict[str, Any]:
     goes_on, hot = serve(llm, [*found.ids.tolist(), *question], AFTER)
     return {
         "records": len(behind),
-        "runs": sum(bool(item.context.mode & RUN) for item in behind),
+        "runs": sum(bool(item.record.mode & RUN) for item in behind),
         "ids": found.ids.tolist() == history,
         "tokens": len(history),
         "hot": hot,
