@@ -97,7 +97,6 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
     tokenizer, target = header.tokenizer_fingerprint, header.target_fingerprint
     return {
         "format": FORMAT_VERSION,
-        "contract": header.contract,
         "bundle": header.bundle_id.hex(),
         "bundle_name": bundle,
         "tokenizer": tokenizer.hex() if tokenizer else None,
@@ -132,7 +131,7 @@ def as_text(result: dict[str, Any]) -> str:
     bundle = result["bundle_name"] or f"not installed here: {how_to_get(bundle_id)}"
     beside = f"; beside {size(result['log_bytes'])} of logs, not counted in tokens" if result["log_bytes"] else ""
     rows = [
-        ("format", f"{result['format']}, numeric contract {result['contract']}"),
+        ("format", str(result["format"])),
         ("bundle", f"{result['bundle'] if result['bundle_name'] else described(bundle_id)} ({bundle})"),
         ("tokenizer", result["tokenizer"] or "the bundle's"),
         ("target", result["target"] or "any"),

@@ -144,7 +144,6 @@ class Codec(SessionDecoder):
         earlier = None if chosen.independent or len(first) < 2 else Neighbours()
         bridge = None if bridge is None or bridge.identity else bridge
         header = Header(
-            contract=self.bundle.contract,
             bundle_id=self.bundle.id,
             tokenizer_fingerprint=None if bridge is None else bridge.fingerprint,
             target_fingerprint=target_fingerprint,

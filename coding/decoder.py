@@ -160,17 +160,12 @@ class SessionDecoder:
 
         Raises:
             BundleMismatch: another bundle.
-            VersionError: this bundle, under a numeric contract this build does not know.
         """
         if header.bundle_id != self.bundle.id:
             raise BundleMismatch(
                 f"expected a file of the loaded bundle {described(self.bundle.id)}, found one of bundle "
                 f"{described(header.bundle_id)}: load that bundle by name or folder (`pltz bundle show` lists "
                 f"those at hand, `pltz bundle add` adds one), or {how_to_get(header.bundle_id)}"
-            )
-        if header.contract != self.bundle.contract:
-            raise VersionError(
-                f"expected numeric contract {self.bundle.contract}, found {header.contract}: use a pltz that knows it"
             )
 
     def _conversation(self, session: Session) -> Ids:

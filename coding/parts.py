@@ -43,10 +43,6 @@ class Parts(Protocol):
         """Return the bundle's 16-byte id."""
 
     @property
-    def contract(self) -> int:
-        """Return the numeric contract version."""
-
-    @property
     def tokenizer(self) -> BundleTokenizer:
         """Return the tokenizer from bytes to bundle tokens."""
 

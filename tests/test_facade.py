@@ -65,7 +65,7 @@ class FakeTarget:
 
 @pytest.fixture(scope="module")
 def codec(tiny_tokenizer: BundleTokenizer) -> Codec:
-    bundle = SimpleNamespace(id=bytes(16), contract=1, tokenizer=tiny_tokenizer, zstd_dict=b"")
+    bundle = SimpleNamespace(id=bytes(16), tokenizer=tiny_tokenizer, zstd_dict=b"")
     return Codec(bundle, FakeCoder())
 
 

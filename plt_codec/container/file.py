@@ -10,7 +10,7 @@ session is read with one piece of its block, of some KiB.
 The index comes last because the writer streams. A file that was not finished has no footer and is refused.
 
     >>> from pltz.plt_codec.container.frame import content_check
-    >>> header = Header(contract=1, bundle_id=bytes(16))
+    >>> header = Header(bundle_id=bytes(16))
     >>> frame = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES, 2, b"hi"), b"hi")
     >>> data = pack(header, [frame, frame])
     >>> reader = Reader(data)

@@ -1,7 +1,7 @@
-"""The header of a .pltz file: bundle, contract, tokenizer and target of all its sessions. Spec: FORMAT.md, "Container".
+"""The header of a .pltz file: bundle, tokenizer and target of all its sessions. Spec: FORMAT.md, "Container".
 
->>> head = Header(contract=1, bundle_id=bytes(16))
->>> Header.decode(head.encode() + b"frames follow") == (head, 24)
+>>> head = Header(bundle_id=bytes(16))
+>>> Header.decode(head.encode() + b"frames follow") == (head, 22)
 True
 """
 
@@ -14,14 +14,14 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
 FLAG_DROPPED = 64
 FLAG_EXACT = 128
 FINGERPRINT = 16  # bytes of a bundle id, a fingerprint
 
-FIXED = struct.Struct("<4sBBH16s")
+FIXED = struct.Struct("<4sBB16s")
 MAX_HEADER = FIXED.size + 2 * FINGERPRINT  # bytes
 
 
@@ -30,7 +30,6 @@ class Header:
     """The fields that all sessions of a file share.
 
     Args:
-        contract: numeric contract version, 0 to 65535.
         bundle_id: 16 bytes.
         tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
         target_fingerprint: 16 bytes; None for any target.
@@ -41,7 +40,6 @@ class Header:
         UsageError: a field is out of range or of the wrong length.
     """
 
-    contract: int
     bundle_id: bytes
     tokenizer_fingerprint: bytes | None = None
     target_fingerprint: bytes | None = None
@@ -53,15 +51,13 @@ class Header:
             value = getattr(self, name)
             if value is not None and len(value) != FINGERPRINT:
                 raise UsageError(f"{name}: expected {FINGERPRINT} bytes, got {len(value)}")
-        if not 0 <= self.contract < 1 << 16:
-            raise UsageError(f"contract: expected 0 to 65535, got {self.contract}")
 
     def encode(self) -> bytes:
-        """Return the header's bytes, 24 to 56."""
+        """Return the header's bytes, 22 to 54."""
         flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
         flags |= FLAG_TARGET * (self.target_fingerprint is not None)
         flags |= FLAG_DROPPED * self.dropped | FLAG_EXACT * self.exact
-        body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
+        body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.bundle_id)
         return body + (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
 
     @classmethod
@@ -84,8 +80,8 @@ class Header:
 
 
 def _read(data: bytes) -> tuple[Header, int]:
-    """Read a header of version 8."""
-    _, _, flags, contract, bundle_id = FIXED.unpack_from(data)
+    """Read a header of this version."""
+    _, _, flags, bundle_id = FIXED.unpack_from(data)
     if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_DROPPED | FLAG_EXACT):
         raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
     position = FIXED.size
@@ -97,7 +93,7 @@ def _read(data: bytes) -> tuple[Header, int]:
             if len(data) < position:
                 raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
     exact, dropped = bool(flags & FLAG_EXACT), bool(flags & FLAG_DROPPED)
-    return Header(contract, bundle_id, fingerprints[0], fingerprints[1], exact, dropped), position
+    return Header(bundle_id, fingerprints[0], fingerprints[1], exact, dropped), position
 
 
 AGAIN = "decompress it with the pltz that wrote it, and compress it again"

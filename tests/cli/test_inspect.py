@@ -22,7 +22,7 @@ def model_frame(tokens: int, data: bytes, fast: bool = False) -> Frame:
 
 
 def file_of(frames: list[Frame]) -> bytes:
-    return pack(Header(contract=1, bundle_id=BUNDLE, target_fingerprint=bytes(16)), frames)
+    return pack(Header(bundle_id=BUNDLE, target_fingerprint=bytes(16)), frames)
 
 
 PLAIN = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES, 2, b"hi"), b"hi")

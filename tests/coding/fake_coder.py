@@ -17,7 +17,6 @@ from pltz.plt_codec.types import Encoded, FrameItem
 class FakeBundle:
     tokenizer: BundleTokenizer
     id: bytes = b"0123456789abcdef"
-    contract: int = 1
     zstd_dict: bytes = b'{"messages":[{"role":"user","content":"'
 
 

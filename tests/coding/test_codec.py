@@ -159,7 +159,7 @@ def test_a_writing_is_said_once_per_file_and_comes_back(codec: Codec) -> None:
 
 def test_a_writing_of_a_newer_version_is_refused_by_name(codec: Codec) -> None:
     frame = Reader(codec.compress([TALK])).frame(0)
-    newer = pack(Header(1, codec.bundle.id), [replace(frame, writing=1000)])
+    newer = pack(Header(codec.bundle.id), [replace(frame, writing=1000)])
     with pytest.raises(VersionError, match="writing 1000"):
         codec.decompress(newer)
     for kind, writing in (("text", 1), ("ids", 1), ("chat", 1000), ("chat", -1)):
@@ -188,7 +188,7 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
 def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:
     """Damaged copies end in CorruptError, by their own rules or by the content check; never in another session."""
     session = Session("ids", np.tile(np.arange(40, 140), 4))
-    header = Header(bundle.contract, bundle.id)
+    header = Header(bundle.id)
     frame = Reader(codec.compress([session])).frame(0)
     frame = replace(frame, check=content_check(Kind.IDS, Method.MODEL, frame.count, session.value))
     assert codec.decompress(pack(header, [frame])) == [session]
@@ -253,12 +253,6 @@ def test_another_bundle_is_refused_with_both_ids(codec: Codec, bundle: FakeBundl
     assert "bundle add" in str(caught.value)
 
 
-def test_another_contract_is_refused(codec: Codec, bundle: FakeBundle) -> None:
-    newer = Codec(FakeBundle(bundle.tokenizer, contract=2), FakeCoder())
-    with pytest.raises(VersionError, match="contract"):
-        codec.decompress(newer.compress([TALK]))
-
-
 def test_the_target_is_named_in_the_file(codec: Codec) -> None:
     frozen = codec.compress([TALK], target_fingerprint=b"T" * 16)
     assert Reader(frozen).header.target_fingerprint == b"T" * 16
@@ -275,7 +269,7 @@ def test_a_session_that_is_not_there(codec: Codec, index: int) -> None:
 
 def test_frames_of_nonsense_under_sound_sums(codec: Codec, bundle: FakeBundle) -> None:
     """What a hostile writer can do: every sum holds, and the content is no session."""
-    header = Header(1, bundle.id)
+    header = Header(bundle.id)
     tokens = np.array([40, 2, 41])  # a chat that starts with text
     cases = [
         Frame(Kind.CHAT, Method.MODEL, 3, content_check(Kind.CHAT, Method.MODEL, 3, tokens), ten_bits(tokens)),
@@ -354,7 +348,7 @@ def test_a_file_that_unpacks_to_very_much_is_decoded_piece_by_piece(codec: Codec
     session = Session("text", bytes(size))
     frame = Reader(codec.compress([session])).frame(0)
     frame = replace(frame, check=content_check(frame.content, frame.method, size, bytes(size)))
-    data = pack(Header(codec.bundle.contract, codec.bundle.id), [frame] * many)
+    data = pack(Header(codec.bundle.id), [frame] * many)
     assert len(data) < many * size / 1000
     tracemalloc.start()
     count = sum(len(found.value) for found in codec.decompress_each(data))

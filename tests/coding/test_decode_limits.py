@@ -27,7 +27,7 @@ def bomb(codec: Codec, tokens: int) -> bytes:
     size = -(-tokens // 256)
     coding = Kind.TEXT, Method.MODEL
     frame = Frame(*coding, tokens, content_check(*coding, tokens, np.zeros(tokens, np.int64)), bytes(size))
-    return pack(Header(codec.bundle.contract, codec.bundle.id), [frame])
+    return pack(Header(codec.bundle.id), [frame])
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class FakeCoder:
 
 @pytest.fixture
 def codec(tiny_tokenizer: BundleTokenizer) -> Codec:
-    return Codec(SimpleNamespace(id=bytes(16), contract=1, tokenizer=tiny_tokenizer, zstd_dict=b""), FakeCoder())
+    return Codec(SimpleNamespace(id=bytes(16), tokenizer=tiny_tokenizer, zstd_dict=b""), FakeCoder())
 
 
 def ids(n: int, start: int = 32) -> Session:

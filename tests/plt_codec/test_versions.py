@@ -79,13 +79,13 @@ def a_calibration(path: Path) -> Path:
 def a_warm_file(path: Path) -> Path:
     ids = np.arange(20, dtype=np.int32)
     block = KVBlock.raw(torch.zeros(3, 2, 1, 20, 4), ids, ids, 0, torch.zeros(7))
-    assert DiskTier(path, 1 << 24).write(ID, ID, StoredBlock(block, ID, 5))
+    assert DiskTier(path, 1 << 24).write(ID, ID[:10], StoredBlock(block, ID[:10], 5))
     return path
 
 
 def read_warm_file(path: Path) -> object:
     handle = opened(next(path.glob("*/*.safetensors")))
-    return warm_file._Reading(handle, ID, ID, DiskTier(path, 1 << 24).codec, False)
+    return warm_file._Reading(handle, ID, ID[:10], DiskTier(path, 1 << 24).codec, False)
 
 
 def a_bundle(path: Path) -> Path:
@@ -96,7 +96,7 @@ def a_bundle(path: Path) -> Path:
 
 
 FORMATS = {
-    "header": Format(header, lambda _: Header(1, ID).encode(), Header.decode),
+    "header": Format(header, lambda _: Header(ID).encode(), Header.decode),
     "settings": Format(settings, lambda _: Settings(ID).encode(), Settings.decode),
     "pack": Format(pack, lambda _: pack_of(1), Pack.of),
     "index": Format(index_file, lambda _: index_file.build([], {}), FileIndex.of),

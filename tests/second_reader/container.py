@@ -10,7 +10,7 @@ from tests.second_reader import chat, log
 from tests.second_reader.fields import Fields, Newer, block, copies_of, fallback, refuse, u32
 from tests.second_reader.model import Bundle, sequence_of
 
-MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 9, 128, 0b11000011
+MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 10, 128, 0b11000011
 COLUMNS = 1, 4, 5, 12, 13  # coding, count, size, copied, step
 CHAT, TEXT, IDS = range(3)  # contents
 MODEL, LOG, BYTES = range(3)  # methods
@@ -34,7 +34,7 @@ class File:
         self._logs: dict[int, tuple[bytes, list[log.Table]]] = {}
         fields, self.sessions = Fields(data), list[Frame]()
         refuse(fields.take(4) != MAGIC, "no .pltz file")
-        version, flags, self.contract, self.bundle_id = fields.unpack("BBH16s")
+        version, flags, self.bundle_id = fields.unpack("BB16s")
         refuse(version != VERSION or flags & ~KNOWN_FLAGS, f"format version {version}, flags {flags}", Newer)
         self.tokenizer, self.target = (fields.take(16) if flags & bit else b"" for bit in (1, 2))
         self.exact, self._salt = bool(flags & EXACT), data[: fields.at]

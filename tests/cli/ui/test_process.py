@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     """Write a .pltz file that can be inspected without a bundle."""
     path = tmp_path / "a.pltz"
     frame = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES, 2, b"hi"), b"hi")
-    path.write_bytes(pack(Header(1, bytes(16)), [frame]))
+    path.write_bytes(pack(Header(bytes(16)), [frame]))
     return path
 
 

@@ -55,7 +55,7 @@ def test_from_stdin(run: Run, frozen: Path) -> None:
 
 def test_another_target_is_refused(run: Run, frozen: Path, tmp_path: Path) -> None:
     reader = Reader(frozen.read_bytes())
-    header = Header(reader.header.contract, reader.header.bundle_id, target_fingerprint=bytes(16))
+    header = Header(reader.header.bundle_id, target_fingerprint=bytes(16))
     path = tmp_path / "theirs.pltz"
     path.write_bytes(pack(header, reader))
     refused = run("thaw", path, "--session", 0)

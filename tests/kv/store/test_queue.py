@@ -206,7 +206,7 @@ CHILD = """
 import os, sys
 import numpy as np
 import torch
-from pltz.plt_codec.identity import NONE
+from pltz.archive import NO_SEGMENT
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.kv_block import KVBlock
 

@@ -40,12 +40,10 @@ from pltz.plt_codec.varint import write_varint
 from tests.second_reader.container import File as SecondReader
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "containers"
-HEADER = Header(contract=1, bundle_id=bytes(range(16)))
+HEADER = Header(bundle_id=bytes(range(16)))
 checks = st.integers(0, (1 << 32) - 1)
 fingerprints = st.none() | st.binary(min_size=16, max_size=16)
-headers = st.builds(
-    Header, st.integers(0, 65535), st.binary(min_size=16, max_size=16), fingerprints, fingerprints
-)
+headers = st.builds(Header, st.binary(min_size=16, max_size=16), fingerprints, fingerprints)
 
 copied = st.builds(repeats.Copy, st.integers(0, 300), st.integers(repeats.LEAST, 400), st.integers(1, 300))
 
@@ -198,7 +196,7 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
     last, rows = len(HEADER.encode()) + (len(places) - 1) * (head + body), [text(bytes(n % 3)) for n in range(64)]
     stored = [StoredFrame(0, f.count, f.check & CHECK_KEPT, f.data, False, 0) for f in rows]
     data = whole(
-        HEADER.encode() + bytes(last - 24) + b"".join(session_block.encode(stored, HEADER.encode(), last)), index
+        HEADER.encode() + bytes(last - 22) + b"".join(session_block.encode(stored, HEADER.encode(), last)), index
     )
     start = time.process_time()  # a loaded machine is none that reads every block
     reader = Reader(data)
@@ -211,7 +209,7 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
 
 def test_every_changed_byte_is_noticed() -> None:
     frame = Frame(Kind.IDS, Method.MODEL, 5, 77, b"\x90\x12", fast=True, patch=b"\xaa")
-    data = pack(Header(1, bytes(16), bytes(16), bytes(16)), [text(b"hello"), frame, text(b"")])
+    data = pack(Header(bytes(16), bytes(16), bytes(16)), [text(b"hello"), frame, text(b"")])
     for position in range(len(data)):
         for value in {data[position] ^ 1 << bit for bit in range(8)} | {0, 255} - {data[position]}:
             with pytest.raises(FormatError):
@@ -325,7 +323,7 @@ def test_golden_good_files_are_read_as_by_a_reader_that_shares_no_code(path: Pat
     """They were written field by field: golden/containers/make.py."""
     data = path.read_bytes()
     file, reader, frames = SecondReader(data), Reader(data), list[Frame]()
-    assert reader.header.bundle_id == file.bundle_id == bytes(range(16)) and reader.header.contract == 1
+    assert reader.header.bundle_id == file.bundle_id == bytes(range(16))
     assert len(file.sessions) == len(reader)
     for number, other in enumerate(file.sessions):
         coding = other.coding
@@ -377,6 +375,7 @@ NEWER = {
     "version-6",
     "version-7",
     "version-8",
+    "version-9",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
@@ -451,10 +450,10 @@ def test_an_unfinished_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"contract": 1 << 16}, {"bundle_id": b"x"}, {"target_fingerprint": bytes(15)}]
+    "wrong", [{"bundle_id": b"x"}, {"target_fingerprint": bytes(15)}]
 )
 def test_a_header_checks_its_fields(wrong: dict[str, object]) -> None:
-    fields: dict[str, object] = {"contract": 1, "bundle_id": bytes(16)}
+    fields: dict[str, object] = {"bundle_id": bytes(16)}
     with pytest.raises(UsageError, match="expected"):
         Header(**(fields | wrong))  # type: ignore[arg-type]  # wrong on purpose
 
