@@ -317,7 +317,8 @@ class Archive:
             prefixes: of ids: token counts at which beginnings end that other sessions share.
             parent: of ids: name of the session that it was forked from.
             salt: separate it from everything under another salt; only `get` and `thaw` with the same salt find it.
-            continues: refuse it where it does not continue the last version: where that is not its beginning.
+            continues: refuse it where it does not continue the last version: where that is not its beginning. A log is
+                not refused. Of one that was put before, or that the last version begins with, nothing is added.
             keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
             part: path of a part of the session, such as the log of a sub-agent. Parts are put one by one, or as one
                 version by `put_many`. They are listed, forgotten and erased together.
@@ -741,7 +742,7 @@ class Archive:
                 versions = self._choose(named, tenant or "default", None, None, forgotten=False)
             else:
                 versions = self.directory.whole_histories(tenant)
-            return expired(versions, policy, self.parts.store.now())
+            return expired(versions, policy, self.parts.store.now(), self.parts.catalog.lookup.chain)
 
         return _marked(self._mark(choose, FORGET, dry_run=dry_run), forgotten=not dry_run)
 

@@ -1,7 +1,8 @@
 """Retention: the versions that a policy lets expire. Pure: versions and a time in, versions out.
 
-A version stays if any rule keeps it. The newest version of every session stays too unless ``drop_last`` is
-set, so a policy never loses a session by accident. Rules count all versions of a session, those of the same
+A version stays if any rule keeps it. Unless ``drop_last`` is set, so that a policy never loses a session by accident,
+these stay too: the newest version of every session, the fullest one, and each version of a log of an agent that is no
+beginning of a newer one. Rules count all versions of a session, those of the same
 content as one; ``tags`` only narrows which versions may expire. Forgotten versions, and beginnings of logs whose
 put was cut off, are neither counted nor returned.
 
@@ -14,14 +15,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pltz.archive.catalog.lookup import Version
+from pltz.coding.codecs.codec import LOG_TOKENIZER
 from pltz.plt_codec.errors import UsageError
 
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}  # seconds
 MAX_SECONDS = 1 << 40
+Chain = Callable[[Version], Collection[bytes]]
 _PART = re.compile(r"([0-9]{1,12})(min|[shdwy])")
 
 
@@ -29,8 +32,8 @@ _PART = re.compile(r"([0-9]{1,12})(min|[shdwy])")
 class Policy:
     """The rules that keep versions.
 
-    ``keep_within``: seconds before now; ``drop_last``: let the newest version of a session expire too. Raises
-    UsageError where no rule keeps anything, or a number makes no sense.
+    ``keep_within``: seconds before now; ``drop_last``: let all versions of a session expire. Raises UsageError where no
+    rule keeps anything, or a number makes no sense.
     """
 
     keep_last: int | None = None
@@ -45,11 +48,11 @@ class Policy:
             raise UsageError("expected to keep 1 version or more, within 0 seconds or more")
 
 
-def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Version]:
+def expired(versions: Iterable[Version], policy: Policy, now: int, chain: Chain | None = None) -> list[Version]:
     """Return the versions that no rule keeps, in their order.
 
     ``versions``: session by session, the oldest of each first, as the directory lists them.
-    ``now``: seconds since 1970.
+    ``now``: seconds since 1970. ``chain``: gives the ids of the segments of a version, as `RecordLookup.chain` does.
     """
     there = (v for v in versions if not v.forgotten)
     gone: list[Version] = []
@@ -57,8 +60,36 @@ def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Versi
         known, ages = list(rows), dict[frozenset[tuple[str, bytes]], int]()
         for v in reversed(known):  # a put that repair brought back may be there twice, and counts once
             ages.setdefault(_content(v), len(ages))
-        gone += [v for v in known if not _kept(v, ages[_content(v)], policy, now)]
+        going = [v for v in known if not _kept(v, ages[_content(v)], policy, now)]
+        if going and not policy.drop_last:
+            staying = [v for v in known if v not in going]
+            going = _without_fuller(going, staying, chain)
+        gone += going
     return gone
+
+
+def _without_fuller(going: list[Version], staying: list[Version], chain: Chain | None) -> list[Version]:
+    """Return versions that may go, without those that hold what no version that stays does."""
+    fullest = max(map(_size, staying), default=0)
+    above: dict[str, set[bytes]] = {}  # of logs, by part: the segments of what stays
+    left: list[Version] = []
+    for v in reversed(going):  # a version of a log that stays keeps its beginnings from staying
+        logs = [part for part in v.each if part.tokenizer == LOG_TOKENIZER] if chain else []
+        if chain and logs and not above:
+            for part in (part for whole in staying for part in whole.each if part.tokenizer == LOG_TOKENIZER):
+                above.setdefault(part.part, set()).update(chain(part))
+        if _size(v) > fullest or any(part.leaf not in above.get(part.part, ()) for part in logs):
+            fullest = max(fullest, _size(v))
+            for part in logs:
+                above.setdefault(part.part, set()).update(chain(part) if chain else ())
+        else:
+            left.append(v)
+    return left[::-1]
+
+
+def _size(version: Version) -> int:
+    """Return the bytes of what is known of a version's content, 0 where that is not known."""
+    return sum(part.content.size for part in version.each)
 
 
 def _content(version: Version) -> frozenset[tuple[str, bytes]]:

@@ -218,6 +218,17 @@ class RecordLookup:
                     found.append(item)
         return sorted(found, key=lambda item: not item.record.mode & RUN) if len(found) > 1 else found
 
+    def chain(self, version: Version) -> list[bytes]:
+        """Return the ids of the segments of a version from the last one up, as far as their records are there.
+
+        Runs have no records of theirs. Raises StoreError.
+        """
+        ids, leaf = list[bytes](), version.leaf
+        while any(leaf) and (found := self.find(SEGMENTS, leaf)) and leaf not in ids[-1:]:
+            ids.append(leaf)
+            leaf = found[0].record.parent
+        return ids
+
     def own_record(self, version: Version) -> Found | None:
         """Return the record of a version where that has its last segment too; None where it has not, or is damaged.
 

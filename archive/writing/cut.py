@@ -208,8 +208,11 @@ class SessionCutter:
 
     # ---- logs
 
-    def _cut_log(self, request: PreparedRequest) -> NewSession:
-        """Cut a log at the ends of the stored segments that it begins with."""
+    def _cut_log(self, request: PreparedRequest) -> NewSession | Tower:
+        """Cut a log at the ends of the stored segments that it begins with, or return the version that has all of it.
+
+        That is an older version which is equal, or the last one where that begins with it.
+        """
         tokens = np.frombuffer(request.content, np.uint8)
         version = self.last_version(request.tenant, request.name, request.part)
         ends, whole = list[int](), version is None
@@ -219,13 +222,27 @@ class SessionCutter:
                 ends, whole = known
             elif last := self._to_build_on(self._tower(version), request.session):  # of a merged log, or a damaged one
                 ends = common(last.tower, tokens)
-        if request.request.continues and not whole and (tower := self._tower(version)):
-            self._want_continuation(request, tower)
+        if version and not whole and (known_as := self._state_of(request, version, tokens)):
+            return Tower(known_as, [(known_as.leaf, tokens)])
         ends = ends if len(ends) <= MAX_TOWER else []
         above = self._codecs.zstd_above if self._codecs.too_many_for_model(len(tokens)) else None
         ends = [*ends, *line_ends(request.content, ends[-1] if ends else 0, above)]
         cuts = sorted({*ends, len(tokens)} - {0})
         return _new_session(request, [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])], self._codecs.log)
+
+    def _state_of(self, request: PreparedRequest, last: Version, tokens: Tokens) -> Version | None:
+        """Return the version of which a log, (T,), that does not go on where the last one ended is an older state."""
+        history = self._catalog.histories.of(request.tenant, request.name)
+        size = request.request.content.size
+        for v in history.versions:
+            own = (v.part, v.tokenizer, v.forgotten) == (request.part, LOG_TOKENIZER, False) and v.id != last.id
+            if own and (not size or v.content.size in (0, size)) and v.tags == request.request.tags:
+                ends, whole = self._last.ends(v, tokens) or ([], False)
+                if whole and ends[-1:] == [len(tokens)] and self._last.stands(v):
+                    return v
+        if last.tokenizer == LOG_TOKENIZER and self._reader.length(last) > len(tokens) and (tower := self._tower(last)):
+            return last if np.array_equal(tower.tokens[: len(tokens)], tokens) else None
+        return None
 
     # ---- token ids that a served model saw
 

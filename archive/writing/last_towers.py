@@ -89,14 +89,17 @@ class LastTowers:
         For a put that finds a remembered tower unchanged. If one does not read, the next put decodes every
         segment that it relies on. Raises StoreError.
         """
-        sound = self._catalog.lookup.is_sound(tower.version.location) and self._stands(tower.version.leaf)
+        sound = self.stands(tower.version)
         if not sound:
             self._writer.recent.clear()
             self._writer.proved.clear()
         return sound
 
-    def _stands(self, leaf: bytes) -> bool:
-        """Return whether the records that a tower is read from are there. A run has no records of its segments."""
+    def stands(self, version: Version) -> bool:
+        """Return whether the records that a version is read from are there. A run has no records of its segments."""
+        if not self._catalog.lookup.is_sound(version.location):
+            return False
+        leaf = version.leaf
         for _ in range(MAX_SEGMENTS):
             if leaf == NO_SEGMENT:
                 return True

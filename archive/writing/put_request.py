@@ -41,7 +41,8 @@ class PutRequest:
     Immutable: any thread may use it.
 
     ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
-    another file may not. ``content``: what a list shows of it.
+    another file may not. No log of an agent is refused: it is a new version, and none where it is an older state.
+    ``content``: what a list shows of it.
     """
 
     name: str
@@ -219,9 +220,9 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
 
 
 def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> PutReceipt:
-    """Return the receipt of token ids that the archive has already."""
-    tokens = len(tower.tokens)
-    by_model = not codecs.too_many_for_model(ID_BYTES * tokens)
+    """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
+    tokens, kind = len(tower.tokens), request.session.kind
+    by_model = kind != "ids" or not codecs.too_many_for_model(ID_BYTES * tokens)
     return PutReceipt(
         tenant=request.tenant,
         name=request.name,
@@ -231,11 +232,11 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         size=0,
         by_model=by_model,
         unchanged=True,
-        kind="ids",
+        kind=kind,
         tokens=tokens,
         tower=len(tower.segments),
         target=request.target,
-        method="model" if by_model else "zstd",
+        method="log" if kind != "ids" else "model" if by_model else "zstd",
         part=request.part,
         **_dropped(request.request.tags),
     )

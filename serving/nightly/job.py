@@ -189,7 +189,7 @@ class _NightlyRun:
                     if not opened.catalog.histories.are_whole(history):
                         left += 1
                         continue
-                    batch += expired(as_sessions(history), rule.policy, opened.store.now())
+                    batch += expired(as_sessions(history), rule.policy, opened.store.now(), opened.catalog.lookup.chain)
                     if len(batch) >= FORGET:
                         forgotten += self._forgotten(opened, batch)
                         batch = []

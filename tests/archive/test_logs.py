@@ -18,6 +18,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.retention import Policy
 from pltz.archive.writing import commits, cut
 from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.new_session import NewSession
@@ -367,3 +368,39 @@ def test_a_log_in_a_condemned_pack_grows_by_its_new_lines(
     cold.archive.collect(small=1 << 20, grace=0)
     again = SessionArchive.open(place, key=key)
     assert again.get("log") == Session("chat", lines(40 + more)) and again.archive.verify(decode=True).sound
+
+
+def text(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_an_older_state_of_a_log_adds_no_version_and_a_rewritten_one_does(place: Path, reopened: bool) -> None:
+    events = lines(60)
+    whole, rewritten = text(events), text(events[:9] + lines(40, seed=1))
+    grown, cut_off = rewritten + text(lines(3, seed=2)), rewritten[: len(rewritten) // 2]
+    cold = Archive.open(place)
+    found = []
+    for state in (whole, rewritten, grown, whole, rewritten, cut_off, grown[:-9], text(events[:20]), grown + whole):
+        if reopened:
+            cold.close()
+            cold = Archive.open(place)
+        put = cold.put("log", Session("text", state), continues=True)
+        found.append((put.version, put.unchanged))
+        assert cold.get("log", version=put.version).session.value.startswith(state) and put.kind == "text"
+    new, old = False, True
+    assert found == [(1, new), (2, new), (3, new), (1, old), (2, old), (3, old), (3, old), (4, new), (5, new)]
+    assert cold.put("log", Session("text", whole), tags={"host": "b"}).version == 6  # a user's word is kept
+    cold.close()
+
+
+def test_the_fuller_version_of_a_rewritten_log_outlives_a_policy(place: Path) -> None:
+    events = lines(60)
+    before, emptied = text(events), text([{**event, "message": {"role": "user", "content": ""}} for event in events])
+    states = [before[: len(before) // 2], before, emptied, emptied + text(lines(3, 1)), emptied + text(lines(5, 1))]
+    with Archive.open(place) as cold:
+        for state in states:
+            cold.put("log", Session("text", state))
+        assert [v.version for v in cold.expire(Policy(keep_last=1), dry_run=True)] == [1, 3, 4]
+        cold.expire(Policy(keep_last=2))
+        assert cold.get("log", version=2).session.value == before and cold.get("log").session.value == states[-1]

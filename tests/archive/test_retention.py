@@ -7,7 +7,9 @@ from hypothesis import given, strategies as st
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.format.index_file import Location
+from pltz.archive.format.record import ContentFacts
 from pltz.archive.retention import Policy, expired, seconds
+from pltz.coding.codecs.codec import LOG_TOKENIZER
 from pltz.plt_codec.errors import UsageError
 
 NOW = 1000
@@ -120,6 +122,31 @@ def test_versions_of_the_same_content_count_once() -> None:
     rows = [replace(only, moment=n, leaf_prefix=leaf) for n, leaf in enumerate((b"one.", b"two.", b"two."))]
     assert expired(rows, Policy(keep_last=2), NOW) == []
     assert expired(rows, Policy(keep_last=1), NOW) == rows[:1]
+
+
+def test_the_fullest_version_outlives_newer_ones() -> None:
+    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, PLACE, bytes(4))
+    sizes = 10, 50, 30, 50, 20, 20
+    rows = [
+        replace(only, id=bytes([n]), moment=n, leaf_prefix=bytes([n]), content=ContentFacts(size=size))
+        for n, size in enumerate(sizes)
+    ]
+    assert ids(expired(rows, Policy(keep_last=1), NOW)) == ids([rows[n] for n in (0, 1, 2, 4)])
+    assert ids(expired(rows, Policy(keep_last=3), NOW)) == ids(rows[:3])
+    assert ids(expired(rows, Policy(keep_last=1, drop_last=True), NOW)) == ids(rows[:5])
+
+
+def test_a_version_of_a_log_that_is_no_beginning_of_a_newer_one_stays() -> None:
+    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 1, bytes(16), LOG_TOKENIZER, False, PLACE, bytes(4))
+    leaves = {b"a1": [b"a1"], b"a2": [b"a2", b"a1"], b"b1": [b"b1"], b"b2": [b"b2", b"b1"], b"c1": [b"c1"]}
+    rows = [replace(only, id=leaf, leaf=leaf, moment=n, leaf_prefix=leaf) for n, leaf in enumerate(leaves)]
+
+    def chain(version: Version) -> list[bytes]:
+        return leaves[version.leaf]
+
+    assert ids(expired(rows, Policy(keep_last=1), NOW, chain)) == {b"a1", b"b1"}
+    assert ids(expired(rows, Policy(keep_within=0), NOW, chain)) == {b"a1", b"b1"}
+    assert ids(expired(rows, Policy(keep_last=1, drop_last=True), NOW, chain)) == {b"a1", b"a2", b"b1", b"b2"}
 
 
 def test_durations() -> None:
