@@ -1,147 +1,94 @@
 """Archives: packs, runs, versions and towers, as archive/format/FORMAT.md describes them.
 
-An archive is its files by name. All packs that the manifest names are read; indexes are read only for the packs that
-they name. What is damaged is told, and the rest is given.
+All packs that the manifest names are read; indexes are read only for the packs that they name. What is damaged is told,
+and the rest is given.
 """
-
-from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
-from tests.second_reader.fields import Bits, Block, Damaged, Fields, Newer, block, fallback, signed, u32
+from tests.second_reader.fields import Bits, Damaged, Fields, Newer, block, fallback, first, refuse, signed
 from tests.second_reader.model import Bundle, digest, sequence_of
-from tests.second_reader.sealed import Keyring, keyed, unseal
+from tests.second_reader.sealed import Keyring, unseal
 from tests.second_reader.state import COPIED, Files, restored, state_of
 
-PACK_VERSION, COLUMNS, NONE, ROOT = 11, tuple(range(14)), bytes(16), bytes(10)
-SEGMENT, SESSION, BOTH, MARK = range(1, 5)  # kinds of records
+PACK_VERSION, COLUMNS, NONE, ROOT = 11, range(14), bytes(16), bytes(10)
+SEGMENT, SESSION, MARK = 1, 2, 4  # kinds of records; 3 is a segment and a session
 ABOVE, FAST, RUN = 1, 2, 4  # bits of a mode
 MODEL, LOG, BYTES = range(3)  # methods
 
+# What many records share. Raw: their tokens are bytes.
+Context = namedtuple("Context", "content method writing sealed raw tokenizer bundle target domain root")
 
-class Context(NamedTuple):
-    """Hold what many records share."""
+# What is known about a session. Numbers: turns, size, file time, first, and seconds to last.
+About = namedtuple("About", "part title numbers tags")
 
-    domain_kind: int
-    domain: bytes
-    tokenizer: bytes
-    bundle: bytes
-    method: int
-    target: bytes
-    kind: int  # of a session
-    cipher: int
-    root: bytes
-    name: bytes  # of the domain; empty where it is sealed
+# A record of a pack. The mode, tokens and key of a mark are its verb, its counter, and the id of its version. A run has
+# several lengths, perhaps versions, and its head.
+Record = namedtuple(
+    "Record", "context kind segment parent leaf mode tokens data key name about moment time part lengths versions head"
+)
 
-
-class About(NamedTuple):
-    """Hold what is known about a session. ``numbers``: turns, size, file time, first, and seconds to last."""
-
-    part: str
-    title: str
-    numbers: list[int]
-    tags: dict[str, str]
-
-
-class Record(NamedTuple):
-    """A record of a pack. ROOT: there is no segment."""
-
-    context: Context
-    kind: int
-    segment: bytes
-    parent: bytes
-    tokens: int
-    data: bytes
-    key: bytes  # of its session
-    name: bytes
-    about: About
-    moment: int
-    time: int
-    mark: tuple[bytes, int, int]  # version id, counter, verb
-    part: int  # key of its part
-    mode: int
-
-
-class Version(NamedTuple):
-    """A version of a session. ``lacks``: the last segments of its record's run that it has not."""
-
-    record: Record
-    id: bytes
-    moment: int
-    time: int
-    leaf: bytes  # its first 4 bytes
-    lacks: int
-
-
-class Run(NamedTuple):
-    """Hold what a run has in front of its bitstring."""
-
-    lengths: list[int]
-    versions: list[tuple[int, int, int, bytes]]  # segments that it lacks, moment, time, leaf
-    size: int  # bytes of all this
-
-
-# ---- packs
+# A version of a session. Rank: of several records of a version that of the highest counts. Leaf: the first 4 bytes.
+# Lacks: how many of the last segments of its record's run it has not.
+Version = namedtuple("Version", "rank record id moment time leaf lacks")
 
 
 def context_of(fields: Fields) -> Context:
     """Return the next context of a table."""
     what = fields.number(1)
-    content, method, base, sealed, writing = what & 3, what >> 2 & 3, what >> 4 & 1, what >> 5 & 1, what >> 7
-    writing = writing and (fields.number(1) or 255)
-    if content > 2 or method > 2 or writing > (0 if content else chat.WRITINGS):
-        raise Newer("a context of a newer version")
-    stored = fields.take(1 if method == LOG else 16 if method == MODEL or content == 2 else 0)
-    tokenizer = stored if len(stored) == 16 else (bytes([method]) + stored).ljust(16, b"\0")
-    bundle, target = fields.take(16), fields.take(16) if what & 64 else NONE
-    domain, root = (fields.take(16), fields.take(8)) if sealed else (b"", bytes(8))
-    name = b"" if sealed else fields.take(fields.varint())
-    domain = domain or digest("pltz domain", bytes([base]), name)
-    kind = 2 + writing if writing else content
-    return Context(base, domain, tokenizer, bundle, method, target, kind, sealed, root, name)
+    content, method, base, sealed = what & 3, what >> 2 & 3, what >> 4 & 1, what >> 5 & 1
+    writing = (fields.number(1) or 255) if what >> 7 else 0
+    newer = content > 2 or method > 2 or writing > (0 if content else chat.WRITINGS)
+    refuse(newer, "a context of a newer version", Newer)
+    short = fields.take(1 if method == LOG else 0)
+    tokenizer = (bytes([method]) + short).ljust(16, b"\0")
+    if method == MODEL or (method == BYTES and content == 2):
+        tokenizer = fields.take(16)
+    raw = tokenizer[0] in (LOG, BYTES) and not any(tokenizer[2:])
+    bundle, target = fields.take(16), fields.take(16) if what >> 6 & 1 else NONE
+    domain, root = (
+        fields.unpack("16s8s") if sealed else (digest("pltz domain", bytes([base]), fields.sized()), bytes(8))
+    )
+    return Context(content, method, writing, sealed, raw, tokenizer, bundle, target, domain, root)
 
 
 def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -> Iterator[Record]:
     """Yield the records of a pack. ``name``: its digest."""
-    count, size, own, check, end = struct.unpack("<IQ16sI4s", data[-36:].rjust(36, b"\0"))
-    if (own, end) != (name, b"pTLP") or crc32(data[-36:-8]) != check or digest("pltz pack", data[:-24]) != name:
-        raise Damaged("a pack that differs from its name")
+    count, size, own, check, end = Fields(data[-36:]).unpack("IQ16sI4s")
+    refuse((own, end, check) != (name, b"pTLP", crc32(data[-36:-8])), "a pack with another footer")
+    refuse(digest("pltz pack", data[:-24]) != name, "a pack that differs from its name")
     fields = Fields(data)
     magic, version, reserved, begin, salt, of, table, check = fields.unpack("4sB11sQ16s16sII")
-    if magic != b"PLTp" or version != PACK_VERSION or any(reserved):
-        raise Newer(f"a pack of version {version}")
+    refuse(magic != b"PLTp" or version != PACK_VERSION or any(reserved), f"a pack of version {version}", Newer)
     at, stop = 64 + table, 64 + table + size
-    if of != archive or crc32(data[:60] + data[64:at]) != check:
-        raise Damaged("a header that differs from its check, or of another archive")
-    if data[stop:-36] != (data[64:at] + data[:64] if len(data) > COPIED else b""):
-        raise Damaged("the second table or header differs")
+    refuse((of, check) != (archive, crc32(data[:60] + data[64:at])), "a header of another archive, or damaged")
+    again = data[64:at] + data[:64] if len(data) > COPIED else b""
+    refuse(data[stop:-36] != again, "the second table or header differs")
     contexts = [context_of(fields) for _ in range(fields.varint())]
     parents = [fields.take(10) for _ in range(fields.varint())]
-    if fields.at != at:
-        raise Damaged("a table of another size")
+    refuse(fields.at != at, "a table of another size")
     while at < stop:
         found = block(data[:stop], at, salt, COLUMNS)
         count, at = count - len(found.bitstrings), found.end
         yield from _records(found, contexts, parents, begin, keys)
-    if count:
-        raise Damaged("a pack of more or fewer records")
+    refuse(count, "a pack of more or fewer records")
 
 
 def _records(
-    found: Block, contexts: list[Context], table: list[bytes], begin: int, keys: Keyring | None
+    found: Any, contexts: list[Context], table: list[bytes], begin: int, keys: Keyring | None
 ) -> Iterator[Record]:
-    columns, parts, n = found.columns, found.parts, range(len(found.bitstrings))
+    """Yield the records of a block."""
+    columns, parts, bitstrings, _ = found
     kinds = columns[0]
-    if not set(kinds) <= {SEGMENT, SESSION, BOTH, MARK}:
-        raise Newer("a record of a newer kind")
-    segments = [parts.take(10) if kind in (SEGMENT, BOTH) else ROOT for kind in kinds]
+    refuse(not {*kinds} <= {SEGMENT, SESSION, SEGMENT | SESSION, MARK}, "a record of a newer kind", Newer)
+    segments = [parts.take(10) if kind & SEGMENT else ROOT for kind in kinds]
     marks = [parts.take(16) if kind == MARK else NONE for kind in kinds]
     parents = []
     for row, (how, number) in enumerate(zip(columns[2], columns[3], strict=True)):
@@ -150,159 +97,139 @@ def _records(
     names = [parts.take(size) for size in columns[6]]
     abouts = [parts.take(size) for size in columns[9]]
     parts.end()
-    for row in n:
-        (_, number, _, _, tokens, _, _, seconds, apart, _, mode, ticks, later, part) = (
-            columns[c][row] for c in COLUMNS
-        )
-        moment = begin + (seconds << 20 | ticks)
+    rows = zip(*(columns[number] for number in (0, 1, 4, 7, 8, 10, 11, 12, 13)), strict=True)
+    for row, (kind, number, tokens, seconds, apart, mode, ticks, later, part) in enumerate(rows):
+        moment, context, data = begin + (seconds << 20 | ticks), contexts[number], bitstrings[row]
         time = (moment >> 20) + (apart | later >> 1 << 32) * (1 if later & 1 else -1)
-        context, name = contexts[number], names[row]
+        refuse(bool(context.sealed) != bool(keys), "a record in the clear in a sealed archive, or the other way round")
+        refuse(part and not kind & SESSION, "a part of no session")
+        run = run_of(data, tokens, moment) if kind & SEGMENT and mode & RUN else ([tokens], [], 0)
         record = Record(
-            context, kinds[row], segments[row], parents[row], tokens, found.bitstrings[row],
-            digest("pltz session", context.domain, name) if kinds[row] in (SESSION, BOTH) else NONE, name,
-            about_of(abouts[row]), moment, time, (marks[row], tokens, mode), part, mode if kinds[row] != MARK else 0,
+            context, kind, segments[row], parents[row], segments[row] if kind & SEGMENT else parents[row], mode, tokens,
+            data[run[2] :], marks[row], names[row], abouts[row], moment, time, part, *run[:2], data[: run[2]],
         )  # fmt: skip
-        if bool(context.cipher) != (keys is not None):
-            raise Damaged("a record in the clear in a sealed archive, or the other way round")
-        if keys and kinds[row] != MARK:
-            record = opened(record, keys)
-        of_path = partial(digest, "pltz part", record.key, size=4)
-        if not context.cipher and part != part_of(record.about.part, of_path):
-            raise Damaged("a record of another part")
-        yield record
+        yield named(opened(record, keys) if keys and kind != MARK else record, keys)
 
 
-def about_of(data: bytes) -> About:
-    """Return what is known about a session beside its name."""
+def run_of(data: bytes, tokens: int, moment: int) -> tuple[list[int], list[tuple[int, int, int, bytes]], int]:
+    """Return what a run has before its bitstring: lengths, older versions, and how many bytes that is.
+
+    An older version is how many segments it lacks, its moment, its time, and the first bytes of its leaf.
+    """
     fields = Fields(data)
-    there = fields.number(1) if data else 0
-    words = [fields.take(fields.varint()) if there >> bit & 1 else b"" for bit in range(7)]
-    numbers = [int.from_bytes(word, "little") for word in words[2:]]
-    return About(words[0].decode(), words[1].decode(), numbers, json.loads(fields.rest() if there >> 7 else b"{}"))
+    lengths = _numbers(fields, fields.varint())
+    refuse(sum(lengths) != tokens, "a run of other tokens")
+    older = fields.varint()
+    lacking, moments, times = (map(signed, _numbers(fields, older)) for _ in range(3))
+    versions, lacks = [], 0
+    for more, earlier, apart in zip(lacking, moments, times, strict=True):
+        lacks, moment = lacks + more, moment - earlier
+        refuse(not 0 <= lacks < len(lengths), "a version outside its run")
+        versions.append((lacks, moment, (moment >> 20) - apart, fields.take(4)))
+    return lengths, versions, fields.at
 
 
-def part_of(path: str, key: Callable[[bytes], bytes]) -> int:
-    """Return the key of a part. ``key``: gives the digest of its path."""
-    return max(1, int.from_bytes(key(path.encode()), "little")) if path else 0
+def _numbers(fields: Fields, count: int) -> list[int]:
+    least, width = (fields.varint(), fields.number(1)) if count else (0, 0)
+    bits = Bits(fields)
+    return [least + bits.take(width) for _ in range(count)]
 
 
 def opened(record: Record, keys: Keyring) -> Record:
     """Return a sealed record in the clear; one that was erased without its segment or session."""
     c, own = record.context, keys.domain(record.context.domain)
     about = c.domain + c.root + c.tokenizer
-    if record.kind in (SEGMENT, BOTH):
-        head = run_of(record).size if record.mode & RUN else 0
-        key = own.key(c.root, record.segment)
+    if record.kind & SEGMENT:
         what = about + c.bundle + struct.pack("<BBQ", c.method, record.mode, record.tokens)
-        more = [what, record.segment, record.parent] + ([record.data[:head]] if head else [])
-        plain = unseal(key, record.data[head:], b"segment", *more) if key else b""
-        record = record._replace(data=record.data[:head] + plain, kind=record.kind if key else record.kind & SESSION)
-    if record.kind in (SESSION, BOTH):
-        unit, box = record.name[:8], record.name[8:]
-        what = about + c.target + struct.pack("<BQQI", c.kind, record.moment, record.time, record.part)
-        leaf = record.parent if record.segment == ROOT else record.segment
+        bound = [what, record.segment, record.parent] + ([record.head] if record.head else [])
+        if key := own.key(c.root, record.segment):
+            record = record._replace(data=unseal(key, record.data, b"segment", *bound))
+        else:
+            record = record._replace(kind=record.kind & SESSION, versions=[], head=b"")
+    if record.kind & SESSION:
+        unit, box, kind = record.name[:8], record.name[8:], c.writing + 2 if c.writing else c.content
+        what = about + c.target + struct.pack("<BQQI", kind, record.moment, record.time, record.part)
         if (key := own.key(c.root, unit)) is None:
-            return record._replace(kind=record.kind & SEGMENT, key=NONE)
-        fields = Fields(unseal(key, box, b"session", what, unit, leaf))
-        name, known = fields.take(fields.varint()), about_of(fields.rest())
-        record = record._replace(name=name, about=known, key=unit + bytes(8))
-        if keyed(own.id, "pltz session", c.domain, name, size=8) != unit:
-            raise Damaged("a session of another key")
-        if record.part != part_of(known.part, partial(keyed, own.id, "pltz part", record.key, size=4)):
-            raise Damaged("a record of another part")
+            return record._replace(kind=record.kind & SEGMENT)
+        fields = Fields(unseal(key, box, b"session", what, unit, record.leaf))
+        record = record._replace(name=fields.sized(), about=fields.rest(), key=unit + bytes(8))
     return record
 
 
-def run_of(record: Record) -> Run:
-    """Return what a run has in front of its bitstring."""
-    fields = Fields(record.data)
-    lengths = _numbers(fields, fields.varint())
-    older = fields.varint()
-    lacking, moments, times = (list(map(signed, _numbers(fields, older))) for _ in range(3))
-    if sum(lengths) != record.tokens:
-        raise Damaged("a run of other tokens")
-    versions, lacks, moment = [], 0, record.moment
-    for more, earlier, apart in zip(lacking, moments, times, strict=True):
-        lacks, moment = lacks + more, moment - earlier
-        versions.append((lacks, moment, (moment >> 20) - apart, fields.take(4)))
-        if not 0 <= lacks < len(lengths):
-            raise Damaged("a version outside its run")
-    return Run(lengths, versions, fields.at)
+def named(record: Record, keys: Keyring | None) -> Record:
+    """Return a record with the key of its session, if it has one, and what is known about it."""
+    if not record.kind & SESSION:
+        return record
+    fields, domain = Fields(record.about or b"\0"), record.context.domain
+    there = fields.number(1)
+    words = [fields.sized() if there >> bit & 1 else b"" for bit in range(7)]
+    tags = json.loads(fields.rest() if there >> 7 else b"{}")
+    about = About(words[0].decode(), words[1].decode(), [int.from_bytes(word, "little") for word in words[2:]], tags)
+    key = session_key(domain, record.name, keys)
+    part = max(1, int.from_bytes(digest("pltz part", key, words[0], size=4, key=id_key(domain, keys)), "little"))
+    refuse(keys and key != record.key, "a session of another key")
+    refuse(record.part != (part if words[0] else 0), "a record of another part")
+    return record._replace(key=key, about=about)
 
 
-def _numbers(fields: Fields, count: int) -> list[int]:
-    if not count:
-        return []
-    least, width = fields.varint(), fields.number(1)
-    bits = Bits(Fields(fields.take(count * width + 7 >> 3)))
-    return [least + bits.take(width) for _ in range(count)]
+def id_key(domain: bytes, keys: Keyring | None) -> bytes:
+    """Return the key of the identities of a domain."""
+    return keys.domain(domain).id if keys else b""
 
 
-# ---- archives
+def session_key(domain: bytes, name: bytes, keys: Keyring | None) -> bytes:
+    """Return the key of a session."""
+    size = 8 if keys else 16
+    return digest("pltz session", domain, name, size=size, key=id_key(domain, keys)).ljust(16, b"\0")
 
 
 class Archive:
-    """An archive. ``damage``: what could not be read, a line each.
+    """An archive: files by name. ``damage``: what could not be read, a line each.
 
-    Args:
-        files: by name.
-        bundles: those that records name.
-        secret: of a sealed archive.
-        bridges: by fingerprint of their tokenizer.
+    It needs the bundles that records name, bridges by the fingerprint of their tokenizer, and where it is sealed the
+    secret.
     """
 
     def __init__(
         self, files: Files, bundles: Sequence[Bundle] = (), secret: bytes = b"", bridges: Mapping[bytes, Bridge] = {}
     ) -> None:
-        self._state = state_of(files)
-        self.keys = Keyring(files, self._state.archive, secret) if self._state.sealed else None
+        state = state_of(files)
+        self.keys = Keyring(files, state.archive, secret) if state.sealed else None
         self._bundles, self._bridges = {bundle.id: bundle for bundle in bundles}, bridges
-        self._towers = dict[bytes, list[tuple[bytes, list[int]]]]()
-        self._tables = dict[bytes, list[log.Table]]()  # of logs, above what stands behind a segment
+        self._towers: dict[bytes, list[tuple[bytes, list[int]]]] = {ROOT: []}
+        self._tables: dict[bytes, list[log.Table]] = {ROOT: []}  # of logs, above what stands behind a segment
         self._segments, self.versions = dict[bytes, list[Record]](), dict[bytes, dict[bytes, Version]]()
         self._marks = dict[bytes, tuple[int, bool]]()
-        self.damage = [f"pack {pack.hex()} is lost" for pack in self._state.lost]
-        for pack in self._state.packs:
+        self.damage = [f"pack {pack.hex()} is lost" for pack in state.lost]
+        for pack in state.packs:
+            data = files.get(f"packs/{pack.hex()}", b"")
             try:
-                for record in self._pack(files, pack):
+                if digest("pltz pack", data[:-24]) != pack:
+                    data = restored(files.get(f"parity/{pack.hex()}", b""), pack, data)
+                for record in [*records_of(data, state.archive, pack, self.keys)]:
                     self._add(record)
             except (Damaged, Newer) as error:
                 self.damage.append(f"pack {pack.hex()}: {error}")
 
-    def _pack(self, files: Files, pack: bytes) -> list[Record]:
-        """Return the records of a pack, which parity restores where it is damaged."""
-        data = files.get(f"packs/{pack.hex()}", b"")
-        if digest("pltz pack", data[:-24]) != pack:
-            data = restored(files.get(f"parity/{pack.hex()}", b""), pack, data)
-        return list(records_of(data, self._state.archive, pack, self.keys))
-
     def _add(self, record: Record) -> None:
         if record.kind == MARK:
-            of, counter, verb = record.mark
-            self._marks[of] = max(self._marks.get(of, (-1, False)), (counter, verb == 0))
-        run = run_of(record) if record.mode & RUN else None
-        if record.kind in (SEGMENT, BOTH):
-            self._segments.setdefault(record.segment, []).insert(0 if run else 1 << 30, record)
-        if record.kind in (SESSION, BOTH):
-            leaf = record.parent if record.segment == ROOT else record.segment
-            rows = [(0, record.moment, record.time, leaf[:4]), *(run.versions if run else ())]
-            for lacks, moment, time, leaf in rows:
+            state = record.tokens, record.mode == 0
+            self._marks[record.key] = max(self._marks.get(record.key, (-1, False)), state)
+        if record.kind & SEGMENT:
+            self._segments.setdefault(record.segment, []).insert(0 if record.head else 1 << 30, record)
+        if record.kind & SESSION:
+            found = self.versions.setdefault(record.key, {})
+            for lacks, moment, time, leaf in [(0, record.moment, record.time, record.leaf[:4]), *record.versions]:
                 number = digest("pltz version", record.key, struct.pack("<Q4sQI", moment, leaf, time, record.part))
-                version = Version(record, number, moment, time, leaf, lacks)
-                known = self.versions.setdefault(record.key, {}).get(number)
-                if known is None or _counts(version) > _counts(known):
-                    self.versions[record.key][number] = version
-
-    def session_key(self, name: str, tenant: str = "default") -> bytes:
-        """Return the key of a session."""
-        if self.keys is None:
-            return digest("pltz session", digest("pltz domain", b"\0" + tenant.encode()), name.encode())
-        domain = self.keys.domain_id(0, tenant.encode())
-        return keyed(self.keys.domain(domain).id, "pltz session", domain, name.encode(), size=8) + bytes(8)
+                rank = lacks > 0, record.head != b"", record.tokens
+                version = Version(rank, record, number, moment, time, leaf, lacks)
+                found[number] = max(found.get(number, version), version, key=lambda one: one.rank)
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
         """Return the versions of a session, the oldest first, forgotten ones too."""
-        found = self.versions.get(self.session_key(name, tenant), {}).values()
+        who = b"\0", tenant.encode()
+        domain = self.keys.domain_id(*who) if self.keys else digest("pltz domain", *who)
+        found = self.versions.get(session_key(domain, name.encode(), self.keys), {}).values()
         return sorted(found, key=lambda version: (version.moment, version.id))
 
     def state(self, history: list[Version], moment: int) -> dict[str, Version]:
@@ -317,85 +244,58 @@ class Archive:
 
     def tokens(self, version: Version) -> list[int]:
         """Return the tokens of a version."""
-        record = version.record
-        tower = self._tower(record.parent if record.segment == ROOT else record.segment)
+        tower = self._tower(version.record.leaf)
         tower = tower[: len(tower) - version.lacks]
-        if (tower[-1][0] if tower else ROOT)[:4] != version.leaf:
-            raise Damaged("a version that ends in another segment")
+        last = tower[-1][0] if tower else ROOT
+        refuse(last[:4] != version.leaf, "a version that ends in another segment")
         return [token for _, tokens in tower for token in tokens]
 
     def value(self, version: Version) -> Any:
         """Return a session: the value of a chat, the bytes of a text, or a list of ids."""
         context, tokens = version.record.context, self.tokens(version)
-        found: Any = bytes(tokens) if _of_bytes(context) else tokens
-        return chat.session(context.kind if context.kind <= 2 else 0, found, self._bundles.get(context.bundle))
+        found: Any = bytes(tokens) if context.raw else tokens
+        return chat.session(context.content, found, self._bundles.get(context.bundle))
 
     def _tower(self, leaf: bytes) -> list[tuple[bytes, list[int]]]:
         """Return the segments of a tower from the root on: ids and tokens."""
-        if leaf == ROOT:
-            return []
         if leaf not in self._towers:
-            failed = Damaged(f"segment {leaf.hex()} is not there")
-            for record in self._segments.get(leaf, []):
-                try:
-                    self._towers[leaf] = self._read(record)
-                    break
-                except Damaged as error:
-                    failed = error
-            else:
-                raise failed
+            self._towers[leaf] = first(self._read, self._segments.get(leaf, []))
         return self._towers[leaf]
 
     def _read(self, record: Record) -> list[tuple[bytes, list[int]]]:
-        above, c = self._tower(record.parent), record.context
-        run = run_of(record) if record.mode & RUN else Run([record.tokens], [], 0)
-        tokens = self._decoded(record, record.data[run.size :], [token for _, part in above for token in part])
-        tower, parent = list(above), record.parent
-        for length in run.lengths:
+        tower, c, parent = [*self._tower(record.parent)], record.context, record.parent
+        tokens = self._decoded(record, [token for _, part in tower for token in part])
+        for length in record.lengths:
             part, tokens = tokens[:length], tokens[length:]
-            what = c.domain, c.tokenizer, parent, u32(part)
-            parent = (
-                keyed(self.keys.domain(c.domain).id, "pltz segment", *what)
-                if self.keys
-                else digest("pltz segment", *what, size=32)
-            )
-            parent = parent[:10]
+            what = c.domain, c.tokenizer, parent, struct.pack(f"<{length}I", *part)
+            parent = digest("pltz segment", *what, size=32, key=id_key(c.domain, self.keys))[:10]
             tower.append((parent, part))
-        if parent != record.segment:
-            raise Damaged("a segment that differs from its id")
+        refuse(parent != record.segment, "a segment that differs from its id")
         return tower
 
-    def _decoded(self, record: Record, data: bytes, above: list[int]) -> list[int]:
-        c, count = record.context, record.tokens
+    def _decoded(self, record: Record, above: list[int]) -> list[int]:
+        c, count, data, past = record.context, record.tokens, record.data, above if record.mode & ABOVE else []
+        tables = self._tables.get(record.parent, [])
+        self._tables[record.segment] = tables
         if not count:
-            self._tables[record.segment] = self._tables.get(record.parent, [])
             return []
-        if c.method == BYTES and not _of_bytes(c):
+        if c.method == BYTES and not c.raw:
             return list(struct.unpack(f"<{count}I", fallback(data, 4 * count)))
-        if any(c.bundle) and c.bundle not in self._bundles:
-            raise LookupError(f"bundle {c.bundle.hex()}")
+        bundle = self._bundles[c.bundle] if any(c.bundle) else None
         if c.method == BYTES:
-            return list(fallback(data, count, self._bundles[c.bundle].dictionary if any(c.bundle) else b""))
-        bundle, past = self._bundles[c.bundle], above if record.mode & ABOVE else []
+            return list(fallback(data, count, bundle.dictionary if bundle else b""))
         if c.method == LOG:
-            tables = self._tables.get(record.parent, []) if record.mode & ABOVE else []
-            content, self._tables[record.segment] = log.decoded(data, count, tables, bundle)
-            return list(content)
-        fields, patch = Fields(data), b""
-        if c.tokenizer != bundle.fingerprint:
-            past = self._bridges[c.tokenizer].context(past[-bundle.model.memory :])
-            count = fields.varint()
-            patch = fields.take(fields.varint()) if count & 1 else b""
-            count >>= 1
-        found = sequence_of(bundle.model, fields.rest(), count, bool(record.mode & FAST), past)
-        return found if c.tokenizer == bundle.fingerprint else self._bridges[c.tokenizer].ids(found, patch)
-
-
-def _of_bytes(context: Context) -> bool:
-    return context.tokenizer[0] in (LOG, BYTES) and not any(context.tokenizer[2:])
-
-
-def _counts(version: Version) -> tuple[bool, bool, int]:
-    """Return what makes one of several records of a version count."""
-    run = bool(version.record.mode & RUN)
-    return run and version.leaf != version.record.segment[:4], run, version.record.tokens
+            found, self._tables[record.segment] = log.decoded(
+                data, count, tables if record.mode & ABOVE else [], bundle
+            )
+            return list(found)
+        if bundle is None:
+            raise LookupError("tokens without a bundle")
+        layout = bool(record.mode & FAST)
+        if c.tokenizer == bundle.fingerprint:
+            return sequence_of(bundle.model, data, count, layout, past)
+        fields, bridge = Fields(data), self._bridges[c.tokenizer]
+        count, patched = divmod(fields.varint(), 2)
+        patch = fields.sized() if patched else b""
+        context = bridge.context(past[-bundle.model.memory :])
+        return bridge.ids(sequence_of(bundle.model, fields.rest(), count, layout, context), patch)
