@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pltz.archive.catalog.lookup import Version
-from pltz.coding.codecs.codec import LOG_TOKENIZER
+from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.plt_codec.errors import UsageError
 
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}  # seconds

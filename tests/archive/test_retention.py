@@ -9,7 +9,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import ContentFacts
 from pltz.archive.retention import Policy, expired, seconds
-from pltz.coding.codecs.codec import LOG_TOKENIZER
+from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.plt_codec.errors import UsageError
 
 NOW = 1000
