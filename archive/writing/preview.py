@@ -1,0 +1,57 @@
+"""Preview: what a put of a session would do, told by its name, ids of segments and facts. Nothing is coded or decoded.
+
+    new          no version has this name
+    unchanged    a log whose ids, or a file whose size and time, are those of a stored version
+    grown        a log that begins with the last version
+    changed      a log that does not
+    stored       there is a version of this name, and only a put tells whether it is the same
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.format.ids import tenant_of
+from pltz.archive.writing.last_towers import LastTowers
+from pltz.archive.writing.put_request import PutRequest
+from pltz.coding.codecs.codec import LOG_TOKENIZER
+from pltz.datasets.given import as_session
+
+State = Literal["new", "unchanged", "grown", "changed", "stored"]
+
+
+class Preview(NamedTuple):
+    """What a put would do. ``version``: number of the version that is there, the last one or an equal one; 0: none.
+
+    ``size``: bytes of the content.
+    """
+
+    request: PutRequest
+    kind: str
+    size: int
+    state: State
+    version: int
+
+
+def preview(catalog: Catalog, last: LastTowers, request: PutRequest) -> Preview:
+    """Return what a put of a session would do. Raises StoreError, and ContentError where it is over a limit."""
+    session = as_session(request.session)
+    content = session.to_bytes()
+    history = catalog.histories.of(tenant_of(request.tenant, request.salt), request.name)
+    versions = [v for v in history.versions if v.part == request.part and not v.forgotten]
+    if not versions:
+        return Preview(request, session.kind, len(content), "new", 0)
+    facts, newest = request.content, versions[-1]
+    if newest.tokenizer == LOG_TOKENIZER:
+        tokens = np.frombuffer(content, np.uint8)
+        for v in reversed(versions):
+            ends, whole = (last.ends(v, tokens) if v.tokenizer == LOG_TOKENIZER else None) or ([], False)
+            if whole and (v is newest or ends[-1:] == [len(tokens)]):
+                state: State = "unchanged" if ends[-1:] == [len(tokens)] else "grown"
+                return Preview(request, session.kind, len(content), state, v.version)
+        return Preview(request, session.kind, len(content), "changed", newest.version)
+    same = facts.mtime and (facts.mtime, facts.size) == (newest.content.mtime, newest.content.size)
+    return Preview(request, session.kind, len(content), "unchanged" if same else "stored", newest.version)
