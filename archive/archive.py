@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.join import TurnJoiner
     from pltz.archive.maintenance.verify import Report
+    from pltz.archive.writing.preview import Preview
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
@@ -411,6 +412,24 @@ class Archive:
             pace.took(coded, took)
             if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
                 self.joiner().after(committed)
+
+    def preview(self, requests: Iterable[PutRequest]) -> Iterator[Preview]:
+        """Yield what a put of each session would do, by names and ids: nothing is coded, and no bundle loaded.
+
+        Raises StoreError, and ContentError where a session is over a limit.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("a", "one")
+        ...     [(found.state, found.version) for found in cold.preview([PutRequest("a", "two"), PutRequest("b", "")])]
+        [('stored', 1), ('new', 0)]
+        """
+        from pltz.archive.writing.preview import preview
+
+        with self.parts.catalog.one_look():
+            for request in requests:
+                yield preview(self.parts.catalog, self.parts.last, request)
 
     def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""

@@ -120,11 +120,18 @@ class SessionCutter:
 
     def _cut_session(
         self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None
-    ) -> NewSession:
-        """Return a session cut for the model and, as its other way, as plain bytes."""
+    ) -> NewSession | Tower:
+        """Return a session cut for the model and, as its other way, as plain bytes.
+
+        Of the short beginning of a log it is the version that has all of it, as of `_cut_log`.
+        """
         session, content = request.session, request.content
         # the bytes of the session, cut where the stored version has its segments
         tower = self._last_tower(request)
+        if tower and (tower.version.tokenizer, kind_of(tower.version.kind)) == (LOG_TOKENIZER, session.kind):
+            log = np.frombuffer(content, np.uint8)
+            if known_as := self._state_of(request, tower.version, log):
+                return Tower(known_as, [(known_as.leaf, log)])
         if request.request.continues and tower:
             self._want_continuation(request, tower)
         last = self._to_build_on(tower, session)

@@ -17,16 +17,16 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.codecs.codec import LOG_TOKENIZER
+from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.datasets.given import as_session
 
 State = Literal["new", "unchanged", "grown", "changed", "stored"]
 
 
 class Preview(NamedTuple):
-    """What a put would do. ``version``: number of the version that is there, the last one or an equal one; 0: none.
+    """The outcome that a put would have.
 
-    ``size``: bytes of the content.
+    ``size``: bytes of the content. ``version``: number of the version that is there, an equal one or the last; 0: none.
     """
 
     request: PutRequest

@@ -19,11 +19,12 @@ from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tok
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_words
 from pltz.cli.ui.options import nonempty
-from pltz.cli.ui.output import printable
+from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, left_out, want_there
 from pltz.datasets.dropped import tags_of as tags_of_dropped
 from pltz.datasets.file_names import FileOfName, heads_of, stem_of
+from pltz.datasets.given import as_session
 from pltz.datasets.input_format import Recognised
 from pltz.datasets.named_sessions import NamedSession, named
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
@@ -127,7 +128,7 @@ def _is_mark(path: Path) -> bool:
 @click.option(
     "--new-version",
     is_flag=True,
-    help="Let a session that does not continue the stored one of its name be its next version, not refused.",
+    help="Let a chat that does not continue the stored one of its name be its next version, not refused.",
 )
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -168,9 +169,9 @@ def put(
     A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name says otherwise, and an agent log
     FOLDER/STEM, with ./ before a dash. A row of a query or table with the columns name, session (JSON) and perhaps
     tenant and time says these itself. A session that is in the archive gets a new version, which stores only the new
-    part; an unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the
-    others are put (exit code 5), unless --new-version is given. One of several files that cannot be read is refused in
-    the same way, such as a log of which an agent is writing the last line.
+    part; an unchanged one adds nothing. A chat that does not continue the stored one of its name is refused, and
+    the others are put (exit code 5), unless --new-version is given. One of several files that cannot be read is refused
+    in the same way. The last line counts what was refused or left out, and by which rule.
 
     A printed line means that the session is durable, decoded back and compared, whatever happens next. An interrupted
     put goes on when it is run again.
@@ -203,61 +204,108 @@ def put_all(
 
     ``name``: of the only session. ``extra``: what all requests have.
     """
+    if dry_run:
+        return look_at_all(cold, source, name, extra, keep_opaque, as_json, part)
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
-        meter = PutMeter(bar, None if part else source.total, dry_run=dry_run)
+        meter = PutMeter(bar, None if part else source.total)
         source.passed_over = meter.pass_over
         found = requests(source, name, extra, new_version)
         own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
             meter.reading(own),
-            dry_run=dry_run,
             coding=meter.coding,
             refused=meter.refuse,
             keep_opaque=keep_opaque,
         )
         for stored in receipts:
             meter.stored(stored)
-            if not (dry_run or stored.unchanged):
+            if not stored.unchanged:
                 token = cold.token()
             with bar.hidden():
                 show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
-    refusals = {"session": meter.refused, "file": source.refused}
-    refused = "".join(f"; {counted(count, noun)} refused" for noun, count in refusals.items() if count)
-    if drops() and not as_json:
-        refused = f"; {size(source.dropped)} of signatures dropped" + refused
-    left = f"; {words}" if (words := left_out(source.left)) else ""
+    not_stored = source.not_stored(meter.refused)
+    dropped = f"; {size(source.dropped)} of signatures dropped" if drops() else ""
     if as_json and part:
         # each part reads all files, so the first alone counts those that it could not
         unread, left_here = (source.refused, source.left.total()) if part.number == 1 else (0, 0)
         counts = {"sessions": meter.sessions, "unchanged": meter.unchanged, "bytes": meter.frozen}
         show(report_of(part, counts | {"refused": meter.refused + unread, "left_out": left_here}), "", as_json)
-    elif as_json and (source.left or refused):
-        not_stored = {"sessions_refused": meter.refused, "files_refused": source.refused, "left_out": dict(source.left)}
+    elif as_json and any(not_stored.values()):
         show({"not_stored": not_stored}, "", as_json)
     if not as_json:
-        verb = "would be stored" if dry_run else "stored, decoded back and compared"
-        new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions else ""
+        new = f"{size(meter.frozen)} new, stored, decoded back and compared" if meter.unchanged < meter.sessions else ""
         same = f"{meter.unchanged:,} unchanged" if meter.unchanged else ""
         parts = f" with {counted(meter.parts, 'other part')}" if meter.parts else ""
         told = ", ".join(filter(None, (counted(meter.sessions - meter.parts, "session") + parts, same, new)))
         if not meter.sessions:
-            told = "nothing would be stored" if dry_run else "nothing is stored"
-            told += "" if refused or left else ": no sessions found"
-        click.echo(f"{told}{refused}{left}", err=True)
+            told = "nothing is stored" + ("" if any(not_stored.values()) else ": no sessions found")
+        click.echo(f"{told}{dropped}{in_words(not_stored)}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
     return ContentError.exit_code if meter.refused or source.refused else 0
 
 
+def look_at_all(
+    cold: "Archive",
+    source: "PutInputs",
+    name: str | None,
+    extra: Mapping[str, Any],
+    keep_opaque: bool,
+    as_json: bool,
+    part: WorkPart | None,
+) -> int:
+    """Show what a put would do with each session, by names and ids, then the totals. Return the exit code."""
+    from pltz.models.session import transcript
+
+    say_if_interrupted("interrupted, nothing was written")
+    counts, total, refused = Counter[str](), 0, 0
+    found = (request for request, _ in requests(source, name, extra, True, known=False))
+    for seen in cold.preview(r for r in found if part is None or part.has_session(r.tenant, r.name)):
+        request = seen.request
+        try:
+            if not keep_opaque:
+                transcript.refuse_opaque(as_session(request.session))
+        except ContentError as error:
+            refused += 1
+            click.echo(f"refused: {printable(f'session {request.name!r}: {error}')}", err=True)
+            continue
+        counts[seen.state] += 1
+        total += seen.size
+        row = {"tenant": request.tenant, "name": request.name, "kind": seen.kind, "bytes": seen.size}
+        row |= ({"part": request.part} if request.part else {}) | {"state": seen.state}
+        row |= {"version": seen.version} if seen.version else {}
+        head = f"{request.tenant}  {request.name}" + (f"  {request.part}" if request.part else "")
+        of = f" (version {seen.version})" if seen.version else ""
+        show(row, f"{head}  {seen.state}{of}, {size(seen.size)}", as_json)
+    not_stored = source.not_stored(refused)
+    if as_json and part:
+        show(report_of(part, {"sessions": counts.total(), "refused": refused, "bytes": total}), "", as_json)
+    elif as_json and any(not_stored.values()):
+        show({"not_stored": not_stored}, "", as_json)
+    if not as_json:
+        states = ", ".join(f"{count:,} {state}" for state, count in counts.items()) or "no sessions found"
+        told = f"{counted(counts.total(), 'session')}, {size(total)} of content: {states}; nothing was written"
+        click.echo(f"{told}{in_words(not_stored)}", err=True)
+    return ContentError.exit_code if refused or source.refused else 0
+
+
+def in_words(not_stored: Mapping[str, Any]) -> str:
+    """Return what was not stored in words, each after a semicolon."""
+    nouns = {"session": not_stored["sessions_refused"], "file": not_stored["files_refused"]}
+    told = [f"{counted(count, noun)} refused" for noun, count in nouns.items() if count]
+    return "".join(f"; {words}" for words in (*told, left_out(not_stored["left_out"])) if words)
+
+
 def requests(
-    source: "PutInputs", name: str | None, extra: Mapping[str, Any], new_version: bool
+    source: "PutInputs", name: str | None, extra: Mapping[str, Any], new_version: bool, *, known: bool = True
 ) -> "Iterator[tuple[PutRequest, int]]":
     """Yield the sessions as requests, each with the bytes that it was read from.
 
-    ``name``: of the only session. ``new_version``: none has to continue what is stored. Raises UsageError for a second
-    session of that name.
+    ``name``: of the only session. ``new_version``: none has to continue what is stored. ``known``: with what is known
+    of their content beside its size. Raises UsageError for a second session of that name.
     """
+    from pltz.archive.format.record import ContentFacts
     from pltz.archive.writing.content_facts import facts_of
     from pltz.archive.writing.put_request import PutRequest
 
@@ -285,7 +333,9 @@ def requests(
             target=target,
             tokenizer=tokenizer,
             part=found.part,
-            content=facts_of(found.session, found.size, session.mtime),
+            content=facts_of(found.session, found.size, session.mtime)
+            if known
+            else ContentFacts(size=found.size, mtime=session.mtime),
             continues=session.continues and not new_version,
             **extra,
         )
@@ -353,6 +403,10 @@ class PutInputs:
         self.refused += len(files.refused)
         self.left += files.left
 
+    def not_stored(self, refused: int) -> dict[str, Any]:
+        """Return counts of what was not stored. ``refused``: sessions that the archive refused."""
+        return {"sessions_refused": refused, "files_refused": self.refused, "left_out": dict(self.left)}
+
     def refuse(self, file: str, why: str) -> None:
         """Print why a file is refused, and count it once."""
         if file not in self.clashing:
@@ -412,18 +466,13 @@ def facts(stored: "PutReceipt") -> dict[str, Any]:
     found |= {"dropped": stored.dropped.split(), "dropped_bytes": stored.dropped_bytes} if stored.dropped else {}
     known = stored.tower - stored.segments
     found |= {"segments": stored.tower, "known": known, "bytes": stored.size}
-    if stored.id:
-        found |= {"version": stored.version, "new": stored.segments, "unchanged": stored.unchanged}
-        found["id"] = stored.id.hex()
-    return found
+    found |= {"version": stored.version, "new": stored.segments, "unchanged": stored.unchanged}
+    return found | {"id": stored.id.hex()}
 
 
 def sentence(stored: "PutReceipt") -> str:
     """Return a stored session in one line."""
     head = f"{stored.tenant}  {stored.name}" + (f"  {stored.part}" if stored.part else "")
-    if not stored.id:
-        segments = counted(stored.segments, "segment")
-        return f"{head}  would add {segments}, at most {size(stored.size)}"
     head += f"  version {stored.version}"
     if stored.unchanged:
         return f"{head}, unchanged"

@@ -25,9 +25,9 @@ class PutMeter:
     ``sessions``: all that were stored, of which ``parts`` are parts beside the main one.
     """
 
-    def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
+    def __init__(self, bar: Progress, total: int | None) -> None:
         self.sessions = self.parts = self.frozen = self.refused = self.unchanged = 0
-        self._bar, self._total, self._dry_run = bar, total or None, dry_run
+        self._bar, self._total = bar, total or None
         self._waiting: deque[tuple[tuple[str, str], int]] = deque()  # (tenant, name), bytes: of sessions not stored
         self._done = 0  # bytes
         self._coding = 0  # bytes of the commit under way, or of the part of a log
@@ -92,9 +92,7 @@ class PutMeter:
         self._kept = max(0, self._kept - amount)
 
     def _say_how_it_ends(self) -> None:
-        if self._dry_run:
-            say_if_interrupted("interrupted, nothing was written")
-        elif self._kept:
+        if self._kept:
             say_if_interrupted(
                 f"interrupted: {counted(self.sessions, 'session')} stored, and {size(self._kept)} of the next one. "
                 "To go on, run the same command again: it skips what is stored"

@@ -381,7 +381,8 @@ def test_an_older_state_of_a_log_adds_no_version_and_a_rewritten_one_does(place:
     grown, cut_off = rewritten + text(lines(3, seed=2)), rewritten[: len(rewritten) // 2]
     cold = Archive.open(place)
     found = []
-    for state in (whole, rewritten, grown, whole, rewritten, cut_off, grown[:-9], text(events[:20]), grown + whole):
+    states = whole, rewritten, grown, whole, rewritten, cut_off, grown[:-9], grown[:99], text(events[:20])
+    for state in (*states, grown + whole):
         if reopened:
             cold.close()
             cold = Archive.open(place)
@@ -389,7 +390,7 @@ def test_an_older_state_of_a_log_adds_no_version_and_a_rewritten_one_does(place:
         found.append((put.version, put.unchanged))
         assert cold.get("log", version=put.version).session.value.startswith(state) and put.kind == "text"
     new, old = False, True
-    assert found == [(1, new), (2, new), (3, new), (1, old), (2, old), (3, old), (3, old), (4, new), (5, new)]
+    assert found == [(1, new), (2, new), (3, new), (1, old), (2, old), (3, old), (3, old), (3, old), (4, new), (5, new)]
     assert cold.put("log", Session("text", whole), tags={"host": "b"}).version == 6  # a user's word is kept
     cold.close()
 

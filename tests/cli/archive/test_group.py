@@ -104,7 +104,7 @@ def test_dry_run_of_put_changes_nothing(run: Run, cold: Path, chats: Path) -> No
     before = sorted(cold.rglob("*"))
     rows = lines(run("archive", "put", "-r", cold, chats, "--dry-run", "--json"))
     assert len(rows) == 4 and "version" not in rows[0] and rows[0]["bytes"] > 0
-    assert sorted(cold.rglob("*")) == before
+    assert {row["state"] for row in rows} == {"new"} and sorted(cold.rglob("*")) == before
 
 
 def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:

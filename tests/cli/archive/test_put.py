@@ -9,6 +9,7 @@ import pytest
 
 from pltz.archive.writing import commits
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.models.bundle.bundle import Bundle
 from tests.cli.commands import Run, chat, into, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -51,6 +52,38 @@ def test_a_log_that_was_rewritten_is_a_new_version(run: Run, cold: Path, logs: P
     assert found["garden/events"]["version"] == 2
     texts = run("archive", "get", "-r", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
     assert texts == event("garden/events", 0) + event("garden/events", 1)
+
+
+def test_a_dry_run_tells_what_is_new_by_names_and_ids_and_codes_nothing(
+    run: Run, cold: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (logs / "notes.md").write_text("notes")
+    (logs / "memory.md").write_text("memory")
+    for name in ("shop/events", "garden/events"):  # so long that they are coded as logs
+        (logs / f"{name}.jsonl").write_bytes(b"".join(event(name, n) for n in range(60)))
+    assert run("archive", "put", "-r", cold, logs).exit_code == 0
+    with (logs / "shop/events.jsonl").open("ab") as file:
+        file.write(event("shop/events", 60))
+    (logs / "garden/events.jsonl").write_bytes(event("new", 0) + event("new", 1))
+    (logs / "garden/third.jsonl").write_bytes(event("third", 0))
+    (logs / "memory.md").write_text("another")
+    (logs / "app.db-wal").touch()
+    before = sorted((path, path.stat().st_mtime_ns) for path in cold.rglob("*"))
+    monkeypatch.setattr(Bundle, "load", lambda *_: pytest.fail("a dry run codes nothing"))
+    *rows, last = lines(run("archive", "put", "-r", cold, logs, "--dry-run", "--json"))
+    assert {row["name"]: (row["state"], row.get("version")) for row in rows} == {
+        "garden/events": ("changed", 1),
+        "garden/other": ("unchanged", 1),
+        "garden/third": ("new", None),
+        "memory/0": ("stored", 1),
+        "notes/0": ("unchanged", 1),
+        "shop/events": ("grown", 1),
+    }
+    assert last["not_stored"]["left_out"] == {"*-wal": 1}
+    told = run("archive", "put", "-r", cold, logs, "--dry-run").stderr
+    assert "6 sessions, " in told and "2 unchanged, 1 new" in told
+    assert told.endswith("nothing was written; 1 file left out (1 *-wal)\n")
+    assert sorted((path, path.stat().st_mtime_ns) for path in cold.rglob("*")) == before
 
 
 def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: Path, logs: Path) -> None:

@@ -16,7 +16,7 @@ RECEIPT = PutReceipt("default", "", 1, b"", 1, 10, True, False, "text", 1, 1, No
 
 def test_what_is_read_stored_and_refused_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Progress("read", unit="bytes", shown=False)
-    meter = PutMeter(bar, 1000, dry_run=False)
+    meter = PutMeter(bar, 1000)
     items = [(PutRequest(str(n), Session("text", b"")), 100) for n in range(10)]
     assert [request.name for request in meter.reading(items)] == [str(n) for n in range(10)]
     assert (bar.label, bar.count) == ("read", 1000)
@@ -37,7 +37,7 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
     said = list[str]()
     monkeypatch.setattr("pltz.cli.archive.put_meter.say_if_interrupted", said.append)
     bar = Progress("read", unit="bytes", shown=False)
-    meter = PutMeter(bar, 3100, dry_run=False)
+    meter = PutMeter(bar, 3100)
     items = [(PutRequest(name, Session("text", b"")), size) for name, size in (("large", 3000), ("small", 100))]
     assert len(list(meter.reading(items))) == 2
     for part, done in ((1000, 0), (1000, 1000), (980, 2000)):
@@ -53,7 +53,7 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
 
 def test_a_name_of_two_tenants_counts_for_each() -> None:
     bar = Progress("read", unit="bytes", shown=False)
-    meter = PutMeter(bar, 1000, dry_run=False)
+    meter = PutMeter(bar, 1000)
     items = [(PutRequest("same", Session("text", b""), tenant), size) for tenant, size in (("a", 100), ("b", 900))]
     assert len(list(meter.reading(items))) == 2
     meter.coding(2, 1000)
