@@ -25,7 +25,7 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import NotFound
+from pltz.archive.errors import NotFound, Outdated
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
@@ -39,6 +39,8 @@ from pltz.archive.writing.commits import (
     CutRequest,
     Pace,
     Refused,
+    StoredPart,
+    is_begun,
     put_parts,
     with_parts,
 )
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.lanes import LayoutName
 
 
-QUICK_TOKENS = 1 << 14  # tokens cut within milliseconds: what others put in that time is not looked for
+QUICK_BYTES = 1 << 16  # content cut within milliseconds: what others put in that time is not looked for
 
 
 @dataclass(frozen=True)
@@ -396,15 +398,14 @@ class Archive:
         prepared = self._prepared(requests, refused)
         for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
             began = clock.monotonic()
-            new = [cut for _, cut in commit if isinstance(cut, NewSession)]
-            # the parts of large logs are durable before the logs are
-            before = [] if dry_run else list(put_parts(self.parts.writer, new, pace, coding))
-            if coding:
-                coding(len(new), sum(map(size_of, new)) - sum(part.size for part in before))
-            # a call that puts nothing else, and is cut quickly, need not look again at what others put
-            quick = alone and sum(len(tokens) for cut in new for tokens in cut.segments) <= QUICK_TOKENS
-            committed = self.parts.writer.put(new, dry_run=dry_run, refresh=not quick)
-            receipts = self._receipts(commit, [with_parts(before, one) for one in committed], dry_run=dry_run)
+            put = partial(self._put, pace=pace, alone=alone, dry_run=dry_run, coding=coding)
+            try:
+                committed = put(commit)
+            except Outdated:  # what logs stand on is going: they are cut again, by what is there now
+                cutter = self.commits.cutter
+                commit = [CutRequest(r, cutter.cut(r) if is_begun(cut) else cut) for r, cut in commit]
+                committed = put(commit)
+            receipts = self._receipts(commit, committed, dry_run=dry_run)
             took = clock.monotonic() - began
             yield from receipts
             done = zip(commit, receipts, strict=True)
@@ -430,6 +431,29 @@ class Archive:
         with self.parts.catalog.one_look():
             for request in requests:
                 yield preview(self.parts.catalog, self.parts.last, request)
+
+    def _put(
+        self,
+        commit: Sequence[CutRequest],
+        *,
+        pace: Pace,
+        alone: bool,
+        dry_run: bool,
+        coding: Callable[[int, int], None] | None,
+    ) -> list[CommitReceipt]:
+        """Put the new sessions of a commit. Arguments and errors as of `put_many`."""
+        writer, before, new = self.parts.writer, list[StoredPart](), list[NewSession]()
+        # the parts of large logs are durable before the logs are
+        for session in (cut for _, cut in commit if isinstance(cut, NewSession)):
+            rest, put = put_parts(writer, session, pace, dry_run=dry_run, coding=coding)
+            new.append(rest)
+            before += put
+        size = sum(map(size_of, new))
+        if coding:
+            coding(len(new), size)
+        # a call that puts nothing else, and is cut quickly, need not look again at what others put
+        committed = writer.put(new, dry_run=dry_run, refresh=not alone or size > QUICK_BYTES)
+        return [with_parts(before, one) for one in committed]
 
     def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import zstandard
 
+from pltz.models.session.long_text import LongText
 from pltz.plt_codec.errors import CorruptError, LimitError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 
@@ -20,6 +21,7 @@ SKIPPABLE = b"\x2a\x4d\x18"  # bytes 1 to 3 of a frame of zstd that holds no con
 GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
+LONG = 1 << 24  # bytes of a text from which it is not held in memory
 PACKED_CHUNK = 512  # bytes of compressed input per step: each 4 of them may unpack to 128 KiB
 
 
@@ -119,6 +121,20 @@ class ByteInput:
         if end - self._start > self.limit:
             self._too_long("line")
         return self._take(end + 1)
+
+    def text(self, *, long: bool) -> bytes | LongText:
+        """Return all bytes from here on; with ``long`` those of a large file piece by piece, of any number.
+
+        Raises TooLong past the limit where that is below `MAX_BYTES`, or without ``long``.
+        """
+        while long and self.limit == MAX_BYTES and len(self._ahead) - self._start <= LONG and self._more():
+            pass
+        if len(self._ahead) - self._start <= LONG or not long or self.limit < MAX_BYTES:
+            return self.rest()
+        whole = self.path is not None and not self.taken
+        text = LongText.of(self.path) if self.path and whole else LongText.filled(self.name, self._drain())
+        self.taken = len(text)
+        return text
 
     def rest(self) -> bytes:
         """Return all bytes from here on. Raises TooLong past the limit."""

@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pltz.datasets.log_lines import values_of
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError
 
 DROPS: Final = ("signatures",)  # what may be dropped, by name
 MARK: Final = "dropped by pltz"  # in place of each value
@@ -37,6 +39,8 @@ def without(session: Session, names: Sequence[str]) -> tuple[Session, int]:
     """
     if not names or session.kind == "ids":
         return session, 0
+    if isinstance(session.value, LongText):
+        raise ContentError(f"{session.value.name}: nothing can be dropped from so large a log: leave --drop out for it")
     if session.kind == "chat":
         value, left_out = _without(session.value)
         size = sum(map(_size, left_out))

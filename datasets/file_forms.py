@@ -21,6 +21,7 @@ from pltz.datasets.file_names import STDIN, stem_of, unpacked
 from pltz.datasets.formats import events
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
 from pltz.datasets.json_files import is_json
+from pltz.models.session.long_text import LongText
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
@@ -99,7 +100,7 @@ def suffix_of(session: Session, *, numbered: bool = False) -> str:
             return ".jsonl"  # a document that is a log is one line of many, where it has a number
         usual = ".jsonl" if rows and not is_line(session, numbered=numbered) else ".json"
     else:
-        value: bytes = session.value
+        value: bytes = session.value[:HEAD] if isinstance(session.value, LongText) else session.value
         if value.lstrip()[:1] not in (b"{", b"["):
             known, usual = registry.of_head(value[:HEAD]), ".txt"
         elif is_json(value):

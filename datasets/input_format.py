@@ -97,6 +97,7 @@ class ReadOptions:
         left: called with each file that is left out, and those of which a user should know something. None: a remark,
             where there is a reason in words.
         parts: read the files below a folder that is named as a log beside it is as parts of that log's session.
+        long: give large logs and texts as `LongText`, of any size, and not as bytes.
     """
 
     format: str = "auto"
@@ -110,6 +111,7 @@ class ReadOptions:
     exclude: tuple[str, ...] = EXCLUDE
     left: Callable[[WalkedFile], None] | None = None
     parts: bool = False
+    long: bool = False
 
     def __post_init__(self) -> None:
         if unknown := set(self.drop) - set(DROPS):
@@ -162,7 +164,7 @@ def whole(noun: Noun) -> Read:
     """Return the reader of files that are one session each, byte for byte."""
 
     def read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-        yield Part(Session("text", source.rest()), source.name, noun)
+        yield Part(Session("text", source.text(long=options.long)), source.name, noun)
 
     return read
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
-from pltz.datasets.byte_input import GZIP_MAGIC, SKIPPABLE, ZSTD_MAGIC, ByteInput, Readable
+from pltz.datasets.byte_input import GZIP_MAGIC, LONG, SKIPPABLE, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import without
 from pltz.datasets.file_names import stem_of
 from pltz.datasets.file_walk import WalkedFile, walk
@@ -191,7 +191,7 @@ def _part(path: Path, inside: str, log: Path, options: ReadOptions) -> Recognise
             return replace(found, file=str(log), part=inside)
     with path.open("rb") as stream:
         mtime = os.fstat(stream.fileno()).st_mtime_ns
-        data = ByteInput(stream, str(path), options.max_bytes, path).rest()
+        data = ByteInput(stream, str(path), options.max_bytes, path).text(long=options.long)
     return Recognised(Session("text", data), "text", "text", str(log), str(path), len(data), mtime=mtime, part=inside)
 
 
@@ -330,8 +330,12 @@ def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     if first and json_files.is_json(first) and source.peek(HEAD).strip():
         yield from json_files.read_lines(source, options, first)
         return
+    if not first:
+        text = source.text(long=options.long)
+        yield Part(Session("text", text), source.name, "text" if is_text(text[:LONG]) else "binary")
+        return
     data = first + source.rest()
-    if first and json_files.is_json(data):
+    if json_files.is_json(data):
         yield from json_files.of_document(data, options, source.name)
     else:
         yield Part(Session("text", data), source.name, "text" if is_text(data) else "binary")

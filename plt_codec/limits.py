@@ -3,7 +3,8 @@
 Every entry point checks a session against `MAX_BYTES` before it is tokenised or coded. Readers check the
 sizes that a file claims before they allocate. So the largest session decides how much memory a command needs.
 
-    pltz compress, pltz archive put, pltz.compress, pltz.Archive, nightly job          MAX_BYTES
+    pltz compress, pltz archive put, pltz.compress, pltz.Archive, nightly job          MAX_BYTES, but of logs and
+                                                                                         texts for an archive
     eviction hook, pltz.Archive                                                          MAX_IDS
     .pltz files, archive records and towers                                            MAX_TOKENS
 """

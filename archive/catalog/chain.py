@@ -32,7 +32,7 @@ from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.codecs.modes import CODING, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.locations import described, how_to_get
-from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, LimitError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
@@ -252,6 +252,8 @@ class Chains:
         known: segments that the caller already has.
         heard: as in `decode_records`.
         runs: whether to read runs at all.
+        needed: look no further up than decoding needs: not above a part of a log that was coded alone. For `above` and
+            `answers`.
     """
 
     def __init__(
@@ -262,8 +264,9 @@ class Chains:
         heard: Heard | None = None,
         *,
         runs: bool = True,
+        needed: bool = False,
     ):
-        self._runs = runs
+        self._runs, self._needed = runs, needed
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -323,6 +326,46 @@ class Chains:
                 with suppress(PltzError):
                     return Chains(self.catalog, self.codecs, self._known, self._heard, runs=runs)._tower(leaf)
             raise
+
+    def walk(self, leaf: bytes) -> Iterator[tuple[bytes, Tokens]]:
+        """Yield id and tokens, (t,), of each segment from the root to a leaf, decoded one after the other.
+
+        Only as many are kept as the next ones are decoded after. Raises the errors of `tower`.
+        """
+        above = NO_SEGMENT
+        for name in self._path(leaf):
+            done, at = list[tuple[bytes, Tokens]](), name
+            self.load([name])
+            while at != above:
+                if isinstance(answer := self._answers[at], PltzError):
+                    raise answer
+                done.append((at, answer))
+                at = self._parent(at)
+            yield from reversed(done)
+            above = name
+            self._keep_last()
+
+    def _path(self, leaf: bytes) -> list[bytes]:
+        """Return the ids of the records of a tower, from the root's on. Raises LostError, MissingPack, CorruptError."""
+        path = list[bytes]()
+        while leaf != NO_SEGMENT:
+            if not (found := self._find(leaf)):
+                raise self._absent(leaf)
+            if len(path) == MAX_SEGMENTS:
+                raise CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
+            path.append(leaf)
+            leaf = found[0].record.parent
+        return path[::-1]
+
+    def _keep_last(self) -> None:
+        """Forget the tokens of all segments but those decoded last, of `BATCH_TOKENS` or one alone."""
+        kept = 0
+        for segment in reversed(list(self._answers)):
+            answer = self._answers[segment]
+            if kept and kept + len(cast("Tokens", answer)) > BATCH_TOKENS:
+                for known in (self._answers, self._places, self._coded, self._above):
+                    known.pop(segment, None)
+            kept += len(cast("Tokens", answer))
 
     def version(self, version: Version) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
@@ -406,23 +449,28 @@ class Chains:
                 self._depth[at] = 0
                 path.pop()
                 break
-            at = places[0].record.parent
+            at = NO_SEGMENT if self._needed and self._stands_alone(places[0]) else places[0].record.parent
         # limits, before anything is decoded
         if path and (at not in self._depth or self._depth[at] + len(path) >= MAX_SEGMENTS):
             self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
-            return []
-        tokens = self._tokens.get(at, 0) + sum(map(self._length, path))
-        if tokens > MAX_TOKENS:
-            self._answers[leaf] = CorruptError(
-                f"a tower that claims {tokens} tokens, at most {MAX_TOKENS} are allowed: damaged"
-            )
             return []
         parent = at
         for number, segment in enumerate(reversed(path)):
             self._depth[segment] = self._depth[at] + 1 + number
             self._tokens[segment] = self._tokens.get(parent, 0) + self._length(segment)
             parent = segment
+        tokens = sum(map(self._length, path))
+        if tokens > MAX_TOKENS:
+            self._answers[leaf] = LimitError(
+                f"expected at most {MAX_TOKENS} tokens to decode at once, found {tokens}: read it piece by piece"
+            )
+            return []
         return path
+
+    def _stands_alone(self, item: Found) -> bool:
+        """Return whether a record, and all below it, is decoded without those above it."""
+        codec, record = self.codecs.for_context(item.context, item.record.mode), item.record
+        return codec is not None and codec.carries and record.tokens > 0 and not record.mode & TOWER
 
     def _absent(self, segment: bytes) -> PltzError:
         """Return the error for a segment of which no record can be used."""

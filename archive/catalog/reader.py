@@ -13,6 +13,7 @@ Which version a name has is found by `directory.SessionDirectory`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +32,9 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session import transcript
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Kind, Session, kind_of, writing_in
+from pltz.plt_codec.limits import MAX_TOKENS
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,17 @@ class TowerReader:
                 return
             yield from towers
 
+    def pieces(self, version: Version) -> Iterator[Tokens]:
+        """Yield the tokens of a version of any length, (t,) of a segment at a time. Raises the errors of `tower`."""
+        if version.lacks or not self.is_long(version):
+            yield from (tokens for _, tokens in self.tower(version).segments)
+            return
+        yield from (tokens for _, tokens in Chains(self.catalog, self.codecs).walk(version.leaf))
+
+    def is_long(self, version: Version) -> bool:
+        """Return whether a version is too long to be decoded at once."""
+        return is_bytewise(version.tokenizer) and (version.content.size or self.length(version)) > MAX_TOKENS
+
     def length(self, version: Version) -> int:
         """Return the tokens of a version's tower, from its records alone; 0 where one of them cannot be read."""
         with suppress(FileNotFoundError):  # whoever reads it looks again
@@ -146,14 +160,25 @@ class SessionReader:
 
     def read(self, version: Version) -> Session:
         """Return the session of a version. Raises LostError, BundleMismatch."""
+        if self._reader.is_long(version):
+            return self._long(version)
         return self.session(self._reader.tower(version))
+
+    def _long(self, version: Version) -> Session:
+        """Return a session that is too long for memory, its bytes in a temporary file."""
+        pieces = (tokens.astype(np.uint8).tobytes() for tokens in self._reader.pieces(version))
+        return Session("text", LongText.filled(repr(version.name), pieces))
 
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
 
         ``blocks``: as in `TowerReader.each`.
         """
-        return map(self.session, self._reader.each(versions, blocks))
+        for long, some in itertools.groupby(versions, key=self._reader.is_long):
+            if long:
+                yield from map(self._long, some)
+            else:
+                yield from map(self.session, self._reader.each(some, blocks))
 
     def session(self, tower: Tower) -> Session:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""

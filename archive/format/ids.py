@@ -81,7 +81,7 @@ def segment_head(domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
 
 
 def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
-    """Return the digest, 32 bytes, of each head and its row of (T,) tokens: contiguous arrays of type U32.
+    """Return the digest, 32 bytes, of each head and its row of (T,) tokens: or bytes.
 
     >>> row = np.array([1, 2], np.uint32)
     >>> digests([segment_head(NONE, NONE, NO_SEGMENT)], [row]) == [segment_digest(NONE, NONE, NO_SEGMENT, row)]
@@ -91,7 +91,7 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     out = []
     for head, row in zip(heads, rows, strict=True):
         state = states[head].copy()
-        state.update(row.data)
+        state.update(np.ascontiguousarray(row, U32).data)
         out.append(state.digest())
     return out
 

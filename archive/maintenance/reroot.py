@@ -25,7 +25,7 @@ from pltz.archive.format.pack import AHEAD
 from pltz.archive.format.record import RUN, Record
 from pltz.archive.format.run import pack_run, unpack_run
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
-from pltz.archive.writing.batch import Row
+from pltz.archive.writing.pending_segment import Row
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import digest

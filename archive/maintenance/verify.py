@@ -247,7 +247,7 @@ class Verifier:
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         self.catalog.keys.refresh()
-        chains = Chains(self.catalog, self.codecs)
+        chains = Chains(self.catalog, self.codecs, needed=True)
         chains.load([i.record.parent for i in items if i.record.mode & TOWER])
         above = [chains.above(i) for i in items]
         pairs = zip(items, above, strict=True)
@@ -330,7 +330,7 @@ class Verifier:
         unread, ordered = set[bytes](), sorted(segments)
         for at in range(0, len(ordered), DECODE_RECORDS):
             some = ordered[at : at + DECODE_RECORDS]
-            answers = Chains(self.catalog, self.codecs).answers(some)
+            answers = Chains(self.catalog, self.codecs, needed=True).answers(some)
             unread |= {segment for segment, answer in zip(some, answers, strict=True) if isinstance(answer, PltzError)}
         return unread
 

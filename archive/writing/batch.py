@@ -9,144 +9,31 @@ record of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32, Tokens
+from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32
 from pltz.archive.format.record import Record, pack_about
+from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
-from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
+from pltz.archive.writing.pending_segment import PendingSegment, Row
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import ALONE, CODING, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.coding.log.above import Above
 from pltz.models.session.session import kind_number
 from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 BATCH_BYTES = 1 << 24  # the same of logs, whose tokens are bytes: processes split and join so many side by side
 
-
-
-class PendingSegment:
-    """A segment of the batch: its place and tokens, then its name, then its bitstring.
-
-    Attributes:
-        tokens: token ids, (T,).
-        up: the segment above, None for a root.
-        context: the context it is stored under, one object for all segments that share it.
-        mode: how ``data`` is coded.
-        digest: 32 bytes; the first 10 are in its ``id``.
-        coded: whether ``data`` is its bitstring already.
-        part: of a codec that carries, what a segment below is coded after, once one asked.
-        stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
-    """
-
-    __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "stored", "tokens", "up",
-    )  # fmt: skip
-
-    def __init__(self, context: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
-        self.context, self.mode = context, ALONE
-        self.depth: int = up.depth + 1 if up else 0
-        self.codec, self.up, self.tokens = codec, up, tokens
-        self.id = self.digest = self.data = b""
-        self.coded = False
-        self.part: Above | None = None
-        self.stored: tuple[bytes, int] | None = None
-
-    @property
-    def parent(self) -> bytes:
-        """Return the id of the segment above, NO_SEGMENT for a root."""
-        return self.up.id if self.up else NO_SEGMENT
-
-    def ancestors(self) -> Iterator[PendingSegment]:
-        """Yield the segments above it, from its parent up."""
-        at = self.up
-        while at is not None:
-            yield at
-            at = at.up
-
-    def above(self, reach: int) -> Tokens:
-        """Return the last ``reach`` tokens above it, (m,), m at most ``reach``."""
-        if self.up is None or reach <= 0:
-            return NOTHING
-        parts: list[Tokens] = []
-        for segment in self.ancestors():
-            if reach <= 0:
-                break
-            parts.append(segment.tokens[-reach:])
-            reach -= len(parts[-1])
-        return np.concatenate(parts[::-1])
-
-    @property
-    def reached(self) -> int:
-        """Return the number of tokens above it that its codec reaches."""
-        found, reach, at = 0, self.codec.reach, self.up
-        while at is not None and found < reach:
-            found += len(at.tokens)
-            at = at.up
-        return min(found, reach)
-
-    def ways(self) -> list[tuple[int, Plain]]:
-        """Return the modes in which it is tried, each with what is to be encoded."""
-        if not self.codec.carries:
-            above = self.above(self.codec.reach) if len(self.tokens) else NOTHING
-            return [(mode, Plain(self.tokens, context)) for mode, context in ways_of(self.codec, above)]
-        up = self._part_above() if len(self.tokens) else None
-        up = up if up and self._are_alike(up.parts()) else None
-        return [(TOWER if up else ALONE, Plain(self.tokens, NOTHING, up=up))]
-
-    def _are_alike(self, parts: list[Above]) -> bool:
-        """Return whether segments above that are stored leave what these parts of them do: else it is coded alone."""
-        for s in reversed([*self.ancestors()]):
-            bits, mode = s.stored or (s.data, s.mode)
-            if s.part in parts and bits:
-                below = s.part.up is not None
-                if below != bool(mode & TOWER) or not cast("LogCodec", self.codec).makes(s.part, bits):
-                    return False
-        return True
-
-    def coded_by(self, codec: SegmentCodec, mode: int, data: bytes, tokens: int) -> Coded:
-        """Return what a codec decodes to it: a bitstring of so many tokens that a record of this mode has."""
-        below = mode & TOWER
-        above = self.above(codec.reach) if below else NOTHING
-        return Coded(data, tokens, above, mode & CODING, up=self._part_above() if below and codec.carries else None)
-
-    def _part_above(self) -> Above | None:
-        """Return what it is coded after, of a codec that carries."""
-        part: Above | None = None
-        for segment in reversed([*self.ancestors()]):
-            if len(segment.tokens):
-                part = segment.part = segment.part or Above.of(as_bytes(segment.tokens), part and part.to_follow)
-        return part and part.to_follow
-
-    def take(self, data: bytes, mode: int) -> None:
-        """Take a bitstring that was coded in a mode."""
-        self.data, self.mode, self.coded = data, mode, True
-
-    def row(self, **of_session: Any) -> Row:
-        """Return the row that puts the segment. ``of_session``: fields of a session that it is the last segment of."""
-        up = self.up
-        record = Record(
-            0,
-            up.id if up else NO_SEGMENT,
-            id=self.id,
-            tokens=len(self.tokens),
-            bitstring=self.data,
-            mode=self.mode,
-            **of_session,
-        )
-        return self.context, record
 
 
 class PendingVersion:
@@ -199,7 +86,8 @@ class PendingVersion:
     def receipt(self) -> CommitReceipt:
         """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
-        tokens = sum(len(segment.tokens) for segment in self.tower)
+        begun = s.after or Beginning()
+        tokens = begun.size + sum(len(segment.tokens) for segment in self.tower)
         return CommitReceipt(
             tenant=s.tenant,
             name=s.name,
@@ -212,13 +100,10 @@ class PendingVersion:
             size=self.size,
             unchanged=unchanged,
             codec=self.codec,
-            segments=len(self.tower),
+            segments=begun.count + len(self.tower),
             tokens=tokens,
             coded=[segment.data for segment in self.tower if segment.data],
         )
-
-
-Row = tuple[Context, Record]  # a record to put, with its context
 
 
 def draft(
@@ -244,8 +129,8 @@ def draft(
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
-        if d.tower:
-            d.leaf = d.tower[-1].id
+        if last := d.tower[-1] if d.tower else d.session.last:
+            d.leaf = last.id
     return drafts, segments
 
 
@@ -258,7 +143,7 @@ def _tower(
 ) -> list[PendingSegment]:
     """Return the segments of a session, not named yet."""
     tower: list[PendingSegment] = []
-    up, shared = None, session.shared
+    up, shared = session.last, session.shared
     for number, tokens in enumerate(session.segments):
         context = base if number < shared else own
         place = id(context), id(up), id(tokens)
@@ -278,9 +163,8 @@ def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
     levels: dict[int, list[PendingSegment]] = {}
     for s in segments:
         tokens = s.tokens
-        if type(tokens) is not np.ndarray or tokens.dtype != U32 or tokens.ndim != 1:
-            narrow = type(tokens) is np.ndarray and tokens.dtype == np.uint8 and tokens.ndim == 1
-            s.tokens = (tokens if narrow else ids.checked(tokens)).astype(U32)
+        if type(tokens) is not np.ndarray or tokens.dtype not in (U32, np.uint8) or tokens.ndim != 1:
+            s.tokens = ids.checked(tokens).astype(U32)
         elif not tokens.flags.c_contiguous:
             s.tokens = tokens.copy()
         levels.setdefault(s.depth, []).append(s)

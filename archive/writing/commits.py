@@ -31,9 +31,9 @@ from pltz.archive.writing.cut import LOG_PART, SessionCutter, Tokenised, size_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
+from pltz.archive.writing.slices import Slices
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.models.bundle.tokenizer import Ids
@@ -266,6 +266,11 @@ def _is_of(request: PreparedRequest, other: PreparedRequest) -> bool:
     return (request.tenant, request.name) == (other.tenant, other.name)
 
 
+def is_begun(cut: NewSession | Tower) -> bool:
+    """Return whether a session is the rest of a log whose beginning is stored."""
+    return isinstance(cut, NewSession) and cut.after is not None
+
+
 class StoredPart(NamedTuple):
     """A part of a log that is durable. ``size``: bytes of its content."""
 
@@ -275,31 +280,37 @@ class StoredPart(NamedTuple):
 
 def put_parts(
     writer: ArchiveWriter,
-    sessions: Iterable[NewSession],
+    session: NewSession,
     pace: Pace,
+    *,
+    dry_run: bool = False,
     coding: Callable[[int, int], None] | None = None,
-) -> Iterator[StoredPart]:
-    """Put the beginnings of large logs, each longer by what a commit should have, and yield each part.
+) -> tuple[NewSession, list[StoredPart]]:
+    """Put the beginnings of a large log, each longer by a commit, and return what is left to put, and them.
 
     They are segments without a version until the whole is put: what is cut off is never taken for all of a log.
 
     ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
     """
-    for cut in sessions:
-        if not isinstance(cut.codec, LogCodec):
-            continue
-        size = 0
-        for count, part in enumerate(cut.segments[:-1], 1):
-            if len(part) >= LOG_PART:
-                size += len(part)
-            if size and size >= pace.limit:
-                if coding:
-                    coding(1, size)
-                began = time.monotonic()
-                [receipt] = writer.put([replace(cut, segments=cut.segments[:count], begins=True)])
-                yield StoredPart(size, receipt)
-                pace.took(size if receipt.new else 0, time.monotonic() - began)
-                size = 0
+    parts = list[StoredPart]()
+    if not isinstance(session.segments, Slices):
+        return session, parts
+    size = begin = 0
+    sizes = session.segments.sizes
+    left = session
+    for count, length in enumerate(sizes[:-1], 1):
+        size += length
+        if size >= max(pace.limit, LOG_PART):
+            if coding:
+                coding(1, size)
+            began = time.monotonic()
+            part = replace(left, segments=session.segments[begin:count], begins=True)
+            [receipt] = writer.put([part], dry_run=dry_run)
+            left = replace(left, segments=session.segments[count:], after=receipt.after)
+            parts.append(StoredPart(size, receipt))
+            pace.took(size if receipt.new else 0, time.monotonic() - began)
+            size, begin = 0, count
+    return left, parts
 
 
 def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitReceipt:

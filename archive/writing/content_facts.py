@@ -19,11 +19,13 @@ from pltz.archive.format.record import MAX_TITLE, ContentFacts
 from pltz.datasets.conversation import messages_of
 from pltz.datasets.session_columns import moment
 from pltz.datasets.turns import text_of
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 
 TITLE_SHARE = 32  # bytes of content for each character of a title: short chats have short ones
 LOOKED_AT = 64  # events from either end in which a time is looked for
+BEGINNING = 1 << 20  # bytes of a long log in which its title is looked for
 ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
 TIMES = "timestamp", "time", "ts", "createdAt", "created_at", "create_time"  # keys of the time of an event
@@ -31,16 +33,21 @@ MILLISECONDS = 1 << 40  # numbers from here on are no seconds
 
 
 def facts_of(session: Session, size: int, mtime: int = 0) -> ContentFacts:
-    """Return what is known of a session. ``size``: its bytes; ``mtime``: of its file, in nanoseconds since 1970."""
+    """Return what is known of a session. ``size``: its bytes; ``mtime``: of its file, in nanoseconds since 1970.
+
+    Of a long one only the ends are looked at, and its turns are not counted.
+    """
     found = ContentFacts(size=size, mtime=max(0, mtime))
+    long = isinstance(session.value, LongText)
+    begins = Session("text", session.value[:BEGINNING]) if long else session
     with suppress(Exception):  # a log of an agent may hold anything
-        messages = [m for m in messages_of(session) or _chat(session) if m["role"] in ("user", "assistant")]
+        messages = [m for m in messages_of(begins) or _chat(begins) if m["role"] in ("user", "assistant")]
         most = min(MAX_TITLE, size // TITLE_SHARE)
         said = (text_of(m["content"]).lstrip() for m in messages if m["role"] == "user")
         texts = list(islice(said, LOOKED_AT))
         title = next((text for text in texts if text and not text.startswith("<")), "".join(texts[:1]))
         words = " ".join(title[: 4 * MAX_TITLE].split())
-        found = found._replace(title=words[:most].strip(), turns=len(messages))
+        found = found._replace(title=words[:most].strip(), turns=0 if long else len(messages))
         times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True))))
         found = found._replace(first=min(times, default=0), last=max(times, default=0))
     return found

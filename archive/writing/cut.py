@@ -39,9 +39,11 @@ from pltz.archive.catalog.reader import SessionReader, Tower, TowerReader
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import TENANT, Tokens
+from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
+from pltz.archive.writing.slices import Sliced, Slices
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.coding.codecs.logs import LOG_TOKENIZER
@@ -220,35 +222,42 @@ class SessionCutter:
 
         That is an older version which is equal, or the last one where that begins with it.
         """
-        tokens = np.frombuffer(request.content, np.uint8)
+        content, codec = request.text, self._codecs.log
         version = self.last_version(request.tenant, request.name, request.part)
-        ends, whole = list[int](), version is None
+        begun, ends, whole = Beginning(), list[int](), version is None
         if version and (version.tokenizer, kind_of(version.kind)) == (LOG_TOKENIZER, request.session.kind):
-            known = self._last.ends(version, tokens)
-            if known is not None:
-                ends, whole = known
-            elif last := self._to_build_on(self._tower(version), request.session):  # of a merged log, or a damaged one
-                ends = common(last.tower, tokens)
-        if version and not whole and (known_as := self._state_of(request, version, tokens)):
-            return Tower(known_as, [(known_as.leaf, tokens)])
-        ends = ends if len(ends) <= MAX_TOWER else []
-        above = self._codecs.zstd_above if self._codecs.too_many_for_model(len(tokens)) else None
-        ends = [*ends, *line_ends(request.content, ends[-1] if ends else 0, above)]
-        cuts = sorted({*ends, len(tokens)} - {0})
-        return _new_session(request, [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])], self._codecs.log)
+            begun, ends, whole = self._last.beginning(version, content)
+        if version and not whole and (known_as := self._state_of(request, version, begun)):
+            return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
+        if begun.count + len(ends) > MAX_TOWER + len(content) // (4 * LOG_PART):
+            begun, ends = Beginning(), []
+        above = self._codecs.zstd_above if self._codecs.too_many_for_model(len(content)) else None
+        ends += line_ends(content, ends[-1] if ends else begun.size, above)
+        ends += [len(content)] if len(content) > (ends[-1] if ends else begun.size) else []
+        return _new_session(request, Slices(content, begun.size, ends), codec, after=begun)
 
-    def _state_of(self, request: PreparedRequest, last: Version, tokens: Tokens) -> Version | None:
-        """Return the version of which a log, (T,), that does not go on where the last one ended is an older state."""
-        history = self._catalog.histories.of(request.tenant, request.name)
-        size = request.request.content.size
-        for v in history.versions:
+    def _state_of(self, request: PreparedRequest, last: Version, begun: Beginning) -> Version | None:
+        """Return the version of which a log that does not go on where the last one ended is an older state.
+
+        ``begun``: what it has in common with the last one.
+        """
+        content, size = request.text, request.request.content.size
+        for v in self._catalog.histories.of(request.tenant, request.name).versions:
             own = (v.part, v.tokenizer, v.forgotten) == (request.part, LOG_TOKENIZER, False) and v.id != last.id
             if own and (not size or v.content.size in (0, size)) and v.tags == request.request.tags:
-                ends, whole = self._last.ends(v, tokens) or ([], False)
-                if whole and ends[-1:] == [len(tokens)] and self._last.stands(v):
+                found, ends, whole = self._last.beginning(v, content)
+                if whole and (ends[-1] if ends else found.size) == len(content) and self._last.stands(v):
                     return v
-        if last.tokenizer == LOG_TOKENIZER and self._reader.length(last) > len(tokens) and (tower := self._tower(last)):
-            return last if np.array_equal(tower.tokens[: len(tokens)], tokens) else None
+        if last.tokenizer != LOG_TOKENIZER or begun.size == len(content):
+            return last if last.tokenizer == LOG_TOKENIZER else None
+        at = 0
+        for tokens in () if self._reader.is_long(last) else self._reader.pieces(last):
+            part = content[at : at + len(tokens)]
+            if tokens[: len(part)].astype(np.uint8).tobytes() != part:
+                break
+            at += len(part)
+            if at == len(content):
+                return last
         return None
 
     # ---- token ids that a served model saw
@@ -331,25 +340,28 @@ class SessionCutter:
 def size_of(cut: NewSession) -> int:
     """Return the bytes of content of a session."""
     way = cut.otherwise[0] if cut.otherwise else cut
+    if isinstance(way.segments, Slices):
+        return sum(way.segments.sizes)
     return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
 
 
-def line_ends(content: bytes, begin: int, zstd_above: int | None = None) -> list[int]:
+def line_ends(content: Sliced, begin: int, zstd_above: int | None = None) -> list[int]:
     """Return where the new part of a log is cut, so that a put that is cut off goes on there.
 
     The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places. The last part
-    has half the bytes of another, at least.
+    has half the bytes of another, at least. Parts far behind are larger, so that there are not too many.
 
     ``zstd_above``: of a log that zstd codes, the bytes above which it does. Each part has more.
     """
-    part = LOG_PART if zstd_above is None else max(PACKED_PART, 2 * (zstd_above + 1))
+    least = LOG_PART if zstd_above is None else max(PACKED_PART, 2 * (zstd_above + 1))
     ends = list[int]()
-    while len(content) - begin >= part + part // 2:
-        begin = content.find(b"\n", begin + part) + 1
-        if not 0 < begin <= len(content) - part // 2:
-            break
+    while True:
+        part = max(least, min(begin >> 7, PACKED_PART))
+        line = content.find(b"\n", begin + part, begin + 2 * part)
+        begin = line + 1 if line >= 0 else begin + 2 * part  # within a line that has no end in sight
+        if len(content) - begin < part // 2:
+            return ends
         ends.append(begin)
-    return ends
 
 
 def common(tower: Tower, tokens: Tokens) -> list[int]:
@@ -371,6 +383,7 @@ def _new_session(
     *,
     shared: int = 0,
     base: str | None = None,
+    after: Beginning | None = None,
 ) -> NewSession:
     return NewSession(
         request.name,
@@ -386,6 +399,7 @@ def _new_session(
         codec=codec,
         part=request.part,
         content=request.request.content,
+        after=after,
     )
 
 

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import cast
+
+import numpy as np
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower, TowerReader
-from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
+from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.record import RUN
+from pltz.archive.writing.beginning import Beginning
+from pltz.archive.writing.pending_segment import PendingSegment
+from pltz.archive.writing.slices import Sliced
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 
 
@@ -58,30 +64,56 @@ class LastTowers:
                     with suppress(PltzError):
                         recent.add(chains.version(version))
 
-    def ends(self, version: Version, tokens: Tokens) -> tuple[list[int], bool] | None:
-        """Return the ends of the segments of a version with which tokens, (T,), begin, and whether they are all of it.
+    def beginning(self, version: Version, content: Sliced) -> tuple[Beginning, list[int], bool]:
+        """Return the segments of a version with which a content begins, and whether they are all of the version.
 
-        Their ids tell; nothing is decoded. None where that cannot tell: segments are in a run, or a record is gone.
+        Ids tell it, and digests in bitstrings: nothing is decoded. Between the two stand the ends of more segments that
+        the content has, but that are not relied on: it is cut there, and they are put again.
         """
-        chain: list[Found] = []
-        leaf = version.leaf
+        begun, ends, at = Beginning(), list[int](), 0
+        names = self._names(version)
+        for name in names:
+            items = self._catalog.lookup.find(SEGMENTS, name)
+            segment = self._alike(items[0], content, at)
+            if segment.id != name:
+                return begun, ends, False
+            at += len(segment.tokens)
+            pack = None if ends else self._place(items, segment)
+            if pack is None:
+                ends.append(at)
+                continue
+            segment.up, segment.depth = begun.last, begun.count
+            begun = begun.and_then([segment], frozenset([pack]))
+        return begun, ends, bool(names) or version.leaf == NO_SEGMENT
+
+    def _names(self, version: Version) -> list[bytes]:
+        """Return the segments of a version's tower, the root first; none where one is gone."""
+        names, leaf = list[bytes](), version.leaf
         while leaf != NO_SEGMENT:
             found = self._catalog.lookup.find(SEGMENTS, leaf)
-            if not found or found[0].record.mode & RUN or len(chain) >= MAX_SEGMENTS:
-                return None
-            chain.append(found[0])
+            if not found or len(names) == MAX_SEGMENTS:
+                return []
+            names.append(leaf)
             leaf = found[0].record.parent
-        # the id of each segment is told by its tokens and the id above it
-        ends, at = list[int](), 0
-        for item in reversed(chain):
-            context, record = item.context, item.record
-            part = tokens[at : at + record.tokens]
-            digest = self._catalog.keys.segment_digest(context.domain, context.tokenizer, record.parent, part)
-            if segment_of(digest) != record.id:
-                break
-            at += record.tokens
-            ends.append(at)
-        return ends, len(ends) == len(chain)
+        return names[::-1]
+
+    def _alike(self, item: Found, content: Sliced, at: int) -> PendingSegment:
+        """Return what a content has from ``at`` on in the place of a record, named as if it were a segment there."""
+        context, record = item.context, item.record
+        codec = cast("SegmentCodec", self._reader.codecs.for_context(context, record.mode))  # it codes no more
+        segment = PendingSegment(context, codec, None, np.frombuffer(content[at : at + record.tokens], np.uint8))
+        about = context.domain, context.tokenizer, record.parent
+        segment.digest = self._catalog.keys.segment_digest(*about, segment.tokens)
+        segment.id = segment_of(segment.digest)
+        return segment
+
+    def _place(self, items: Sequence[Found], segment: PendingSegment) -> bytes | None:
+        """Return the pack of a record that vouches for a segment and stays; None without."""
+        for item in items:
+            if (stored := self._writer.proved.vouched(item, segment)) is not None:
+                segment.stored = stored
+                return item.location.pack
+        return None
 
     def is_sound(self, tower: Tower) -> bool:
         """Return whether the records of a version and of its segments read now. None of them is decoded.

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME, MAX_TIME, NOTHING, ContentFacts, pack_about
+from pltz.archive.writing.beginning import Beginning
+from pltz.archive.writing.pending_segment import PendingSegment
+from pltz.archive.writing.slices import Slices
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import KINDS, Kind
@@ -35,6 +38,7 @@ class NewSession:
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
         begins: these are the first segments of a session that is put later. They are put without a version.
+        after: of a log, the stored segments that these stand below.
         part: path of the part of the session that this is, empty for the main one. ``content``: what is known of it.
     """
 
@@ -52,8 +56,14 @@ class NewSession:
     codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
     begins: bool = False
+    after: Beginning | None = None
     part: str = ""
     content: ContentFacts = NOTHING
+
+    @property
+    def last(self) -> PendingSegment | None:
+        """Return the stored segment that these stand below; None: they begin with a root."""
+        return self.after.last if self.after else None
 
 
 class CommitReceipt(NamedTuple):
@@ -68,6 +78,7 @@ class CommitReceipt(NamedTuple):
         codec: the codec of the way that the writer chose.
         segments, tokens: numbers in the session's tower, new and stored ones.
         coded: bitstrings of the segments that were coded for it.
+        after: of the first segments of a log, what the others stand below.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
     that others must not guess out of shared bases (WRITING.md, "Threat model").
@@ -87,6 +98,7 @@ class CommitReceipt(NamedTuple):
     segments: int
     tokens: int
     coded: Sequence[bytes] = ()
+    after: Beginning | None = None
 
 
 def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
@@ -109,9 +121,10 @@ def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
         pack_about(s.part, s.content, s.tags)
         if not 0 <= s.shared <= len(s.segments):
             raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
-        if len(s.segments) > MAX_SEGMENTS:
-            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(s.segments)}")
-        if (tokens := sum(map(len, s.segments))) > MAX_TOKENS:
+        count = len(s.segments) + (s.after.count if s.after else 0)
+        if count > MAX_SEGMENTS:
+            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {count}")
+        if not isinstance(s.segments, Slices) and (tokens := sum(map(len, s.segments))) > MAX_TOKENS:
             raise LimitError(
                 f"expected a session of at most {MAX_TOKENS} tokens, found {tokens} in {s.name!r}: split it"
             )

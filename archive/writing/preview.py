@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.put_request import PutRequest
+from pltz.archive.writing.slices import Sliced
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.datasets.given import as_session
+from pltz.models.session.long_text import LongText
 
 State = Literal["new", "unchanged", "grown", "changed", "stored"]
 
@@ -39,19 +39,19 @@ class Preview(NamedTuple):
 def preview(catalog: Catalog, last: LastTowers, request: PutRequest) -> Preview:
     """Return what a put of a session would do. Raises StoreError, and ContentError where it is over a limit."""
     session = as_session(request.session)
-    content = session.to_bytes()
+    content: Sliced = session.value if isinstance(session.value, LongText) else session.to_bytes()
     history = catalog.histories.of(tenant_of(request.tenant, request.salt), request.name)
     versions = [v for v in history.versions if v.part == request.part and not v.forgotten]
     if not versions:
         return Preview(request, session.kind, len(content), "new", 0)
     facts, newest = request.content, versions[-1]
     if newest.tokenizer == LOG_TOKENIZER:
-        tokens = np.frombuffer(content, np.uint8)
-        for v in reversed(versions):
-            ends, whole = (last.ends(v, tokens) if v.tokenizer == LOG_TOKENIZER else None) or ([], False)
-            if whole and (v is newest or ends[-1:] == [len(tokens)]):
-                state: State = "unchanged" if ends[-1:] == [len(tokens)] else "grown"
+        for v in (v for v in reversed(versions) if v.tokenizer == LOG_TOKENIZER):
+            begun, ends, whole = last.beginning(v, content)
+            same = (ends[-1] if ends else begun.size) == len(content)
+            if whole and (v is newest or same):
+                state: State = "unchanged" if same else "grown"
                 return Preview(request, session.kind, len(content), state, v.version)
         return Preview(request, session.kind, len(content), "changed", newest.version)
-    same = facts.mtime and (facts.mtime, facts.size) == (newest.content.mtime, newest.content.size)
-    return Preview(request, session.kind, len(content), "unchanged" if same else "stored", newest.version)
+    told = facts.mtime and (facts.mtime, facts.size) == (newest.content.mtime, newest.content.size)
+    return Preview(request, session.kind, len(content), "unchanged" if told else "stored", newest.version)

@@ -16,7 +16,8 @@ from pltz.archive.format import object_names
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
-from pltz.archive.writing.batch import PendingSegment, Row, batches
+from pltz.archive.writing.batch import batches
+from pltz.archive.writing.pending_segment import PendingSegment, Row
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.prove import unproved
 

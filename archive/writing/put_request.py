@@ -15,6 +15,7 @@ from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import NOTHING, ContentFacts, check_part
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.slices import Sliced
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
 from pltz.coding.codecs.logs import LogCodec, method_of
@@ -22,6 +23,7 @@ from pltz.coding.log.log_look import is_log
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.dropped import dropped_of
 from pltz.datasets.given import as_session
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.identity import SIZE
@@ -145,7 +147,12 @@ class PreparedRequest:
     @cached_property
     def is_log(self) -> bool:
         """Return whether it is coded as the log of an agent. Raises the errors of ``content``."""
-        return is_log(self.session, self.content)
+        return isinstance(self.session.value, LongText) or is_log(self.session, self.content)
+
+    @property
+    def text(self) -> Sliced:
+        """Return the bytes of a log, which may be too many for memory. Raises the errors of ``content``."""
+        return self.session.value if isinstance(self.session.value, LongText) else self.content
 
     @property
     def size(self) -> int:
@@ -153,7 +160,7 @@ class PreparedRequest:
         if self.as_ids:
             return ID_BYTES * len(self.session.value)
         try:
-            return len(self.content)
+            return len(self.text)
         except (PltzError, UnicodeError, TypeError, ValueError, AttributeError):  # `put` tells why
             return 0
 
@@ -221,7 +228,8 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
 
 def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> PutReceipt:
     """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
-    tokens, kind = len(tower.tokens), request.session.kind
+    kind = request.session.kind
+    tokens = len(tower.tokens) if kind == "ids" else len(request.text)
     by_model = kind != "ids" or not codecs.too_many_for_model(ID_BYTES * tokens)
     return PutReceipt(
         tenant=request.tenant,

@@ -22,7 +22,7 @@ from pltz.archive.format import ids, object_names
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.record import RUN
 from pltz.archive.storage.disk import Stamp
-from pltz.archive.writing.batch import PendingSegment
+from pltz.archive.writing.pending_segment import PendingSegment
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
@@ -82,6 +82,23 @@ class VerifiedSegments:
                 if codec.vouches(bits, segment.tokens):
                     return bits, item.record.mode
         return None
+
+    def vouched(self, item: Found, segment: PendingSegment) -> tuple[bytes, int] | None:
+        """Return bitstring and mode of a record that stays and vouches for a segment's tokens; else None.
+
+        Raises StoreError.
+        """
+        codec, condemned = self.codecs.for_context(item.context, item.record.mode), self.catalog.listing.condemned
+        if codec is None or item.location.pack in condemned or self._going(item, segment.id):
+            return None
+        try:
+            bits = self.catalog.keys.bits(item.context, item.record)
+            return (bits, item.record.mode) if codec.vouches(bits, segment.tokens) else None
+        except StoreError:
+            raise
+        except (PltzError, FileNotFoundError) as exc:
+            self._problem(item, str(exc))
+            return None
 
     def _remembered(self, segment: PendingSegment) -> Location | None:
         """Return the place where it was proved before, if the record stays there."""
@@ -163,6 +180,11 @@ class VerifiedSegments:
                 raise collision(name)
             at = at.up
         return at is None
+
+    def place_of(self, segment: bytes) -> Location | None:
+        """Return where a segment was proved last; None where it was not."""
+        known = self._known.get(segment)
+        return known[0] if known else None
 
     def knows(self, segment: bytes) -> bool:
         """Return whether a segment was proved before, perhaps in a run in which no index names it."""

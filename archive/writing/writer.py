@@ -34,14 +34,14 @@ from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.record import FORGET, RUN, TICK_BITS, Mark, Record, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
-    PendingSegment,
     PendingVersion,
-    Row,
     batches,
     draft,
     session_rows,
 )
+from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.pending_segment import PendingSegment, Row
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import RecentTowers, VerifiedSegments, collision
 from pltz.coding import look
@@ -102,6 +102,9 @@ class ArchiveWriter:
 
     def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
         contexts, decided = Contexts(self.codecs, self.catalog.keys), self.catalog.listing.manifest
+        begun = frozenset[bytes]().union(*(s.after.packs for s in sessions if s.after))
+        if not begun <= self.catalog.listing.packs.keys() - self.catalog.listing.condemned:
+            raise Outdated("a collector took what a log stands on: nothing was acknowledged, try again")
         ways = [way for session in sessions for way in (session, *session.otherwise)]
         drafts, segments = draft(ways, contexts)
         names = [s.id for s in segments]
@@ -113,8 +116,8 @@ class ArchiveWriter:
         self._number([d for d in drafts if not d.session.begins])
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
-            return [d.receipt() for d in drafts]
-        standing = {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
+            return [self._receipt(d, {}) for d in drafts]
+        standing = begun | {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
         changed = {d.key for d in drafts if not d.kept}
         kept = [d.kept.id for d in drafts if d.kept and d.key in changed]  # of a session whose other parts are put
 
@@ -124,8 +127,18 @@ class ArchiveWriter:
 
         self._publisher.put(self._sealed(rows), fresh, relied=standing, fence=fence)
         for d in drafts:
-            self.recent.add([(s.id, s.tokens) for s in d.tower])
-        return [d.receipt() for d in drafts]
+            if not d.codec.carries:
+                self.recent.add([(s.id, s.tokens) for s in d.tower])
+        return [self._receipt(d, relied) for d in drafts]
+
+    def _receipt(self, draft: PendingVersion, relied: Mapping[bytes, Location]) -> CommitReceipt:
+        """Return the receipt of a session, of the first segments of a log with what the others stand below."""
+        receipt = draft.receipt()
+        if not draft.session.begins:
+            return receipt
+        places = [relied.get(s.id) or self.proved.place_of(s.id) for s in draft.tower]
+        after = (draft.session.after or Beginning()).and_then(draft.tower, frozenset(at.pack for at in places if at))
+        return receipt._replace(after=after)
 
     def _choose(
         self,

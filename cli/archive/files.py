@@ -277,6 +277,7 @@ def content_of(sessions: "Iterable[Session | ContentError]", *, numbered: bool) 
     before = b"\n"
     for session in map(want_session, sessions):
         line = session.kind == "chat" and not session.writing and is_line(session, numbered=numbered)
-        data = session.to_json_line() if line else session.to_input_bytes()
-        yield data if before.endswith(b"\n") else b"\n" + data
+        for data in [session.to_json_line()] if line else session.pieces():
+            yield data if before.endswith(b"\n") else b"\n" + data
+            before = b"\n"
         before = data or b"\n"

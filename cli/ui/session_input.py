@@ -199,7 +199,7 @@ class InputFiles:
 
         given = click.get_current_context().meta.get(META, {})
         refused = (lambda why, file: self._refuse(why, file.size)) if self._refusing else None
-        how: dict[str, Any] = {"refused": refused, "parts": self._parts, "left": self._leave}
+        how: dict[str, Any] = {"refused": refused, "parts": self._parts, "long": self._parts, "left": self._leave}
         return ReadOptions(format=self.form, warn=self._remark, **how, **given)
 
     def _leave(self, file: WalkedFile) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from pltz.cli.ui import options
 from pltz.cli.ui.output import Output
+from pltz.models.session.long_text import LongText
 from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def render(
     """
     for number, session in enumerate(sessions, first):
         name = f"session {names[number]}" if names else f"session {number} of the selection"
-        if form == "exact":
-            yield session.to_input_bytes()
+        if form == "exact" or isinstance(session.value, LongText):
+            yield from session.pieces()
         elif form == "jsonl":
             yield json_line(session, name, "write it alone" if names else "pick one with --session I")
         elif form == "agent-log":

@@ -12,12 +12,14 @@ that line back as it was.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from pltz.models.session import json_value
+from pltz.models.session.long_text import LongText
 from pltz.models.session.spelling import WRITINGS, written
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.limits import check_bytes
@@ -95,6 +97,8 @@ class Session:
 
     Immutable: any thread may use it.
 
+    The value of a text may be a `LongText`, which nothing but an archive takes above `MAX_BYTES`.
+
     ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array (n,). A chat's
     value is checked when it is written, not here. ``writing``: how the bytes of a chat's input are written
     (spelling.py), where they are kept; 0: as pltz writes them.
@@ -117,6 +121,8 @@ class Session:
         if self.writing and (self.kind != "chat" or not 0 < self.writing < WRITINGS):
             raise UsageError(f"expected a writing of a chat below {WRITINGS}, found {self.writing} of a {self.kind}")
         if self.kind == "text":
+            if isinstance(self.value, LongText):
+                return
             if not isinstance(self.value, (bytes, bytearray, memoryview)):
                 raise UsageError(f"expected the bytes of a text session, found {type(self.value).__name__}")
             object.__setattr__(self, "value", bytes(self.value))
@@ -174,7 +180,11 @@ class Session:
             else:
                 data = json_value.dump(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
         check_bytes(len(data))
-        return data
+        return data[:]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes that it has in the input it was read from, as `to_input_bytes`, some at a time."""
+        yield from self.value.pieces() if isinstance(self.value, LongText) else [self.to_input_bytes()]
 
     @classmethod
     def from_bytes(cls, kind: Kind, data: bytes) -> "Session":

@@ -15,14 +15,16 @@ from hypothesis import given, strategies as st
 from pltz.datasets import (
     FORMATS,
     Format,
+    byte_input,
     load,
     sample_path,
     sample_sessions,
 )
 from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import InputWarning, recognise
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, PltzError, UsageError
 
 HI = {"messages": [{"role": "user", "content": "Hi"}], "id": 1}
 YO = {"messages": [{"role": "user", "content": "Yo \u00e9"}]}
@@ -323,3 +325,19 @@ def test_every_source_of_the_samples_is_attributed() -> None:
     for (source, licence), count in counts.items():
         assert f"| {count} | github.com/{source} | {licence} |" in notice
     assert sum(path.stat().st_size for path in sample_path().parent.iterdir()) < 1_500_000
+
+
+def test_a_large_log_or_text_is_read_piece_by_piece_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_input, "LONG", 5000)
+    log = lines(*({"type": "user", "sessionId": "s", "uuid": str(n), "parentUuid": None} for n in range(200)))
+    forms = {"a.jsonl": log, "b.jsonl.zst": zstandard.compress(log), "c.txt": log, "d": b"\0" * 6000, "e.txt": b"small"}
+    for name, data in forms.items():
+        path = write(tmp_path, name, data)
+        [short], [found] = list(recognise(path)), list(recognise(path, ReadOptions(long=True)))
+        assert isinstance(found.session.value, LongText) == (name != "e.txt")
+        assert isinstance(short.session.value, bytes)
+        assert found.session.value == short.session.value and (found.noun, found.size) == (short.noun, short.size)
+    with pytest.raises(LimitError, match="at most 100 bytes"):
+        list(recognise(tmp_path / "a.jsonl", ReadOptions(long=True, max_bytes=100)))

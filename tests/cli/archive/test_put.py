@@ -246,3 +246,21 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
     assert bad.exit_code == 5 and "as name, found float" in bad.stderr
 
 
+
+
+def test_a_log_of_over_the_limit_is_put_and_written_back(
+    run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.datasets.byte_input.LONG", 1 << 12)
+    monkeypatch.setattr("pltz.archive.catalog.reader.MAX_TOKENS", 1 << 14)
+    path = tmp_path / "shop" / "long.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(event("long", n) for n in range(300)))
+    assert path.stat().st_size > 1 << 14
+    for unchanged in (False, True):
+        [row] = lines(run("archive", "put", "-r", cold, path.parent, "--json"))
+        assert (row["name"], row["unchanged"], row["tokens"]) == ("shop/long", unchanged, path.stat().st_size)
+    for place in ("-", tmp_path / "back.jsonl", f"{tmp_path}/back/"):
+        assert run("archive", "get", "-r", cold, "shop/long", "-o", place).exit_code == 0
+    for back in (tmp_path / "back.jsonl", tmp_path / "back/shop/long.jsonl"):
+        assert back.read_bytes() == path.read_bytes()

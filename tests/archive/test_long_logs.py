@@ -1,0 +1,224 @@
+"""Logs of any length: put, grown and read a slice at a time, with no more than that in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.catalog import chain, reader
+from pltz.archive.errors import NotFound, Outdated
+from pltz.archive.writing import beginning, commits, cut
+from pltz.archive.writing.beginning import Beginning
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.log import above
+from pltz.coding.log.log_coder import LogCoder
+from pltz.models.session.long_text import LongText
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, LimitError, UsageError
+from tests.archive.test_logs import lines
+
+SLICE, REACH, AT_ONCE = 1 << 13, 1 << 14, 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make slices, what they are coded after, commits and what is decoded at once a hundredth of what they are."""
+    for module in (above, beginning):
+        monkeypatch.setattr(module, "REACH", REACH)
+    for module in (cut, commits):
+        monkeypatch.setattr(module, "LOG_PART", SLICE)
+    monkeypatch.setattr(commits, "FIRST", 3 * SLICE)
+    for module in (chain, reader):
+        monkeypatch.setattr(module, "MAX_TOKENS", AT_ONCE)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(written(0, 300))
+    return path
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the bytes of the contents that are encoded (above 0) and decoded (below 0)."""
+    found: list[int] = []
+    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
+
+    def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
+        found.extend(len(content) for content, _ in batch)
+        return encode(self, batch, *rest, **options)
+
+    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
+        found.extend(-count for _, count, _ in batch)
+        return decode(self, batch, *rest, **options)
+
+    monkeypatch.setattr(LogCoder, "encode_begun", encoding)
+    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
+    return found
+
+
+@pytest.fixture(params=["open", "sealed"])
+def cold(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
+    key = {"passphrase": "correct horse"} if request.param == "sealed" else {}
+    with Archive.open(tmp_path / "cold", create=True, bundle="nano", **key) as found:  # type: ignore[arg-type]
+        yield found
+
+
+def written(first: int, last: int) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines(last)[first:])
+
+
+def put(cold: Archive, path: Path) -> Any:
+    return cold.put("log", Session("text", LongText.of(path)))
+
+
+def test_a_long_log_comes_back_and_grows_by_its_new_lines(cold: Archive, log: Path, coded: list[int]) -> None:
+    size = log.stat().st_size
+    assert size > 2 * AT_ONCE
+    first = put(cold, log)
+    assert (first.tokens, first.tower) == (size, first.segments) and first.segments > 5
+    assert sum(n for n in coded if n > 0) == size
+    coded.clear()
+    again = put(cold, log)
+    assert again.unchanged and again.tokens == size and coded == []
+    with log.open("ab") as file:
+        file.write(written(300, 305))
+    grown = put(cold, log)
+    assert (grown.version, grown.segments, grown.tower) == (2, 1, first.tower + 1)
+    assert sum(n for n in coded if n > 0) == len(written(300, 305))
+    for version, content in ((1, written(0, 300)), (2, log.read_bytes())):
+        value = cold.get("log", version=version).value
+        assert isinstance(value, LongText) and value == content and b"".join(value.pieces()) == content
+    assert cold.verify(decode=True).sound
+
+
+def test_only_what_the_next_slice_is_coded_after_is_kept(
+    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    and_then = Beginning.and_then
+
+    def counted(self: Beginning, *more: Any) -> Beginning:
+        found = and_then(self, *more)
+        kept.append(sum(len(segment.tokens) for segment in found.chain))
+        assert found.chain[0].up is None
+        return found
+
+    monkeypatch.setattr(Beginning, "and_then", counted)
+    put(cold, log)
+    put(cold, log)
+    assert len(kept) > 10 and max(kept) <= REACH + 2 * SLICE < log.stat().st_size
+
+
+def test_a_reader_keeps_only_what_the_next_slice_is_decoded_after(
+    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cold, log)
+    monkeypatch.setattr(chain, "BATCH_TOKENS", REACH)
+    [version] = cold.directory.ls()
+    chains = chain.Chains(cold.parts.catalog, cold.codecs.registry)
+    most = 0
+    for _ in chains.walk(version.leaf):
+        most = max(most, sum(len(tokens) for tokens in chains._answers.values()))  # type: ignore[arg-type]
+    assert 0 < most <= REACH + 2 * SLICE
+
+
+def test_a_put_that_is_cut_off_goes_on(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in = ArchiveWriter.put
+    done: list[int] = []
+
+    def fails(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return put_in(self, sessions, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "put", fails)
+        with pytest.raises(KeyboardInterrupt):
+            put(cold, log)
+    assert not list(cold.list())
+    after = put(cold, log)
+    assert 0 < after.segments < after.tower and cold.get("log").value == log.read_bytes()
+
+
+def test_what_a_collector_takes_meanwhile_is_put_again(
+    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in = ArchiveWriter.put
+    calls = 0
+
+    def goes(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Outdated("a collector took it")
+        return put_in(self, sessions, **options)
+
+    monkeypatch.setattr(ArchiveWriter, "put", goes)
+    receipt = put(cold, log)
+    assert receipt.tower and cold.get("log").value == log.read_bytes()
+    cold.collect(), cold.collect()
+    monkeypatch.undo()
+
+
+def test_packs_that_are_going_are_not_stood_on(cold: Archive, log: Path) -> None:
+    put(cold, log)
+    listing = cold.parts.catalog.listing
+    cold.collect(dead_share=0.0)
+    assert listing.condemned
+    log.write_bytes(log.read_bytes() + written(300, 301))
+    put(cold, log)
+    assert cold.get("log").value == log.read_bytes()
+    cold.collect(), cold.collect()
+    assert cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound
+
+
+def test_another_log_of_the_name_is_another_version(cold: Archive, log: Path) -> None:
+    put(cold, log)
+    before = log.read_bytes()
+    log.write_bytes(before[:40_000] + b"x" + before[40_000:])
+    receipt = put(cold, log)
+    assert receipt.version == 2 and 0 < receipt.segments < receipt.tower
+    assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == before
+
+
+def test_a_dry_run_stores_nothing(cold: Archive, log: Path) -> None:
+    found = cold.put("log", Session("text", LongText.of(log)), dry_run=True)
+    assert found.segments == found.tower > 5 and not list(cold.list())
+
+
+def test_an_erased_log_is_gone(cold: Archive, log: Path) -> None:
+    if cold.parts.settings.sealed:
+        put(cold, log)
+        cold.erase("log", tenant="default")
+        with pytest.raises(NotFound):
+            cold.get("log")
+
+
+def test_a_log_that_becomes_shorter_is_refused(cold: Archive, log: Path) -> None:
+    text = LongText.of(log)
+    os.truncate(log, 5000)
+    with pytest.raises(ContentError, match="became shorter while it was read"):
+        cold.put("log", Session("text", text))
+
+
+def test_long_texts_are_like_bytes(log: Path, tmp_path: Path) -> None:
+    text, data = LongText.of(log), log.read_bytes()
+    assert len(text) == len(data) and text[7:90] == data[7:90] and text[-9:] == data[-9:]
+    assert text.find(b"\n", 70_000, 99_000) == data.find(b"\n", 70_000)
+    assert text.find(b"\n", 1, 9) == -1 == text.find(b"\0", 0, 1 << 40)
+    assert text == data and text != data[:-1] and text != data[:-1] + b"x"
+    session = Session("text", text)
+    assert session.to_bytes() == data and b"".join(session.pieces()) == data
+    with pytest.raises(UsageError, match="cannot be read"):
+        LongText.of(tmp_path / "none")
+    with pytest.raises(LimitError):
+        Session("text", LongText(log.open("rb"), "log", 1 << 27)).to_bytes()
