@@ -10,7 +10,6 @@ way. A reader gives nothing. So both cannot disagree about an order, a context o
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from pltz.coding.log import codes, opaque, times
@@ -37,7 +36,6 @@ STAND_IN: Final = "{}"  # stands in a piece for a line that is coded as the valu
 MOST_NUMBER: Final = 10**9  # of a line
 INDENTS: Final = tuple(s.indent if type(s.indent) is int else len(str(s.indent or "")) for s in SPELLINGS)
 SHRINK: Final = 6  # characters of ASCII JSON that can become one byte
-STRINGS: Final = frozenset([*range(codes.RECENT, codes.BITS), codes.SIGNED])  # ways of strings
 OTHER: Final = 5
 VOICES: Final = {"user": 0, "human": 0, "assistant": 1, "model": 1, "gemini": 1, "tool": 2, "toolResult": 2}
 VOICES.update(system=3, developer=3, function_call=4, custom_tool_call=4, function_call_output=2)
@@ -192,7 +190,9 @@ class Walk(Values):
         if op == codes.OBJECT or op == codes.LIST:
             if depth >= codes.MAX_DEPTH:
                 damaged("values too deep in each other")
-            return self._object(field, depth, *parts) if op == codes.OBJECT else self._list(field, depth, *parts)
+            if op == codes.OBJECT:
+                return self._object(field, depth, parts[0] if parts else {})
+            return self._list(field, depth, parts[0] if parts else [])
         slot = field.slot
         # The value of the same field in the row before.
         if op == codes.SAME:
@@ -207,14 +207,14 @@ class Walk(Values):
                 self._past.met(value, slot)
             return value
         # Every other value ends as the last of its field and of its column.
-        if op in STRINGS:
+        if codes.RECENT <= op < codes.BITS or op == codes.SIGNED:
             value = self._string(slot, op, depth, parts)
         elif op == codes.NULL:
             value = None
         elif op == codes.TRUE or op == codes.FALSE:
             value = op == codes.TRUE
         elif op == codes.INTEGER:
-            value = self._whole(slot, *parts)
+            value = self._whole(slot, parts[0] if parts else 0)
         elif op == codes.SHARED:
             value = self._shared(slot, *parts)
         elif op == codes.SUMMED:
@@ -233,24 +233,25 @@ class Walk(Values):
         field.last = slot.last = value
         return value
 
-    def _object(self, field: Field, depth: int, value: dict[str, Json] = {}) -> dict[str, Json]:  # noqa: B006
+    def _object(self, field: Field, depth: int, value: dict[str, Json]) -> dict[str, Json]:
         past, slot, shape = self._past, field.slot, self._shaped(field, tuple(value))
-        keys, given = past.shapes[shape], value.get
+        keys, found = past.shapes[shape], dict[str, Json]()
         if not self._inside:
-            self._spend(sum(map(len, keys)) + (2 + self._indent * (depth - self._base + 1)) * len(keys))
-        odd, self._odd = self._odd, 0
-        fields = zip(keys, past.fields(slot, shape), strict=True)
-        found = {key: self._value(child, given(key), depth + 1) for key, child in fields}
+            self._spend(len("".join(keys)) + (2 + self._indent * (depth - self._base + 1)) * len(keys))
+        odd, self._odd, fields = self._odd, 0, past.fields(slot, shape)
+        for at, key in enumerate(keys):
+            found[key] = self._value(fields[at], value.get(key), depth + 1)
         self._odd = odd
         return found
 
-    def _list(self, field: Field, depth: int, value: list[Json] = []) -> list[Json]:  # noqa: B006
+    def _list(self, field: Field, depth: int, value: list[Json]) -> list[Json]:
         size = self._coder.number(field.slot.model, len(value), codes.COUNT)
         if size > self._left:
             damaged("more values than bytes of the log")
         self._spend(self._indent * (depth - self._base + 1) * size)
-        element, found = self._past.element(field.slot), []
-        for one in value or repeat(None, size):
+        element, found = self._past.element(field.slot), list[Json]()
+        for at in range(size):
+            one = value[at] if value else None
             found.append(self._value(element, one, depth + 1))
             if self._size >= codes.LONGEST_PIECE:
                 speaker = voice(one)
