@@ -56,6 +56,8 @@ TEXT_SUFFIXES = frozenset(
 )
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".npy": "npy"}
 _PACKED = {".zst": ByteInput.unpack, ".zstd": ByteInput.unpack, ".gz": ByteInput.gunzip}
+LOGS = (".jsonl", ".jsonl.zst", ".jsonl.zstd", ".jsonl.gz")  # of logs beside which a folder holds parts of theirs
+ABOVE = 3  # folders that are looked at, from the source up
 _TEXT_HEADS = frozenset(("aider", "specstory", "cursor"))  # recognised in files that are text by their suffix
 
 
@@ -127,7 +129,10 @@ def _of_any(source: str | os.PathLike[str] | bytes | Readable, options: ReadOpti
         path = Path(source)
         if not os.path.exists(source):
             raise UsageError(f"expected a file or a folder, found nothing at {path}")
-        return recognise_files(walk(path, options.exclude), options) if path.is_dir() else _file(path, options)
+        if path.is_dir():
+            return recognise_files(walk(path, options.exclude), options, path)
+        owned = [(log, inside) for log, inside in _owned(path, _owners(path.parent, options))]
+        return (_part(path, inside, log, options) for log, inside in owned) if owned else _file(path, options)
     if not hasattr(source, "read"):
         raise UsageError(f"expected a path, bytes or a binary file, found {type(source).__name__}")
     stream = getattr(source, "buffer", source)  # a text stream such as sys.stdin has its bytes beneath
@@ -149,12 +154,12 @@ def _warn(text: str) -> None:
     warnings.warn(text, InputWarning, stacklevel=2)
 
 
-def recognise_files(files: Iterable[WalkedFile], options: ReadOptions) -> Iterator[Recognised]:
+def recognise_files(files: Iterable[WalkedFile], options: ReadOptions, source: Path) -> Iterator[Recognised]:
     """Yield the sessions of the files of a folder, as `walk` gives them: a log before the files of its folder.
 
     What a file cannot give goes to ``options.refused``, and what is left out to ``options.left``.
     """
-    owners: dict[Path, Path] = {}  # the log of each folder that is named as it is
+    owners = _owners(source, options)
     for file in files:
         if file.fate == "refused":
             _refuse(UsageError(f"{file.path}: {file.why}"), options, file)
@@ -172,15 +177,35 @@ def recognise_files(files: Iterable[WalkedFile], options: ReadOptions) -> Iterat
 def _walked(file: WalkedFile, owners: dict[Path, Path], options: ReadOptions) -> Iterator[Recognised]:
     """Yield the sessions of a file of a folder, or the part of a session that it is. ``owners``: adds logs to them."""
     path = Path(file.path)
-    owner = next((parent for parent in reversed(path.parents) if parent in owners), None)
     with refusing(file.path):
-        if owner:
-            yield _part(path, path.relative_to(owner).as_posix(), owners[owner], options)
+        for log, inside in _owned(path, owners):
+            yield _part(path, inside, log, options)
             return
         for found in _file(path, options):
             if options.parts and found.is_log:
-                owners[path.with_name(stem_of(path.name))] = path
+                owners[Path(os.path.abspath(path)).with_name(stem_of(path.name))] = path
             yield replace(found, second=file.second)
+
+
+def _owners(folder: Path, options: ReadOptions) -> dict[Path, Path]:
+    """Return the log beside a folder, or one above it, that has its name: what lies below belongs to its session."""
+    found: dict[Path, Path] = {}
+    folder = Path(os.path.abspath(folder))
+    for named in (folder, *folder.parents)[:ABOVE] if options.parts else ():
+        for log in (named.with_name(named.name + suffix) for suffix in LOGS if named.name):
+            with suppress(OSError, PltzError):
+                if log.is_file() and any(one.is_log for one in _file(log, replace(options, warn=lambda _: None))):
+                    found[named] = log
+    return found
+
+
+def _owned(path: Path, owners: dict[Path, Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the log that a file belongs to, and its path as a part of that; nothing where it belongs to none."""
+    path = Path(os.path.abspath(path))
+    for parent in reversed(path.parents):
+        if parent in owners:
+            yield owners[parent], path.relative_to(parent).as_posix()
+            return
 
 
 def _part(path: Path, inside: str, log: Path, options: ReadOptions) -> Recognised:

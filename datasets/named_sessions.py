@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from pltz.datasets.file_forms import FILE, tags_of_file
-from pltz.datasets.file_names import below, log_name, unpacked, with_suffix
+from pltz.datasets.file_names import STDIN, below, log_name, unpacked, with_suffix
 from pltz.datasets.input_format import Recognised
 
 CHANGED = ("agent log", "text", "binary", "json")  # nouns of files that may be written again from the start
@@ -67,7 +68,9 @@ def named(sessions: Iterable[Recognised], given: str, head: str = "") -> Iterato
     counts = Counter[str]()
     for found, alone in _with_alone(sessions):
         whole = found.is_log or bool(found.part)
-        name = log_name(given, found.file) if whole else head or below(given, found.file)
+        # the log of parts may lie above what is given
+        inside = given == STDIN or PurePath(found.file).is_relative_to(given)
+        name = log_name(given if inside else found.file, found.file) if whole else head or below(given, found.file)
         if found.second and not found.part:
             name = with_suffix(name, found.file)
         yield NamedSession(found, name, None if whole else counts[found.file], alone and found.is_verbatim)

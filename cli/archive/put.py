@@ -332,7 +332,7 @@ def requests(
             found.session,
             target=target,
             tokenizer=tokenizer,
-            part=found.part,
+            part=found.part if name is None else "",
             content=facts_of(found.session, found.size, session.mtime)
             if known
             else ContentFacts(size=found.size, mtime=session.mtime),

@@ -113,7 +113,7 @@ class AgentLogSource:
             told.append(LeftOut(self._inside(file.path), file.rule if file.fate == "left" else "", file.why))
 
         options = replace(self._options(), refused=refused, left=left)
-        for session in named(recognise_files(shard.parts, options), self.path):
+        for session in named(recognise_files(shard.parts, options, Path(self.path)), self.path):
             yield from told
             told.clear()
             yield self._entry(session)
