@@ -130,10 +130,9 @@ class SessionCutter:
         session, content = request.session, request.content
         # the bytes of the session, cut where the stored version has its segments
         tower = self._last_tower(request)
-        if tower and (tower.version.tokenizer, kind_of(tower.version.kind)) == (LOG_TOKENIZER, session.kind):
-            log = np.frombuffer(content, np.uint8)
-            if known_as := self._state_of(request, tower.version, log):
-                return Tower(known_as, [(known_as.leaf, log)])
+        is_log = tower and (tower.version.tokenizer, kind_of(tower.version.kind)) == (LOG_TOKENIZER, session.kind)
+        if tower and is_log and (known_as := self._state_of(request, tower.version, Beginning())):
+            return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
         if request.request.continues and tower:
             self._want_continuation(request, tower)
         last = self._to_build_on(tower, session)
@@ -248,8 +247,10 @@ class SessionCutter:
                 found, ends, whole = self._last.beginning(v, content)
                 if whole and (ends[-1] if ends else found.size) == len(content) and self._last.stands(v):
                     return v
-        if last.tokenizer != LOG_TOKENIZER or begun.size == len(content):
-            return last if last.tokenizer == LOG_TOKENIZER else None
+        if last.tokenizer != LOG_TOKENIZER:
+            return None
+        if begun.size == len(content) > 0:
+            return last
         at = 0
         for tokens in () if self._reader.is_long(last) else self._reader.pieces(last):
             part = content[at : at + len(tokens)]

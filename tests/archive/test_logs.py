@@ -405,3 +405,10 @@ def test_the_fuller_version_of_a_rewritten_log_outlives_a_policy(place: Path) ->
         assert [v.version for v in cold.expire(Policy(keep_last=1), dry_run=True)] == [1, 3, 4]
         cold.expire(Policy(keep_last=2))
         assert cold.get("log", version=2).session.value == before and cold.get("log").session.value == states[-1]
+
+
+def test_a_short_log_under_the_name_of_another_is_another_version(place: Path) -> None:
+    with Archive.open(place, bundle="nano") as cold:
+        cold.put("log", b"".join(json.dumps(line).encode() + b"\n" for line in lines(40)), continues=True)
+        short = b'{"another": "log"}\n' * 3
+        assert cold.put("log", short, continues=False).version == 2 and cold.get("log").value == short
