@@ -129,9 +129,10 @@ class SessionCutter:
         """
         session, content = request.session, request.content
         # the bytes of the session, cut where the stored version has its segments
-        tower = self._last_tower(request)
-        is_log = tower and (tower.version.tokenizer, kind_of(tower.version.kind)) == (LOG_TOKENIZER, session.kind)
-        if tower and is_log and (known_as := self._state_of(request, tower.version, Beginning())):
+        version = self.last_version(request.tenant, request.name, request.part)
+        tower = self._tower(version)
+        is_log = version and (version.tokenizer, kind_of(version.kind)) == (LOG_TOKENIZER, session.kind)
+        if version and is_log and (known_as := self._state_of(request, version, Beginning())):
             return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
         if request.request.continues and tower:
             self._want_continuation(request, tower)
@@ -179,16 +180,9 @@ class SessionCutter:
         segments = [tokens[a:b] for a, b in itertools.pairwise([0, *ends])]
         return _new_session(request, segments, codec, shared=shared, base=base)
 
-    def _last_tower(self, request: PreparedRequest) -> Tower | None:
-        """Return the last version of a session, None where there is none that can be read.
-
-        A new name costs one look-up only.
-        """
-        return self._tower(self.last_version(request.tenant, request.name, request.part))
-
     def _tower(self, version: Version | None) -> Tower | None:
         try:
-            return None if version is None else self._last.of(version)
+            return None if version is None or self._reader.is_long(version) else self._last.of(version)
         except UNREADABLE:
             return None
 
