@@ -188,7 +188,7 @@ class _Shard:
             if isinstance(entry, Unreadable):
                 self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
                 continue
-            self.tally.bytes_seen += len(entry.raw)
+            self.tally.bytes_seen += entry.size
             yield KeyedEntry(entry, *self.namer.row(entry))
 
     def _item(self, row: KeyedEntry) -> PutRequest | None:
@@ -211,7 +211,7 @@ class _Shard:
     def _count(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
         for row, _ in pairs:
             self.tally.frozen += 1
-            self.tally.bytes += len(row.entry.raw)
+            self.tally.bytes += row.entry.size
 
     def _put(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
         state, run = self.freezer.state, self.freezer.run
@@ -286,14 +286,14 @@ class _Shard:
         tally = self.tally
         tally.frozen += 1
         tally.by_model += stored.by_model
-        tally.bytes += len(row.entry.raw)
+        tally.bytes += row.entry.size
         tally.tokens += stored.tokens
         tally.frozen_bytes += stored.size
         tally.unchanged += stored.unchanged
         tally.wait(row.entry.since, time.time())
 
     def _blame(self, row: KeyedEntry, name: str | None, tenant: str | None, exc: PltzError) -> None:
-        self._refuse(row.entry.where, name, tenant, type(exc).__name__, str(exc), len(row.entry.raw))
+        self._refuse(row.entry.where, name, tenant, type(exc).__name__, str(exc), row.entry.size)
 
     def _refuse(
         self, where: str, name: str | None, tenant: str | None, error: str, reason: str, size: int | None
@@ -310,10 +310,10 @@ def _batches(rows: Iterable[KeyedEntry]) -> Iterator[list[KeyedEntry]]:
     batch: list[KeyedEntry] = []
     size = 0
     for row in rows:
-        if batch and (len(batch) >= BATCH_SESSIONS or size + len(row.entry.raw) > BATCH_BYTES):
+        if batch and (len(batch) >= BATCH_SESSIONS or size + row.entry.size > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(row)
-        size += len(row.entry.raw)
+        size += row.entry.size
     if batch:
         yield batch

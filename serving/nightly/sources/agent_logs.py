@@ -76,7 +76,7 @@ class AgentLogSource:
 
     def _options(self) -> ReadOptions:
         drop = (self.drop,) if self.drop else ()
-        return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop, parts=True)
+        return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop, parts=True, long=True)
 
     def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield groups of files. Raises UsageError where there is nothing at the path."""
@@ -121,12 +121,12 @@ class AgentLogSource:
 
     def _entry(self, session: NamedSession) -> SourceEntry:
         found = session.found
-        given, raw = found.given, found.session.to_input_bytes()
+        given = found.given
         where = self._inside(found.place)
         since = found.mtime / 1e9 if found.mtime else None
         if given is not None:
-            return SourceEntry(where, given.name, raw, given.tenant, given.time, since=since, named=session)
-        return SourceEntry(where, session.name, raw, since=since, part=found.part, named=session)
+            return SourceEntry(where, given.name, b"", given.tenant, given.time, since=since, named=session)
+        return SourceEntry(where, session.name, b"", since=since, part=found.part, named=session)
 
     def _inside(self, path: str) -> str:
         """Return the path of a file below the folder, with the place in it that may follow."""

@@ -51,7 +51,7 @@ class SourceEntry:
 
     ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since 1970.
     ``part``: path of the part of the session, empty for the main one. ``named``: the session, where the source has read
-    it already.
+    it already: then ``raw`` is empty.
     """
 
     where: str
@@ -62,6 +62,14 @@ class SourceEntry:
     since: float | None = None
     part: str = ""
     named: NamedSession | None = None
+
+    @property
+    def size(self) -> int:
+        """Return its bytes, about those of a chat that the source has read already."""
+        if self.named is None:
+            return len(self.raw)
+        found = self.named.found
+        return len(found.session.value) if found.session.kind == "text" else found.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,7 @@ class ReceiptKeys:
             data = b"" if part is None else part.encode("utf-8", "surrogatepass")
             state.update((0 if part is None else len(data) + 1).to_bytes(8, "little") + data)
         key = state.digest()
-        state.update(entry.raw)
+        for piece in entry.named.found.session.pieces() if entry.named else [entry.raw]:
+            state.update(piece)
         value = state.digest()
         return (value if self.repeats else key), value

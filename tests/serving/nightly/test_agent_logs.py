@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.cli.root import cli
-from pltz.datasets import registry
+from pltz.datasets import byte_input, registry
 from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly.sources.jsonl import JsonlSource
 from tests.serving.nightly.conftest import Nightly, chat, lines
@@ -214,3 +214,15 @@ def test_signatures_are_dropped_where_the_source_says_so(nightly: Nightly) -> No
     nightly.sources += "exact = true\n"
     with pytest.raises(UsageError, match="exact keeps every byte"):
         nightly.counts()
+
+
+def test_a_log_of_more_than_a_session_may_have_is_taken_and_goes_on(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_input, "LONG", 1 << 12)
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    for events in (200, 210):
+        nightly.write("logs/shop/large.jsonl", log("large", events))
+        assert nightly.counts() == (1, 0, 0, 0) and nightly.counts() == (0, 1, 0, 0)
+    assert nightly.run()["totals"]["bytes_seen"] == len(log("large", 210)) > 1 << 12
+    assert nightly.content()["default", "shop/large"] == [log("large", events).decode() for events in (200, 210)]
