@@ -60,7 +60,6 @@ from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import ContentError, UsageError, refusing
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -176,7 +175,7 @@ class Archive:
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
-        zstd_above: int | None = ZSTD_ABOVE,
+        model_logs: bool = False,
         merge_turns: bool = True,
     ) -> None:
         """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
@@ -188,7 +187,7 @@ class Archive:
         self._bundle = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
-        self._zstd_above = zstd_above
+        self._model_logs = model_logs
         self._merge_turns = merge_turns
 
     @classmethod
@@ -206,7 +205,7 @@ class Archive:
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
-        zstd_above: int | None = ZSTD_ABOVE,
+        model_logs: bool = False,
         merge_turns: bool = True,
         max_age: float = 0.0,
     ) -> Archive:
@@ -222,7 +221,7 @@ class Archive:
             tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those named by a put are added.
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
-            zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
+            model_logs: let the model code the text of logs. Else PPMd does, at once, for some per cent more bytes.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
@@ -243,7 +242,7 @@ class Archive:
         """
         arguments.path(place=place)
         arguments.text(device=device, layout=layout)
-        arguments.number_or_none(threads=threads, zstd_above=zstd_above)
+        arguments.number_or_none(threads=threads)
         key = Secret.chosen(
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
@@ -258,7 +257,7 @@ class Archive:
             device=device,
             threads=threads,
             layout=layout,
-            zstd_above=zstd_above,
+            model_logs=model_logs,
             merge_turns=merge_turns,
         )
 
@@ -876,7 +875,7 @@ class Archive:
         first = bundles[0]
         workers = Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self._engine["threads"]))
         made = BundleCodecs(
-            self.parts.codecs, bundles, zstd_above=self._zstd_above, workers=workers, **self._engine
+            self.parts.codecs, bundles, model_logs=self._model_logs, workers=workers, **self._engine
         )
         for tokenizer in self._tokenizers:
             made.add(tokenizer)

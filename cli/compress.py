@@ -104,7 +104,7 @@ def compress(
         return
     if output is None:
         raise UsageError("name the file to write: -o OUT; - is stdout")
-    bundle, layout, neighbours, zstd_above = options.level_of(level, bundle)
+    bundle, layout, neighbours, model_logs = options.level_of(level, bundle)
     # The output is opened first, so that a bad path costs no coding.
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
@@ -120,7 +120,7 @@ def compress(
             target=target,
             tokenizer=tokenizer,
             layout=layout,
-            zstd_above=zstd_above,
+            model_logs=model_logs,
             independent=not neighbours,
             verify=not no_verify,
             keep_opaque=keep_opaque,
@@ -133,7 +133,6 @@ def compress(
         destination.write([data])
         bar.add(len(data))
     result = summary(source, data, seconds, verified=not no_verify)
-    result |= {"zstd_above": zstd_above}
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
 
 

@@ -135,9 +135,8 @@ class DraftCoder:
         logs = [draft for draft in drafts if draft.ready.log]
         if logs:
             pairs = [(draft.ready.content, draft.above) for draft in logs]
-            small = [not options.by_zstd(content) for content, _ in pairs]
             begun = [draft.split for draft in logs]
-            found = self._decoder.logs.encode_begun(pairs, begun, small, fast=options.layout == "fast")
+            found = self._decoder.logs.encode_begun(pairs, begun, fast=options.layout == "fast")
             frames |= {draft.number: draft.by_bytes(one, Method.LOG) for draft, one in zip(logs, found, strict=True)}
         return [frame if (frame := frames.get(draft.number)) and frame.fits else None for draft in drafts]
 

@@ -1,4 +1,4 @@
-"""Levels 1 to 9 of coding, as in zstd: each is a bundle, a layout, and how long shorter ways are searched for.
+"""Levels 1 to 7 of coding, as in zstd: each is a bundle, a layout, and how long shorter ways are searched for.
 
     chosen = level(2)
     chosen.bundle, chosen.layout, chosen.neighbours     # "nano", "default", False
@@ -9,7 +9,6 @@ from typing import NamedTuple
 from pltz.models.bundle import locations
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 
 class Level(NamedTuple):
@@ -19,30 +18,28 @@ class Level(NamedTuple):
         bundle: name of the bundle that codes.
         layout: as in `CodingOptions`.
         neighbours: try each session also after an earlier one that is like it.
-        zstd_above: as in `CodingOptions`.
+        model_logs: as in `CodingOptions`.
     """
 
     bundle: str
     layout: LayoutName
     neighbours: bool
-    zstd_above: int | None = ZSTD_ABOVE
+    model_logs: bool
 
 
 LEVELS = {
-    1: Level("nano", "fast", neighbours=False),
-    2: Level("nano", "default", neighbours=False),
-    3: Level("nano", "default", neighbours=True),
-    4: Level("mini", "fast", neighbours=False),
-    5: Level("mini", "default", neighbours=False),
-    6: Level("mini", "default", neighbours=True),
-    7: Level("mini", "default", neighbours=True, zstd_above=None),
-    8: Level("base", "default", neighbours=True),
-    9: Level("base", "default", neighbours=True, zstd_above=None),
+    1: Level("nano", "fast", neighbours=False, model_logs=False),
+    2: Level("nano", "default", neighbours=False, model_logs=False),
+    3: Level("nano", "default", neighbours=True, model_logs=True),
+    4: Level("mini", "fast", neighbours=False, model_logs=False),
+    5: Level("mini", "default", neighbours=False, model_logs=False),
+    6: Level("mini", "default", neighbours=True, model_logs=True),
+    7: Level("base", "default", neighbours=True, model_logs=True),
 }
 
 
 def level(number: int) -> Level:
-    """Return a level of 1 to 9. Raises UsageError for another number, and where its bundle is not installed."""
+    """Return a level of 1 to 7. Raises UsageError for another number, and where its bundle is not installed."""
     if number not in LEVELS:
         raise UsageError(f"expected a level from {min(LEVELS)} to {max(LEVELS)}, got {number}")
     chosen = LEVELS[number]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypedDict, cast
 
+from pltz.plt_codec import limits
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Progress
@@ -23,7 +23,7 @@ class CodingKeywords(TypedDict, total=False):
     layout: LayoutName
     verify: bool
     keep_opaque: bool
-    zstd_above: int | None
+    model_logs: bool
     independent: bool
     progress: Progress | None
 
@@ -37,7 +37,7 @@ class CodingOptions:
             (plt_codec/NUMERICS.md, "Layouts").
         verify: decode every frame and compare before it is written.
         keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
-        zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
+        model_logs: let the model code the text of logs; else PPMd does, at once, for some per cent more bytes.
         independent: code each session of a file alone, not after earlier ones that it has much in common with.
         progress: called with the number of tokens done since the last call.
 
@@ -48,7 +48,7 @@ class CodingOptions:
     layout: LayoutName = "default"
     verify: bool = True
     keep_opaque: bool = False
-    zstd_above: int | None = ZSTD_ABOVE
+    model_logs: bool = True
     independent: bool = False
     progress: Progress | None = None
 
@@ -63,4 +63,8 @@ class CodingOptions:
 
     def by_zstd(self, content: bytes) -> bool:
         """Return whether a session of this content is too large for the model."""
-        return self.zstd_above is not None and len(content) > self.zstd_above
+        return len(content) > limits.ZSTD_ABOVE
+
+    def log_by_model(self, content: bytes) -> bool:
+        """Return whether the model may code the text of this log."""
+        return self.model_logs and not self.by_zstd(content)

@@ -327,7 +327,10 @@ class Pipeline:
         if self._earlier and ready.passages is not None:
             context = self._earlier.log(number, ready.content, ready.passages)
         draft = SessionDraft(number, session, ready, context)
-        return replace(draft, split=self._decoder.logs.begin(ready.content, draft.above)) if ready.log else draft
+        if not ready.log:
+            return draft
+        by_model = self._options.log_by_model(ready.content)
+        return replace(draft, split=self._decoder.logs.begin(ready.content, draft.above, by_model))
 
     def _code(self, batch: Batch) -> Batch:
         """Begin to code the sessions of a batch by the model, but for those that it would code in vain."""

@@ -41,8 +41,6 @@ FAST_LEVEL = 3  # tells in a small part of the time of LEVEL what it can come to
 MARGIN = 2  # times that LEVEL is at best shorter than FAST_LEVEL with long-distance matching
 LDM_LOG = 17  # of the window above which FAST_LEVEL looks for long repeats too
 CACHED_WINDOW_LOG = 20  # compressors for larger windows need much memory and are not kept
-LEAST_PREFIX = 8  # bytes of a prefix; a shorter one holds no match
-DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
 DIGESTED = 8  # dictionaries that are kept ready for a window, 32 MB each of a dictionary of 1 MiB
 
 
@@ -90,27 +88,10 @@ class Fallback:
     def __init__(self, dictionary: bytes = b"") -> None:
         self._plain = Fallback() if dictionary else None
         self._content = dictionary
-        self._raw = False  # the dictionary is a prefix, for one text or two
         self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._compressors: dict[int, zstandard.ZstdCompressor] = {}
         self._fast: dict[int, zstandard.ZstdCompressor] = {}
         self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
-
-    @classmethod
-    def after(cls, prefix: bytes) -> Fallback:
-        """Return a coder of data that stands after a prefix, bytes that both sides know, as raw content.
-
-        It has no second try without the prefix. A prefix that would read as a dictionary counts as none.
-
-        >>> len(Fallback.after(b"the words of before " * 9).compress(b"some of the words of before")) < 20
-        True
-        """
-        coder = cls()
-        if len(prefix) >= LEAST_PREFIX and not prefix.startswith(DICTIONARY_MAGIC):
-            coder._raw = True
-            coder._content = prefix
-            coder._dictionary = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        return coder
 
     def compress(self, data: bytes) -> bytes:
         """Return the shorter of ``data`` itself and its packed form."""
@@ -207,7 +188,7 @@ class Fallback:
         if log in self._compressors:
             return self._compressors[log]
         dictionary = self._dictionary
-        if dictionary is not None and not self._raw and log <= CACHED_WINDOW_LOG:
+        if dictionary is not None and log <= CACHED_WINDOW_LOG:
             dictionary = _digested(self._content, log)
         compressor = zstandard.ZstdCompressor(
             dict_data=dictionary, compression_params=_parameters(log, len(self._content))

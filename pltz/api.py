@@ -46,7 +46,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
         verify: False leaves the decoding and comparing out.
         keep_opaque: keep sessions with images or audio, as plain bytes, instead of refusing them.
-        zstd_above: code sessions of more bytes by zstd and not by the model; None: none.
+        model_logs: let the model code the text of logs; else PPMd does, at once, for some per cent more bytes.
         independent: code each session alone, not after an earlier one of the file that it has much in common with.
         progress: called with a number of tokens, whenever so many more are done.
 

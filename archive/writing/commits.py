@@ -38,7 +38,7 @@ from pltz.coding.codecs.modes import is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
-from pltz.plt_codec.limits import MAX_BYTES
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 COMMIT_SESSIONS = 4096
 # parts of one session, and their bytes, that are in one commit: of more the last ones are another version
@@ -101,7 +101,7 @@ class Commits:
     def __init__(self, catalog: Catalog, last: LastTowers, cutter: SessionCutter, codecs: BundleCodecs) -> None:
         self._catalog, self._last, self.cutter = catalog, last, cutter
         self._workers = codecs.workers
-        self._most = MAX_BYTES if codecs.zstd_above is None else codecs.zstd_above
+        self._most = ZSTD_ABOVE
 
     def of(
         self,

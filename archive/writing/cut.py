@@ -69,7 +69,7 @@ MAX_TOWER = 1024  # segments above which a session is cut anew
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
 LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
-PACKED_PART = 1 << 24  # the same where zstd codes the text: quicker, and with more to look back on
+PACKED_PART = 1 << 24  # the same of a log that is too long for the model: with more to look back on
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 Tokenised = Callable[[], Ids | None]
 UNREADABLE = (NotFound, FormatError, BundleMismatch)  # errors of a last version that a put does not build on
@@ -224,8 +224,8 @@ class SessionCutter:
             return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
         if begun.count + len(ends) > MAX_TOWER + len(content) // (4 * LOG_PART):
             begun, ends = Beginning(), []
-        above = self._codecs.zstd_above if self._codecs.too_many_for_model(len(content)) else None
-        ends += line_ends(content, ends[-1] if ends else begun.size, above)
+        least = PACKED_PART if self._codecs.too_many_for_model(len(content)) else LOG_PART
+        ends += line_ends(content, ends[-1] if ends else begun.size, least)
         ends += [len(content)] if len(content) > (ends[-1] if ends else begun.size) else []
         return _new_session(request, Slices(content, begun.size, ends), codec, after=begun)
 
@@ -340,15 +340,14 @@ def size_of(cut: NewSession) -> int:
     return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
 
 
-def line_ends(content: Sliced, begin: int, zstd_above: int | None = None) -> list[int]:
+def line_ends(content: Sliced, begin: int, least: int = LOG_PART) -> list[int]:
     """Return where the new part of a log is cut, so that a put that is cut off goes on there.
 
     The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places. The last part
     has half the bytes of another, at least. Parts far behind are larger, so that there are not too many.
 
-    ``zstd_above``: of a log that zstd codes, the bytes above which it does. Each part has more.
+    ``least``: bytes of a part, at least.
     """
-    least = LOG_PART if zstd_above is None else max(PACKED_PART, 2 * (zstd_above + 1))
     ends = list[int]()
     while True:
         part = max(least, min(begin >> 7, PACKED_PART))

@@ -75,7 +75,7 @@ class PutReceipt:
         segments: number of new segments.
         size: bytes of the new segments.
         by_model: coded by the bundle, not by zstd.
-        method: name of what coded its new segments: "model", "zstd", or of a log "log + model", "log + zstd". Of an
+        method: name of what coded its new segments: "model", "zstd", or of a log "log + model", "log + ppmd". Of an
             unchanged log "log".
         opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
         unchanged: the archive had it already, and nothing was added.

@@ -26,6 +26,7 @@ import click
 
 from pltz.cli.bench.machine import commit, cpu_name
 from pltz.models.session.json_value import MAX_DEPTH, MAX_VALUES
+from pltz.plt_codec import limits
 from pltz.plt_codec.limits import MAX_BYTES
 
 MB = 1_000_000
@@ -74,18 +75,18 @@ def _coded(size: int, way: str, model: float | None) -> Row:
 
     folder = Path(tempfile.mkdtemp())
     (folder / "big.jsonl").write_bytes(_chat(size))
-    above = None if model else 0
+    limits.ZSTD_ABOVE = 1 << 40 if model else 0
     bundle = Bundle.load()
     codec = Codec.load(bundle)
     start = time.process_time()
     if way == "compress":
         [session] = load(folder / "big.jsonl", "jsonl")
-        data = codec.compress([session], zstd_above=above)
+        data = codec.compress([session])
         del session
         middle, frozen = time.process_time(), len(data)
         found = codec.decompress(data)[0]
     else:
-        cold = Archive.open(folder / "cold", create=True, bundle=bundle, zstd_above=above)
+        cold = Archive.open(folder / "cold", create=True, bundle=bundle, model_logs=bool(model))
         start = time.process_time()
         frozen = cold.put("big", next(load(folder / "big.jsonl", "jsonl"))).size
         middle = time.process_time()
@@ -100,7 +101,8 @@ def _shaped(text: str) -> Row:
 
     line, codec = text.encode(), Codec.load()
     start = time.process_time()
-    data = codec.compress([Session.from_json_line(line)], zstd_above=0)
+    limits.ZSTD_ABOVE = 0
+    data = codec.compress([Session.from_json_line(line)])
     middle = time.process_time()
     found = codec.decompress(data)[0]
     if found != Session.from_json_line(line):

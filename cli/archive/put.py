@@ -180,8 +180,8 @@ def put(
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
     chosen, time = tags_of(tags), seconds_of(when)
-    bundle, layout, _, zstd_above = options.level_of(level, bundle)
-    cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
+    bundle, layout, _, model_logs = options.level_of(level, bundle, options.PUT_LEVEL)
+    cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, model_logs=model_logs)
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
     code = put_all(cold, source, name, extra, new_version, keep_opaque, dry_run, progress, as_json, part)

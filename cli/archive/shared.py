@@ -16,7 +16,6 @@ from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import SIZE
-from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.named_files import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def open_archive(
     device: str = "cpu",
     threads: int | None = None,
     layout: "LayoutName" = "default",
-    zstd_above: int | None = ZSTD_ABOVE,
+    model_logs: bool = False,
     perhaps_sealed: bool = False,
 ) -> "Archive":
     """Open the archive at ``place``, by default that of the running command, with its key where it is sealed.
@@ -99,7 +98,7 @@ def open_archive(
         bundle: codes what is put.
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
         layout: layout of long segments that are put.
-        zstd_above: put sessions of more bytes by zstd and not by the model.
+        model_logs: as in `Archive.open`.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
     Raises:
@@ -115,7 +114,7 @@ def open_archive(
         device=device,
         threads=threads,
         layout=layout,
-        zstd_above=zstd_above,
+        model_logs=model_logs,
         **archive_key(place, perhaps=perhaps_sealed),
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-DEFAULT_LEVEL = 6  # of `pltz.coding.level`
+FILE_LEVEL, PUT_LEVEL = 6, 5  # of `pltz.coding.level`, by default
 MOST_NUMBERS = 1_000_000  # of sessions that one option names
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -92,11 +92,11 @@ THREADS: Decorator = click.option(
 )
 LEVEL: Decorator = click.option(
     "--level",
-    type=click.IntRange(1, 9),
-    metavar="1..9",
-    help="1 to 3 code with nano, the fastest bundle, 4 to 7 with mini, 8 and 9 with base, the smallest. 1 and 4 thaw "
-    "sooner on a GPU. 3 and 6 to 9 try sessions of a file after similar ones. 7 and 9 model what is over 4 MiB, too.  "
-    "[default: 6]",
+    type=click.IntRange(1, 7),
+    metavar="1..7",
+    help="1 to 3 code with nano, the fastest bundle, 4 to 6 with mini, 7 with base, the smallest. 1 and 4 thaw sooner "
+    "on a GPU. 3, 6 and 7 try sessions of a file after similar ones, and code logs by the bundle too; the others code "
+    "them by PPMd, at once.  [default: 6 of a file, 5 of an archive]",
 )
 TARGET: Decorator = click.option(
     "--target",
@@ -133,17 +133,17 @@ PROGRESS: Decorator = click.option(
 
 
 def level_of(
-    number: int | None, bundle: str | None
-) -> "tuple[str | None, LayoutName, bool, int | None]":
-    """Return what ``--level`` and ``--bundle`` choose: bundle, layout, whether neighbours are tried, zstd_above.
+    number: int | None, bundle: str | None, default: int = FILE_LEVEL
+) -> "tuple[str | None, LayoutName, bool, bool]":
+    """Return what ``--level`` and ``--bundle`` choose: bundle, layout, whether neighbours are tried, model_logs.
 
     Raises UsageError where the level's bundle is needed and not installed.
     """
     from pltz.coding.level import LEVELS, level
 
-    chosen = level(number) if number and not bundle else LEVELS[number or DEFAULT_LEVEL]
+    chosen = level(number) if number and not bundle else LEVELS[number or default]
     named = chosen.bundle if number and not bundle else bundle
-    return named, chosen.layout, chosen.neighbours, chosen.zstd_above
+    return named, chosen.layout, chosen.neighbours, chosen.model_logs
 
 
 def decode_limits(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,10 +19,10 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import Identity
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
+from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
@@ -60,7 +60,7 @@ class BundleCodecs:
     Args:
         registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
         bundles: the first one codes new sessions; all are read.
-        zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
+        model_logs: the text of logs is put by the model; else by PPMd.
         workers: as in `codecs_of`, where the codecs are made here.
         engine: options of the codecs that are made.
     """
@@ -70,13 +70,13 @@ class BundleCodecs:
         registry: CodecRegistry,
         bundles: Sequence[Bundle],
         *,
-        zstd_above: int | None = ZSTD_ABOVE,
+        model_logs: bool = False,
         workers: Workers | None = None,
         **engine: Unpack[EngineOptions],
     ) -> None:
         if not registry:
             registry.register(*codecs_of(bundles, workers=workers, **engine))
-        self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
+        self.bundle, self.tokenizer = bundles[0], bundles[0].tokenizer
         self.registry, self._engine = registry, engine
         registry.make = self.codec_for
         self._bundles = bundles
@@ -85,7 +85,7 @@ class BundleCodecs:
         self._of_ids: dict[bytes, SegmentCodec] = {}  # the first codec that takes the ids of a tokenizer
         for codec in registry:
             if isinstance(codec, LogCodec):
-                codec.zstd_above = zstd_above
+                codec.by_model = model_logs
             elif not isinstance(codec, BytesCodec | IdsCodec):
                 self._of_ids.setdefault(codec.tokenizer, codec)
 
@@ -140,7 +140,7 @@ class BundleCodecs:
 
     def too_many_for_model(self, size: int) -> bool:
         """Return whether a session of so many bytes is put by zstd."""
-        return self.zstd_above is not None and size > self.zstd_above
+        return size > limits.ZSTD_ABOVE
 
     def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
         """Return the tokenizer with a fingerprint, of a bundle given or at hand. Raises BundleMismatch."""

@@ -1,6 +1,6 @@
 """LogCodec: segments of agent logs, bytes as tokens, by a table and the bundle's model (coding/FORMAT.md).
 
-    bytes of the segment --table--> columns, text --model or zstd, after the segment above--> bitstring
+    bytes of the segment --table--> columns, text --model or PPMd, after the segment above--> bitstring
 
 A segment is coded after what decoding the segments above it left. So the table of each has to be the same whoever codes
 it: it is made of the segments alone, by the splitter of one number, and the number is in the tokenizer of a log. A
@@ -23,8 +23,8 @@ from pltz.coding.log import table
 from pltz.coding.log.above import Above
 from pltz.coding.log.codes import SPLITTER
 from pltz.coding.log.log_coder import LogCoder, holds, parse
+from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
-from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ LOG_TOKENIZER = tokenizer_of_bytes(Method.LOG, SPLITTER)
 class LogCodec(SegmentCodec):
     """Codes the bytes of agent logs, as tokens.
 
-    ``layout``: of the texts that the model codes. ``zstd_above``: the text of larger segments is coded
-    by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`. ``coder``: of the bundle's tokens; None:
+    ``layout``: of the texts that the model codes. ``by_model``: whether the model codes the text of
+    segments up to `ZSTD_ABOVE`; else PPMd does. ``workers``: as in `LogCoder`. ``coder``: of the bundle's tokens; None:
     one is made when it is needed. ``tokenizer``: of logs cut by which splitter; those of others are read alike.
     """
 
@@ -56,12 +56,12 @@ class LogCodec(SegmentCodec):
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
-        zstd_above: int | None = ZSTD_ABOVE,
+        by_model: bool = True,
         workers: Workers | None = None,
         coder: Coder | None = None,
         tokenizer: bytes = LOG_TOKENIZER,
     ) -> None:
-        self.bundle_id, self.tokenizer, self.zstd_above = bundle.id, tokenizer, zstd_above
+        self.bundle_id, self.tokenizer, self.by_model = bundle.id, tokenizer, by_model
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
         self._few_steps, self._given = layout == "fast", coder
 
@@ -79,29 +79,18 @@ class LogCodec(SegmentCodec):
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
         pairs = [(as_bytes(p.tokens), p.up) for p in batch]
-        small = [self._is_small(plain) for plain in batch]
-        return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], small, fast=self._few_steps)
+        begun = [self.begin(*pair, self.by_model and len(pair[0]) <= limits.ZSTD_ABOVE) for pair in pairs]
+        return self.encode_begun(pairs, begun, fast=self._few_steps)
 
-    def _is_small(self, plain: Plain) -> bool:
-        return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
-
-    def begin(self, content: bytes, above: Above | None) -> Later | None:
-        """Begin to split a content after the part above, for `encode_begun`."""
-        return self._coder.begin(content, above)
+    def begin(self, content: bytes, above: Above | None, by_model: bool) -> Later | None:
+        """Begin to split a content after the part above, for `encode_begun`, as `LogCoder.begin`."""
+        return self._coder.begin(content, above, by_model)
 
     def encode_begun(
-        self,
-        pairs: Sequence[tuple[bytes, Above | None]],
-        begun: Sequence[Later | None],
-        small: Sequence[bool],
-        *,
-        fast: bool = False,
+        self, pairs: Sequence[tuple[bytes, Above | None]], begun: Sequence[Later | None], *, fast: bool = False
     ) -> list[bytes]:
-        """Return a log frame for each content and the part above it.
-
-        ``small``: whether the model may code it. ``fast``: as in `LogCoder.encode`.
-        """
-        return self._coder.encode_begun(pairs, begun, small, fast=fast)
+        """Return a log frame for each content and the part above it. ``fast``: as in `LogCoder.encode`."""
+        return self._coder.encode_begun(pairs, begun, fast=fast)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the bytes of each segment, (count,) uint8. Raises CorruptError.
@@ -147,6 +136,6 @@ class LogCodec(SegmentCodec):
 def method_of(data: bytes) -> tuple[str, int]:
     """Return the method of a bitstring, and its opaque bytes, which no coder shrinks. Raises CorruptError."""
     if not data:
-        return "log + zstd", 0
+        return "log + ppmd", 0
     parsed = parse(data)
     return parsed.name, len(parsed.opaque)

@@ -1,10 +1,10 @@
-"""LogCoder: the content bytes of agent logs to frames and back, by a table, the model, or zstd. Spec: FORMAT.md.
+"""LogCoder: the content bytes of agent logs to frames and back, by a table, and the model or PPMd. Spec: FORMAT.md.
 
-    content bytes --table--> columns, opaque bits, pieces of text --> bundle tokens --copies out--> model --> frame
-                                                                 --> zstd after the text above -----------> frame
+    content bytes --table--> columns, opaque bits, pieces of text --> PPMd after the text above -----------> frame
+                                                                 --> bundle tokens --copies out--> model --> frame
 
-A frame says by which of the methods its text is coded. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it.
+A frame says by which of the methods its text is coded. PPMd is the fast way and needs no tokens. Where the model may
+code a text, PPMd does so first, and a sample tells whether the model can take fewer bytes.
 
 A part of a log is coded after the part above it: the state of its table, the past of its copies and the context of the
 model are what that one left. A log that grows stores its new lines alone. Which method the part above has, and by which
@@ -23,16 +23,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from pltz.coding import look
-from pltz.coding.log import table
+from pltz.coding.log import ppmd, table
 from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
-from pltz.coding.workers import Later, WhenAsked, Workers
+from pltz.coding.workers import Later, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -56,7 +56,9 @@ TEXT_PER_BYTE = 6  # bytes of text at most, per byte of content: JSON text write
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
 MESSAGE = SPECIALS.index("message")  # before each piece of the text above
 
-LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
+FAST_ZSTD = 0.72  # of the size of a text at a fast level of zstd, which `look` expects: its size by PPMd, about
+LEAST_PRIMED = 1 << 16  # bytes of text above that PPMd counts, at least,
+PER_PRIMED = 4  # and bytes of content per such byte. A log has as much text, about, so priming takes as long as coding
 KEPT = 1 << 26  # bytes of texts above that are kept
 BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
@@ -71,24 +73,34 @@ class Text(NamedTuple):
 NO_TEXT = Text(repeats.NOTHING, b"")
 
 
+def _none() -> Tokens:
+    return repeats.NOTHING
+
+
 @dataclass
 class Draft:
     """A content on its way into a frame, without the content.
 
     Attributes:
-        past: the text above that counts.
+        past: the text above that counts; its tokens only where the model may code the text.
         columns, opaque: parts of its table.
+        count: bytes of its text.
+        by_ppmd: its text in PPMd bytes.
+        tokens: of its text, (T,), where the model may code it; else none.
+        copies: out of these and the past.
         literals: the tokens left for the model, (L,), once `copies` are taken out.
-        packed: bytes of its text under a fast zstd, about as under `Fallback`.
+        looks: samples that tell whether the model codes it in vain; None where it surely does not.
     """
 
     past: Text
     columns: bytes
     opaque: bytes
-    text: Text
-    copies: list[repeats.Copy]
-    literals: Tokens
-    packed: float
+    count: int
+    by_ppmd: bytes
+    tokens: Tokens = field(default_factory=_none)
+    copies: Sequence[repeats.Copy] = ()
+    literals: Tokens = field(default_factory=_none)
+    looks: look.Samples | None = None
 
 
 class Decoded(NamedTuple):
@@ -127,9 +139,9 @@ class Parsed:
     unpacked: int | None
 
     @property
-    def name(self) -> Literal["log + zstd", "log + model"]:
+    def name(self) -> Literal["log + ppmd", "log + model"]:
         """Return the name of the method."""
-        return "log + model" if self.by_model else "log + zstd"
+        return "log + model" if self.by_model else "log + ppmd"
 
     @property
     def bits(self) -> bytes:
@@ -197,50 +209,58 @@ class LogTables:
     def __init__(self, tokenizer: BundleTokenizer) -> None:
         self.tokenizer = tokenizer
         self._texts = Kept[bytes](KEPT, len)  # of parts whose content is known
-        self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))
+        self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))  # by what they are of
         self._spelled = [table.END if token in VOICES else piece for token, piece in enumerate(tokenizer.pieces)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes the same, with a tokenizer of its own."""
         return _tables, (type(self), self.tokenizer.json)
 
-    def draft(self, content: bytes, above: Above | None) -> Draft:
-        """Return a content, of one byte or more, split and tokenised. ``above``: the part above it."""
-        past = self.past(above, len(content))
+    def draft(self, content: bytes, above: Above | None, by_model: bool) -> Draft:
+        """Return a content, of one byte or more, split, and its text by PPMd.
+
+        ``above``: the part above it. ``by_model``: whether its tokens are wanted too.
+        """
+        past = self.past(above, len(content), in_tokens=by_model)
         split = table.split(content, above)
         data = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
-        tokens = self._said(data, [VOICES[piece.voice] for piece in split.pieces])
-        text = Text(tokens, b"".join(piece + table.END for piece in data))
-        self._texts.put(Above.of(content, above).key, text.data)
-        copies = repeats.find(text.tokens, past.tokens)
-        literals = repeats.literals(text.tokens, copies)
-        packed = LEVELS * Fallback.after(past.data).fast_size(text.data)
-        return Draft(past, split.columns, split.opaque, text, copies, literals, packed)
+        text = b"".join(piece + table.END for piece in data)
+        self._texts.put(Above.of(content, above).key, text)
+        by_ppmd = ppmd.encode(text, primer(past.data, len(content)))
+        draft = Draft(past, split.columns, split.opaque, len(text), by_ppmd)
+        if by_model and text:
+            draft.tokens = self._said(data, [VOICES[piece.voice] for piece in split.pieces])
+            draft.copies = repeats.find(draft.tokens, past.tokens)
+            draft.literals = repeats.literals(draft.tokens, draft.copies)
+            draft.looks = look.doubtful(len(draft.literals), text, len(by_ppmd) / FAST_ZSTD)
+        return draft
 
-    def past(self, above: Above | None, count: int) -> Text:
+    def past(self, above: Above | None, count: int, *, in_tokens: bool) -> Text:
         """Return the text above a content of ``count`` bytes that counts. The last ones are kept: a proof asks again.
 
-        ``above``: the part above it.
+        ``above``: the part above it. ``in_tokens``: whether its tokens are wanted too.
         """
-        most = max(LEAST_REACH, REACH_PER_BYTE * count)
-        key = above.key + most.to_bytes(8) if above else b""
+        if not above:
+            return NO_TEXT
+        key, most = _past_key(above, count, in_tokens), max(LEAST_REACH, REACH_PER_BYTE * count)
         if (text := self._pasts.get(key)) is None:
-            parts, at = list[bytes](), above
+            parts = list[bytes]()
+            at: Above | None = above
             while at and most >= 0:
                 part = self._text_of(at)
-                begin = part.find(table.END, len(part) - most - 1) + 1 if len(part) > most else 0
-                parts.append(part[begin:])
-                most, at = -1 if begin else most - len(part), at.up
+                end = _last_pieces(part, most)
+                parts.append(end)
+                most, at = -1 if len(end) < len(part) else most - len(part), at.up
             data = b"".join(parts[::-1])
-            pieces = data.split(table.END)[:-1]
+            pieces = data.split(table.END)[:-1] if in_tokens else []
             text = Text(self._said(pieces, [MESSAGE] * len(pieces)), data)
             self._pasts.put(key, text)
         return text
 
-    def keep(self, above: Above | None, count: int, text: Text) -> None:
+    def keep(self, above: Above | None, count: int, text: Text, *, in_tokens: bool) -> None:
         """Keep the text above a content, which another process found."""
         if above:
-            self._pasts.put(above.key + max(LEAST_REACH, REACH_PER_BYTE * count).to_bytes(8), text)
+            self._pasts.put(_past_key(above, count, in_tokens), text)
 
     def content(self, part: Above, check: bytes) -> bytes:
         """Return the content of a part that is made of a table, compared with its check. Raises CorruptError."""
@@ -249,17 +269,13 @@ class LogTables:
             raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
         return content
 
-    def frame(self, content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
-        """Return the shortest frame of a content, as `_frame`."""
-        return _frame(content, draft, coded)
+    def text(self, parsed: Parsed, past: bytes, tokens: Tokens | None) -> bytes:
+        """Return the text of a frame. Raises CorruptError.
 
-    def text(self, parsed: Parsed, past: Text, tokens: Tokens | None) -> bytes:
-        """Return the text of a frame with a table. Raises CorruptError.
-
-        ``past``: the text above. ``tokens``: its own, (T,), in method 2.
+        ``past``: what PPMd codes it after. ``tokens``: its own, (T,), where the model coded it.
         """
         if tokens is None:
-            return Fallback.after(past.data).decompress(parsed.coded, parsed.count)
+            return ppmd.decode(parsed.coded, parsed.count, past)
         if not len(tokens):
             return b""
         specials = set(np.unique(tokens[tokens < len(SPECIALS)]).tolist())
@@ -282,6 +298,20 @@ class LogTables:
         for voice, tokens in zip(voices, self.tokenizer.encode_many(pieces), strict=True):
             parts += [np.array([voice]), tokens]
         return np.concatenate(parts)
+
+
+def primer(past: bytes, count: int) -> bytes:
+    """Return what the text of a content of ``count`` bytes is coded after by PPMd, of the text above that counts."""
+    return _last_pieces(past, max(LEAST_PRIMED, count // PER_PRIMED))
+
+
+def _last_pieces(text: bytes, most: int) -> bytes:
+    """Return as many of the last pieces of a text as have ``most`` bytes."""
+    return text[text.find(table.END, len(text) - most - 1) + 1 :] if len(text) > most else text
+
+
+def _past_key(above: Above, count: int, in_tokens: bool) -> bytes:
+    return above.key + max(LEAST_REACH, REACH_PER_BYTE * count).to_bytes(8) + bytes([in_tokens])
 
 
 def _tables(made: type[LogTables], tokenizer_json: bytes) -> LogTables:
@@ -309,57 +339,43 @@ class LogCoder:
 
     # ---- content -> frame
 
-    def begin(self, content: bytes, above: Above | None) -> Later | None:
-        """Begin to make a draft of a content; None where it is empty."""
-        return self._workers.submit("draft", content, above) if content else None
+    def begin(self, content: bytes, above: Above | None, by_model: bool) -> Later | None:
+        """Begin to make a draft of a content; None where it is empty. ``by_model``: whether the model may code it."""
+        return self._workers.submit("draft", content, above, by_model) if content else None
 
     def encode_begun(
-        self,
-        batch: Sequence[tuple[bytes, Above | None]],
-        begun: Sequence[Later | None],
-        by_model: Sequence[bool],
-        *,
-        fast: bool = False,
+        self, batch: Sequence[tuple[bytes, Above | None]], begun: Sequence[Later | None], *, fast: bool = False
     ) -> list[bytes]:
         """Return the frame of each content, of which drafts were begun.
 
         Args:
             batch: content and the part above it, which its decoder knows too.
-            by_model: for each, whether the model may code its text; else zstd does.
+            begun: of each, what `begin` returned.
             fast: whether texts are in the fast layout.
         """
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
-        able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
-        chosen = self._worth_the_model(able)
+        chosen = self._worth_the_model([draft for draft in drafts if draft and len(draft.tokens)])
         rows, contexts = [draft.literals for draft in chosen], [draft.past.tokens for draft in chosen]
         layouts = [layout_of(len(row), fast=fast) for row in rows]
         encoded = self.coder.encode(rows, layouts=layouts, contexts=contexts) if rows else ()
         coded = dict(zip(map(id, chosen), encoded, strict=True))
-        frames: list[Later | None] = []
+        frames: list[bytes] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
             if draft:
-                self._tables.keep(above, len(content), draft.past)
-            frames.append(self._framing(content, draft, coded.get(id(draft))) if draft else None)
-        return [later.result() if later else b"" for later in frames]
-
-    def _framing(self, content: bytes, draft: Draft, coded: Encoded | None) -> Later:
-        """Begin to make the frame of a content, in a process where zstd has a part in it."""
-        row = content, draft, coded
-        return self._workers.submit("frame", *row) if coded is None else WhenAsked(_frame, row)
+                self._tables.keep(above, len(content), draft.past, in_tokens=len(draft.tokens) > 0)
+            frames.append(_frame(content, draft, coded.get(id(draft))) if draft else b"")
+        return frames
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
-        able = [draft for draft in drafts if len(draft.text.tokens)]
-        looks = [look.doubtful(len(one.literals), one.text.data, one.packed / LEVELS) for one in able]
-        asked = [(draft, samples) for draft, samples in zip(able, looks, strict=True) if samples]
+        """Return the drafts whose text the model codes: all but those where PPMd is near, and a sample tells so."""
+        asked = [(draft, draft.looks) for draft in drafts if draft.looks]
         sizes = look.expected_sizes(self.coder, [(draft.literals, samples) for draft, samples in asked])
         lost = set[int]()
-        for (draft, samples), size in zip(asked, sizes, strict=True):
+        for (draft, _), size in zip(asked, sizes, strict=True):
             copies = len(repeats.pack(draft.copies)) if draft.copies else 0
-            # where zstd finds no repeats, its levels come to the same
-            if draft.packed / (LEVELS if samples is look.RANDOM else 1) < size + copies:
+            if len(draft.by_ppmd) < size + copies:
                 lost.add(id(draft))
-        return [draft for draft in able if id(draft) not in lost]
+        return [draft for draft in drafts if id(draft) not in lost]
 
     # ---- frame -> content
 
@@ -380,7 +396,10 @@ class LogCoder:
             VersionError: a frame of a newer pltz.
         """
         parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
-        pasts = [self._tables.past(above, count) for _, count, above in batch]
+        pasts = [
+            self._tables.past(above, count, in_tokens=bool(one and one.by_model))
+            for one, (_, count, above) in zip(parsed, batch, strict=True)
+        ]
         numbers = [n for n, one in enumerate(parsed) if one and one.by_model]
         taken = {n: _copies(one, pasts[n].tokens) for n in numbers if (one := parsed[n])}
         items = []
@@ -398,32 +417,25 @@ class LogCoder:
 
     def _decoded(self, parsed: Parsed, past: Text, tokens: Tokens | None, count: int, above: Above | None) -> Decoded:
         """Begin to join the content of a frame. ``tokens``: of its text, (T,), where the model coded it."""
-        part = Above.made_of(parsed.columns, parsed.bits, self._tables.text(parsed, past, tokens), count, above)
+        text = self._tables.text(parsed, primer(past.data, count), tokens)
+        part = Above.made_of(parsed.columns, parsed.bits, text, count, above)
         return Decoded(part, self._workers.submit("content", part, parsed.check).result)
 
 
 def _frame(content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
-    """Return the shortest frame of a content. ``coded``: its literals by the model, None where zstd codes the text."""
-    head, opaque, sizes = 0, draft.opaque, [len(draft.columns), len(draft.opaque), 0]
+    """Return the shorter frame of a content. ``coded``: its literals by the model, None where PPMd codes the text."""
+    head, opaque, unpacked = 0, draft.opaque, list[int]()
     if Fallback().fast_size(opaque) < len(opaque) and len(shorter := Fallback().compress(opaque)) + 4 < len(opaque):
-        head, opaque, sizes = PACKED, shorter, [len(draft.columns), len(shorter), 0, len(opaque)]
-
-    def joined(kind: int, count: int, text: bytes) -> bytes:
-        sizes[2] = count
-        rest = draft.columns + opaque + text
-        return bytes([head | kind]) + check_of(content) + b"".join(map(write_varint, sizes)) + rest
-
-    best, data = b"", b""
+        head, opaque, unpacked = PACKED, shorter, [len(opaque)]
+    kind, count, text = 0, draft.count, draft.by_ppmd
     if coded is not None:
         copies = repeats.pack(draft.copies) if draft.copies else b""
         data = copies + coded.data
-        if len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(data) + 1):
+        if len(data) < len(text) and len(draft.tokens) <= MAX_TOKENS_PER_BYTE * (len(data) + 1):
             kind = MODEL | (COPIES if copies else 0) | (FAST if coded.layout != layout_of(len(draft.literals)) else 0)
-            best = joined(kind, len(draft.text.tokens), data)
-    if not best or draft.packed < len(data):
-        other = joined(0, len(draft.text.data), Fallback.after(draft.past.data).compress(draft.text.data))
-        best = min(best or other, other, key=len)
-    return best
+            count, text = len(draft.tokens), data
+    sizes = map(write_varint, (len(draft.columns), len(opaque), count, *unpacked))
+    return bytes([head | kind]) + check_of(content) + b"".join(sizes) + draft.columns + opaque + text
 
 
 def _checked(frame: bytes, count: int) -> Parsed:

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
+import zstandard
 
 from pltz.coding.sketch import Hashes, Sketch
-from pltz.plt_codec.zstd import Fallback
+from pltz.plt_codec.zstd import FAST_LEVEL, LDM_LOG, Fallback, window_log
 
 HASHES = 256  # of a sketch
 LEAST_SHARED = 0.01  # of the passages of a log: with less in common an earlier log is not looked at
@@ -61,6 +62,14 @@ def worth_most(content: bytes, earlier: Sequence[T], content_of: Callable[[T], b
     if not earlier:
         return None
     alone = Fallback().fast_size(content)
-    sizes = [Fallback.after(content_of(one)[-LOOKED:]).fast_size(content) for one in earlier]
+    sizes = [_size_after(content_of(one)[-LOOKED:], content) for one in earlier]
     size, best = min(zip(sizes, range(len(earlier)), strict=True))
     return earlier[best] if size < (1 - LEAST_GAIN) * alone else None
+
+
+def _size_after(before: bytes, content: bytes) -> int:
+    """Return the bytes of a content after another, at a fast level of zstd."""
+    log = window_log(len(content))
+    known = zstandard.ZstdCompressionDict(before, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    parameters = zstandard.ZstdCompressionParameters.from_level(FAST_LEVEL, window_log=log, enable_ldm=log > LDM_LOG)
+    return len(zstandard.ZstdCompressor(dict_data=known, compression_params=parameters).compress(content))

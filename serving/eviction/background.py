@@ -72,7 +72,6 @@ def start(
         "key": key and [base64.b64encode(key.material).decode(), key.kdf],
         "threads": settings.threads,
         "layout": settings.layout,
-        "zstd_above": settings.zstd_above,
         "merge_turns": settings.merge_turns,
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
@@ -220,7 +219,6 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
             bundle=config["bundle"],
             threads=config["threads"],
             layout=config["layout"],
-            zstd_above=config["zstd_above"],
             merge_turns=config["merge_turns"],
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pltz.plt_codec import ZSTD_ABOVE, LayoutName
+from pltz.plt_codec import LayoutName
 from pltz.serving.eviction.checked import Limits, Positive, check
 from pltz.serving.eviction.journal.writer import SEGMENT
 from pltz.serving.eviction.worker import BATCH_TOKENS
@@ -20,7 +20,7 @@ class HookSettings:
     ``journal_bytes``: most bytes of all journal files, None for no limit but the disk. ``when_full``: which
     evictions are lost when memory is full. ``segment_bytes``: size of a journal file. ``batch_tokens``:
     tokens per commit. ``nice``: priority of the worker. ``threads``: threads of its coder. ``layout``: of
-    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `Archive.open`. ``merge_turns``:
+    long sessions. ``merge_turns``:
     join the last turns of sessions that grow, as there.
     """
 
@@ -34,7 +34,6 @@ class HookSettings:
     nice: Annotated[int, Limits(0, 19)] = 19
     threads: Positive = 1
     layout: LayoutName = "default"
-    zstd_above: Annotated[int, Limits(0)] | None = ZSTD_ABOVE
     merge_turns: bool = True
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from pltz.archive import (
     reason,
 )
 from pltz.models import Session
-from pltz.plt_codec import NONE, ZSTD_ABOVE, ContentError, ModelError, TokenizerMismatch, UsageError
+from pltz.plt_codec import NONE, ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks, Lock
 from pltz.serving.eviction.journal.reader import JournalReader, JournalSegment
@@ -306,7 +306,6 @@ def drain(
     key: Secret | None = None,
     threads: int | None = None,
     layout: LayoutName = "default",
-    zstd_above: int | None = ZSTD_ABOVE,
     merge_turns: bool = True,
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,
@@ -321,7 +320,7 @@ def drain(
 
     Args:
         archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
-        layout, zstd_above, merge_turns: as for `Archive.open`.
+        layout, merge_turns: as for `Archive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
@@ -346,7 +345,6 @@ def drain(
             bundle=bundle,
             threads=threads,
             layout=layout,
-            zstd_above=zstd_above,
             merge_turns=merge_turns,
         )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pltz.archive import Policy, seconds
-from pltz.plt_codec import MAX_BYTES, ZSTD_ABOVE, LayoutName, UsageError, named_file
+from pltz.plt_codec import LayoutName, UsageError, named_file
 from pltz.serving.eviction.checked import Limits, Word, check, checked
 from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.registry import SOURCES
@@ -39,7 +39,6 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # bundles = ["mini"]              # the first one codes; default: the one that ships with pltz
 # threads = 1                     # cores that it uses; default: all
 # layout = "fast"                 # long sessions and turns thaw sooner on a GPU and take a few per cent more bytes
-# zstd_above = 1048576            # larger sessions (bytes) go to zstd, not to the model; default: 4194304
 # merge_turns = false             # do not join turns as a session grows: freezing takes less time, reading more
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
 
@@ -161,7 +160,6 @@ class Config:
     device: Word = "cpu"
     layout: LayoutName = "default"
     keep_opaque: bool = False
-    zstd_above: Annotated[int, Limits(0, MAX_BYTES)] = ZSTD_ABOVE
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
     collect: CollectSettings | None = None

@@ -113,7 +113,6 @@ class Freezer:
             device=self.config.device,
             threads=self.config.threads,
             layout=self.config.layout,
-            zstd_above=self.config.zstd_above,
             merge_turns=self.config.merge_turns,
         )
 

@@ -173,7 +173,7 @@ def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
             assert [tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments] == expected[:version]
     segments = {log: [archive.record(s) for s, _ in archive.get(log).segments] for log in LOGS}
     methods = {log: [method_of(archive.keys.bits(i.context, i.record))[0] for i in of] for log, of in segments.items()}
-    assert methods["shop/first"] == ["log + model"] and methods["shop/large"][0] == "log + zstd"
+    assert methods["shop/first"] == ["log + model"] and methods["shop/large"][0] == "log + ppmd"
     assert archive.verify(decode=True).sound
     for log, expected in rows.items():  # the same bytes are the same segments: nothing is coded again
         tokens = [np.frombuffer(one, np.uint8) for one in expected]

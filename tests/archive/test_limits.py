@@ -18,6 +18,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
+from pltz.plt_codec import limits
 from pltz.plt_codec.errors import CorruptError, LimitError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
@@ -67,9 +68,11 @@ def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
 
 
-def test_a_session_archive_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
-    SessionArchive.create(tmp_path / "cold", [bundle])
-    cold = SessionArchive.open(tmp_path / "cold", [bundle], zstd_above=599)
+def test_a_session_archive_sends_large_sessions_to_zstd(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 599)
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
     large = Session("chat", {"messages": [{"role": "user", "content": "large " * 100}]})
     ids = Session("ids", np.arange(150))
     [one, two] = cold.put([PutRequest("large", large), PutRequest("ids", ids)])
@@ -91,16 +94,22 @@ def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["the bundle's ids", "ids of another tokenizer"])
 def test_a_token_archive_sends_large_sessions_to_zstd(
-    bundle: Bundle, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes], foreign: bool
+    bundle: Bundle,
+    tmp_path: Path,
+    tiny_tokenizer_json: Callable[..., bytes],
+    foreign: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read large sessions again in a new process. Their next version builds on them, and the model's on theirs."""
     tokenizers = [tiny_tokenizer_json(384)] if foreign else []
-    cold = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers, create=True, zstd_above=4 * 250)
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 4 * 250)
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers, create=True)
     tokenizer = cold.add(tokenizers[0]) if foreign else bundle.tokenizer.fingerprint
     ids = np.random.default_rng(1).integers(40, 300, 600)
     requests = [PutRequest("s", Session("ids", ids[:n]), tokenizer=tokenizer) for n in (200, 400, 600)]
     assert [put.by_model for put in cold.put(requests)] == [True, False, False]
-    again = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers, zstd_above=None)
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 1 << 22)
+    again = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers)
     assert [len(again.get_ids("s", version=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
     found = again.get_ids("s")
     assert (found.ids == ids).all() and len(found.segments) == 3
@@ -123,11 +132,14 @@ def test_the_hook_joins_turns(
     assert len(peek(cold, "a")) == (2 if merge_turns else 5)
 
 
-def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
+def test_the_hook_sends_large_sessions_to_zstd(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 1000)
     SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     with EvictionHook.open(tmp_path / "journal") as hook:
         hook.on_evict(EvictionRequest("small", [*range(60)]))
         hook.on_evict(EvictionRequest("large", [*range(260)]))
         assert hook.flush(20)
-    done = drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, zstd_above=1000)
+    done = drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle)
     assert (done.stored, done.by_zstd) == (2, 1) and done.as_fields()["by_zstd"] == 1

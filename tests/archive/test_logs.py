@@ -90,7 +90,7 @@ def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
     assert coded == [new, -new]  # coded and proved, and nothing else
     assert (second.version, second.segments, second.tower) == (2, 1, 2)
     assert second.size < first.size / 4
-    assert second.method in ("log + model", "log + zstd")
+    assert second.method in ("log + model", "log + ppmd")
     assert second.opaque is not None and 60 <= second.opaque <= 64
     assert cold.get("log") == Session("chat", lines(44))
     assert SessionArchive.open(place).get("log", version=1) == Session("chat", lines(40))
@@ -128,14 +128,14 @@ def put_and_stop(cold: SessionArchive, count: int, coded: list[int], after: floa
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize(("more", "zstd_above"), [(9, None), (0, 100)], ids=["grown, model", "unchanged, zstd"])
+@pytest.mark.parametrize(("more", "model_logs"), [(9, True), (0, False)], ids=["grown, model", "unchanged, PPMd"])
 def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
-    place: Path, coded: list[int], more: int, zstd_above: int | None
+    place: Path, coded: list[int], more: int, model_logs: bool
 ) -> None:
     whole = len(Session("chat", lines(60)).to_bytes())
-    put_and_stop(SessionArchive.open(place, zstd_above=zstd_above), 60, coded, 0.5)
+    put_and_stop(SessionArchive.open(place, model_logs=model_logs), 60, coded, 0.5)
     kept = sum(size for size in coded if size > 0)
-    cold = SessionArchive.open(place, zstd_above=zstd_above)
+    cold = SessionArchive.open(place, model_logs=model_logs)
     assert whole / 2 < kept < whole
     with pytest.raises(NotFound):
         cold.get("log")
@@ -145,7 +145,7 @@ def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
     new = len(Session("chat", lines(60 + more)).to_bytes()) - kept
     assert sum(size for size in coded if size > 0) == new
     assert (receipt.version, receipt.segments) == (1, sum(size > 0 for size in coded))
-    cold = SessionArchive.open(place, zstd_above=zstd_above)
+    cold = SessionArchive.open(place, model_logs=model_logs)
     assert cold.get("log") == Session("chat", lines(60 + more))
     assert len(list(cold.archive.ls(forgotten=True, history=True))) == 1
     assert put(cold, 60 + more).unchanged
@@ -175,7 +175,7 @@ def killed(self, batch, *rest, **options):
     return encode(self, batch, *rest, **options)
 
 with mock.patch.object(Pace, "limit", property(lambda _: 1)), mock.patch.object(LogCoder, "encode_begun", killed):
-    put(SessionArchive.open(sys.argv[1], zstd_above=None), 60)
+    put(SessionArchive.open(sys.argv[1], model_logs=True), 60)
 """
 
 
@@ -185,11 +185,11 @@ def test_parts_of_a_put_that_was_killed_stay_for_the_grace(place: Path, coded: l
     """Collectors that ran meanwhile have condemned their packs. Without a grace they have deleted them."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(place)], cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == -signal.SIGKILL
-    cold = SessionArchive.open(place, zstd_above=None)
+    cold = SessionArchive.open(place, model_logs=True)
     assert cold.archive.stat().segments == 2 and not list(cold.archive.ls())
     for _ in range(3):
         cold.archive.collect(grace=grace, dead_share=0.01)
-    assert put(SessionArchive.open(place, zstd_above=None), 60).version == 1
+    assert put(SessionArchive.open(place, model_logs=True), 60).version == 1
     whole, new = len(Session("chat", lines(60)).to_bytes()), sum(size for size in coded if size > 0)
     assert new < whole - 2 * 4000 if grace else new == whole
     for _ in range(3):
@@ -203,27 +203,29 @@ def test_parts_of_a_sealed_log_are_erased_with_any_session_of_its_tenant(tmp_pat
     (tmp_path / "key").write_bytes(b"k" * 40)
     (tmp_path / "key").chmod(0o600)
     key = Secret.file(tmp_path / "key")
-    cold = SessionArchive.open(tmp_path / "sealed", key=key, create=True, zstd_above=None)
+    cold = SessionArchive.open(tmp_path / "sealed", key=key, create=True, model_logs=True)
     next(iter(cold.put([request(3, "other")])))
     coded.clear()
     put_and_stop(cold, 60, coded, 0.5)
     done = cold.archive.erase("default", "other")
     assert (done.segments, done.shared) == (1 + sum(size > 0 for size in coded), 0)
-    again = SessionArchive.open(tmp_path / "sealed", key=key, zstd_above=None)
+    again = SessionArchive.open(tmp_path / "sealed", key=key, model_logs=True)
     assert again.archive.verify().sound and put(again, 60).version == 1
 
 
 @pytest.mark.usefixtures("in_parts")
 def test_the_receipt_of_a_log_put_in_parts_is_of_all_of_it(place: Path) -> None:
     told = list[tuple[int, int]]()
-    cold = SessionArchive.open(place, zstd_above=None)
+    cold = SessionArchive.open(place, model_logs=True)
     [receipt] = cold.put([request(60)], coding=lambda count, size: told.append((count, size)))
     assert sum(size for _, size in told) == len(Session("chat", lines(60)).to_bytes())
     assert receipt.segments == receipt.tower == len(told) > 3
     assert receipt.opaque is not None and receipt.opaque >= 60 * 15
     assert receipt.size == sum(len(item.record.bitstring) for item in peek(cold, "log"))
-    [receipt] = SessionArchive.open(place, zstd_above=1000).put([request(60, "by zstd")])
-    assert receipt.tower == 4 and receipt.method == "log + zstd"
+    [again] = SessionArchive.open(place).put([request(60, "by PPMd")])
+    assert (again.segments, again.tower, again.method) == (0, receipt.tower, "log")  # whatever coded its text
+    [grown] = SessionArchive.open(place).put([request(90, "by PPMd")])
+    assert grown.segments and grown.tower == again.tower + grown.segments and grown.method == "log + ppmd"
 
 
 def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:
@@ -333,7 +335,7 @@ def test_the_codec_checks_its_bytes() -> None:
     none = content[:0]
     data = codec.encode([Plain(content, none), Plain(none, none)])
     assert method_of(data[0])[0].startswith("log")
-    assert method_of(data[1]) == ("log + zstd", 0)
+    assert method_of(data[1]) == ("log + ppmd", 0)
     assert codec.vouches(data[0], content) and not codec.vouches(data[0], content[1:])
     found = codec.decode([Coded(data[0], len(content), none), Coded(data[1], 0, none)])
     assert [one.dtype for one in found] == [np.uint8, np.uint8]

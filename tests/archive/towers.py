@@ -42,7 +42,6 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import ContentError
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.kv.thaw.thawer import Thawer
@@ -234,7 +233,7 @@ class SessionArchive:
         archive: TowerArchive,
         bundles: Sequence[Any] = (),
         *,
-        zstd_above: int | None = ZSTD_ABOVE,
+        model_logs: bool = False,
         merge_turns: bool = True,
         tokenizers: Sequence[bytes] = (),
         **engine: Unpack[EngineOptions],
@@ -244,13 +243,13 @@ class SessionArchive:
             archive.parts,
             bundle=[*bundles] or None,
             tokenizers=tokenizers,
-            zstd_above=zstd_above,
+            model_logs=model_logs,
             merge_turns=merge_turns,
             **engine,
         )
         archive.load_codecs = lambda: self.cold.codecs
         if archive.codecs:  # given ones, perhaps of no real bundle
-            self.cold.__dict__["codecs"] = BundleCodecs(archive.codecs, bundles, zstd_above=zstd_above, **engine)
+            self.cold.__dict__["codecs"] = BundleCodecs(archive.codecs, bundles, model_logs=model_logs, **engine)
         self.cold.codecs  # noqa: B018  (loads the bundles)
 
     @classmethod

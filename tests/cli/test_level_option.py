@@ -52,10 +52,25 @@ def test_a_file_is_coded_as_its_level_says(
     assert [json.loads(line) for line in back] == [json.loads(line) for line in chats.read_text("utf8").splitlines()]
 
 
-def test_level_7_sends_no_session_to_zstd_for_its_size(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
-    for level, limit in ((6, 4 << 20), (7, None)):
-        done = run("compress", chats, "-o", tmp_path / f"{level}.pltz", "--level", level, "--json")
-        assert json.loads(done.stdout)["zstd_above"] == limit
+@pytest.mark.parametrize(("level", "by_model"), [(None, True), (2, False), (3, True), (5, False)])
+def test_the_text_of_a_log_is_coded_as_the_level_of_a_file_says(
+    run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    level: int | None, by_model: bool,
+) -> None:  # fmt: skip
+    how = heard(monkeypatch, api, "compress")
+    chosen = ["--level", level] if level else []
+    assert run("compress", chats, "-o", tmp_path / "a.pltz", *chosen).exit_code == 0
+    assert how["model_logs"] is by_model
+
+
+@pytest.mark.parametrize(("level", "by_model"), [(None, False), (2, False), (3, True), (6, True)])
+def test_the_text_of_a_log_is_coded_as_the_level_of_a_put_says(
+    run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch, level: int | None, by_model: bool
+) -> None:
+    how = heard(monkeypatch, Archive, "open")
+    chosen = ["--level", level] if level else []
+    assert run("archive", "put", "-r", cold, chats, *chosen).exit_code == 0
+    assert how["model_logs"] is by_model
 
 
 @pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])
@@ -72,11 +87,11 @@ def test_a_bundle_is_coded_with_as_the_level_says(
     run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = heard(monkeypatch, api, "compress")
-    assert run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 8, "--bundle", "nano").exit_code == 0
+    assert run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 7, "--bundle", "nano").exit_code == 0
     assert Reader((tmp_path / "a.pltz").read_bytes()).header.bundle_id == nano and not how["independent"]
 
 
 def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path, chats: Path, tmp_path: Path) -> None:
     for words in (["compress", chats, "-o", tmp_path / "a.pltz"], ["archive", "put", "-r", cold, chats]):
-        done = run(*words, "--level", 8)
+        done = run(*words, "--level", 7)
         assert done.exit_code == 2 and "pip install pltz-base" in done.stderr

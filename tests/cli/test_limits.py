@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.coding import level
+from pltz.plt_codec import limits
 from pltz.plt_codec.limits import MAX_BYTES
 from tests.cli.commands import Run, lines
 
@@ -24,15 +24,14 @@ def test_compress_and_put_refuse_a_session_over_the_limit(
     assert not (tmp_path / "big.pltz").exists()
 
 
-def test_what_a_level_leaves_to_zstd_is_told(
+def test_what_is_left_to_zstd_is_told(
     tiny: Path, run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"large " * 100)
     (tmp_path / "b.txt").write_bytes(b"")
     inputs, out = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out.pltz"
-    mini = level.LEVELS[5]._replace(zstd_above=500)
-    monkeypatch.setitem(level.LEVELS, 5, mini)
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 500)
     [line] = lines(run("compress", *inputs, "-o", out, "--level", 5, "--json"))
-    assert line["methods"] == {"model": 1, "zstd": 1, "log": 0} and line["zstd_above"] == 500
+    assert line["methods"] == {"model": 1, "zstd": 1, "log": 0}
     stored = lines(run("archive", "put", "-r", cold, *inputs, "--level", 5, "--json"))
     assert [one["method"] for one in stored] == ["zstd", "model"]

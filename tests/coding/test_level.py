@@ -9,12 +9,12 @@ from pltz.models.bundle import locations
 from pltz.plt_codec.errors import UsageError
 
 
-def test_levels_are_1_to_9_and_no_two_choose_the_same() -> None:
-    assert list(LEVELS) == list(range(1, 10)) and len(set(LEVELS.values())) == 9
+def test_levels_are_1_to_7_and_no_two_choose_the_same() -> None:
+    assert list(LEVELS) == list(range(1, 8)) and len(set(LEVELS.values())) == 7
 
 
 def test_the_bundles_of_the_wheel_are_at_hand() -> None:
-    assert [level(number).bundle for number in range(1, 8)] == ["nano"] * 3 + ["mini"] * 4
+    assert [level(number).bundle for number in range(1, 7)] == ["nano"] * 3 + ["mini"] * 3
 
 
 def test_a_level_without_its_bundle_is_refused_with_what_brings_it(
@@ -23,11 +23,11 @@ def test_a_level_without_its_bundle_is_refused_with_what_brings_it(
     monkeypatch.setattr(locations, "EMBEDDED", tmp_path)
     monkeypatch.setattr(locations, "GROUP", "pltz.bundles.of.the.tests")
     monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path))
-    with pytest.raises(UsageError, match=r"level 8 needs the bundle base.*pip install pltz-base"):
-        level(8)
+    with pytest.raises(UsageError, match=r"level 7 needs the bundle base.*pip install pltz-base"):
+        level(7)
 
 
-@pytest.mark.parametrize("number", [0, 10, -1])
+@pytest.mark.parametrize("number", [0, 8, -1])
 def test_other_numbers_are_refused(number: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to 9"):
+    with pytest.raises(UsageError, match="from 1 to 7"):
         level(number)

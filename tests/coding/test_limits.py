@@ -16,6 +16,7 @@ from pltz.datasets.loaders import load
 from pltz.models.session import json_value
 from pltz.models.session.json_value import MAX_DEPTH
 from pltz.models.session.session import Session
+from pltz.plt_codec import limits
 from pltz.plt_codec.container.file import Reader, Writer
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.errors import (
@@ -179,33 +180,36 @@ def test_memory_to_parse_is_bounded(line: str, bound: int) -> None:
     assert peak_mib(line) < bound
 
 
-def test_zstd_above_sends_large_sessions_to_zstd(codec: Codec) -> None:
+def test_large_sessions_go_to_zstd(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = Session("text", b"small"), chat("large " * 100)
     ids = Session("ids", np.arange(200) % 99)
     kinds = {}
-    for limit in (None, 599, 0):
-        data = codec.compress([small, large, ids], zstd_above=limit)
+    for limit in (1 << 22, 599, 0):
+        monkeypatch.setattr(limits, "ZSTD_ABOVE", limit)
+        data = codec.compress([small, large, ids])
         assert codec.decompress(data) == [small, large, ids]
         kinds[limit] = [Reader(data).info(n).method for n in range(3)]
-    assert kinds[599][0] == kinds[None][0] and kinds[599][1:] == [Method.BYTES] * 2
+    assert kinds[599][0] == kinds[1 << 22][0] and kinds[599][1:] == [Method.BYTES] * 2
     assert kinds[0] == [Method.BYTES] * 3
 
 
-def test_zstd_above_never_asks_the_model(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sessions_never_ask_the_model(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("it was tokenised or coded")
 
     for method in ("encode_many", "decode"):
         monkeypatch.setattr(type(codec.bundle.tokenizer), method, never)
     monkeypatch.setattr(type(codec.coder), "decode", never)
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 4999)
     session = chat("x" * 5000)
-    assert codec.decompress(codec.compress([session], zstd_above=4999)) == [session]
+    assert codec.decompress(codec.compress([session])) == [session]
 
 
-def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
+def test_large_sessions_are_refused_as_others_are(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 0)
     image = Session("chat", {"messages": [{"role": "user", "content": [{"type": "image", "url": "x" * 90}]}]})
     with pytest.raises(OpaqueContentError):
-        codec.compress([image], zstd_above=10)
-    assert codec.decompress(codec.compress([image], zstd_above=10, keep_opaque=True)) == [image]
+        codec.compress([image])
+    assert codec.decompress(codec.compress([image], keep_opaque=True)) == [image]
     with pytest.raises(TokenizerMismatch):
-        codec.compress([Session("ids", [1 << 30])], zstd_above=0)
+        codec.compress([Session("ids", [1 << 30])])

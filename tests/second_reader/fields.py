@@ -11,7 +11,6 @@ import zstandard
 MAX_BODY, MAX_HEAD = (1 << 28) + (1 << 20), 1 << 18  # bytes
 PIECE = 4096  # bytes that fill a piece of a body
 LEAST_COPY, MANY_COPIES = 32, 8
-SHORTEST_PREFIX, DICTIONARY_MAGIC = 8, b"\x37\xa4\x30\xec"
 
 
 class Damaged(Exception):
@@ -166,19 +165,15 @@ def _pieces(bitstrings: list[bytes]) -> list[bytes]:
     return pieces if pieces[-1] else pieces[:-1]
 
 
-def fallback(data: bytes, count: int, dictionary: bytes = b"", prefix: bytes = b"") -> bytes:
-    """Return the content of fallback bytes. ``prefix``: content in place of the dictionary.
+def fallback(data: bytes, count: int, dictionary: bytes = b"") -> bytes:
+    """Return the content of fallback bytes.
 
     The library refuses blocks over the window, and bytes behind the last one.
     """
     if len(data) == count:
         return data
     refuse(len(data) > count, "fallback bytes longer than what they hold")
-    known = None
-    if len(prefix) >= SHORTEST_PREFIX and not prefix.startswith(DICTIONARY_MAGIC):
-        known = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    elif dictionary:
-        known = zstandard.ZstdCompressionDict(dictionary)
+    known = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     window = min(27, max(10, (count - 1).bit_length()))
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([(window - 10) << 3]) + data
     try:

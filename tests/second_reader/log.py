@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pyppmd
+
 from tests.second_reader.fields import Fields, Newer, copies_of, fallback, refuse
 from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.table import Log
@@ -32,13 +34,14 @@ def decoded(
     columns_size, opaque_size, text_size = (fields.varint() for _ in range(3))
     opaque_count = fields.varint() if head & PACKED else opaque_size
     columns, opaque = fields.take(columns_size), fallback(fields.take(opaque_size), opaque_count)
-    past, before = Log(), _text_above(above, count)
+    past = Log()
     if not head & MODEL:
-        text = fallback(fields.rest(), text_size, prefix=b"".join(piece + b"\xff" for piece in before))
+        before = _text_above(above, max(LEAST_ABOVE, count // 4))
+        text = by_ppmd(fields.rest(), text_size, b"".join(piece + b"\xff" for piece in before))
         *pieces, rest = text.split(b"\xff")
         refuse(rest, "a text that ends within a piece")
     elif bundle:
-        pieces = _pieces(fields, head, text_size, before, bundle)
+        pieces = _pieces(fields, head, text_size, _text_above(above, max(LEAST_ABOVE, PER_BYTE * count)), bundle)
     else:
         raise LookupError("a log of a model without its bundle")
     for table in above:
@@ -48,9 +51,29 @@ def decoded(
     return found, [*above, (columns, opaque, pieces, count)]
 
 
-def _text_above(above: Sequence[Table], count: int) -> list[bytes]:
-    """Return the pieces of the text above that count for so many bytes of content."""
-    found, left = list[bytes](), max(LEAST_ABOVE, PER_BYTE * count)
+def by_ppmd(data: bytes, count: int, past: bytes) -> bytes:
+    """Return the text of PPMd bytes after a past."""
+    order = data[0] if count else 0
+    if not order:
+        refuse(len(data) != count + bool(count), "a text of another size")
+        return data[1:]
+    fields = Fields(data[1:])
+    memory, stream = fields.number(1), fields.rest()
+    refuse(order > 64 or not 20 <= memory <= 28 or not stream, "a model of no writer")
+    refuse(count > 4096 * (len(data) + 16), "more text than PPMd bytes can have")
+    coder = pyppmd.Ppmd7Encoder(order, 1 << memory)
+    begun = b"".join(coder.encode(past[at : at + 1024]) for at in range(0, len(past), 1024)) or b"\0"
+    decoder = pyppmd.Ppmd7Decoder(order, 1 << memory)
+    behind = bytes(4 * (len(past) + count) + 2 * order + 16)
+    found = bytes(decoder.decode(begun + stream + behind, len(past) + count))
+    refuse(found[: len(past)] != past or len(found) != len(past) + count, "a text after another past")
+    refuse(not decoder.eof or len(decoder.unused_data) != len(behind), "a stream that ends elsewhere")
+    return found[len(past) :]
+
+
+def _text_above(above: Sequence[Table], most: int) -> list[bytes]:
+    """Return the pieces of the text above that have so many bytes."""
+    found, left = list[bytes](), most
     for piece in (piece for _, _, pieces, _ in above[::-1] for piece in pieces[::-1]):
         left -= len(piece) + 1
         if left < 0:

@@ -17,6 +17,7 @@ from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.parity import Parity
 from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import BytesCodec
+from pltz.plt_codec import limits
 from tests.archive.towers import TowerArchive
 from tests.golden.archives.make import (
     FORGOTTEN,
@@ -198,11 +199,12 @@ PUT: dict[str, Any] = {
 
 @pytest.mark.parametrize("secret", [None, "correct horse"], ids=["open", "sealed"])
 @pytest.mark.parametrize("by_zstd", [False, True], ids=["model", "zstd"])
-def test_what_the_product_puts(secret: str | None, by_zstd: bool, tmp_path: Path) -> None:
+def test_what_the_product_puts(
+    secret: str | None, by_zstd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "cold"
-    with pltz.Archive.open(
-        place, create=True, bundle="nano", passphrase=secret, zstd_above=0 if by_zstd else None
-    ) as cold:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 0 if by_zstd else limits.ZSTD_ABOVE)
+    with pltz.Archive.open(place, create=True, bundle="nano", passphrase=secret) as cold:
         for name, session in PUT.items():
             cold.put(name, session, tenant="acme", tags={"of": name}, base="prompts" if name == "list" else None)
         for count in (3, 4):

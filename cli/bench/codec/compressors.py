@@ -50,8 +50,7 @@ class Peer:
     def size(self, data: bytes) -> int:
         """Return the bytes that ``data`` takes, after it was decoded back and compared.
 
-        Data that the peer's library does not decode correctly counts as stored plain (pyppmd fails so on some noise of
-        200 kB; no chat did).
+        Data that the peer's library does not decode correctly counts as stored plain.
         """
         coded = self.encode(data)
         return self.counted(coded, data, self.back(coded, len(data)))
@@ -226,7 +225,8 @@ def ppmd_peer() -> Peer:
     """Return PPMd variant H, without its constant first byte and the last three bytes of its range coder.
 
     The coder ends by writing its lower bound, 32 bits, while its range is at least 2^24. The bound rounded up to a
-    multiple of 2^24 lies inside the range too, and its three zero bytes need not be stored.
+    multiple of 2^24 lies inside the range too, and its three zero bytes need not be stored. The library loses bytes of
+    what is not handed to it in pieces.
     """
     pyppmd = importlib.import_module("pyppmd")
 
@@ -234,7 +234,8 @@ def ppmd_peer() -> Peer:
         if not data:
             return b""
         coder = pyppmd.Ppmd7Encoder(PPMD_ORDER, PPMD_MEMORY)
-        whole: bytes = coder.encode(data) + coder.flush()
+        pieces = [coder.encode(data[at : at + 1024]) for at in range(0, len(data), 1024)]
+        whole = b"".join(pieces) + coder.flush()
         bound = (int.from_bytes(whole) + (1 << 24) - 1) >> 24
         return bound.to_bytes(len(whole) - 3)[1:]
 

@@ -15,8 +15,7 @@ class FrameCoder(LogCoder):
         self, batch: Sequence[tuple[bytes, Above | None]], *, by_model: bool = True, fast: bool = False
     ) -> list[bytes]:
         """Return the frame of each content, coded after the part above it."""
-        begun = [self.begin(content, above) for content, above in batch]
-        return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast)
+        return self.encode_begun(batch, [self.begin(*row, by_model) for row in batch], fast=fast)
 
     def decode(self, batch: Sequence[tuple[bytes, int, Above | None]]) -> list[bytes]:
         """Return the content of each frame, of so many bytes, decoded after the part above it."""

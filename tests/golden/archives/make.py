@@ -112,7 +112,7 @@ def parts(key: Secret | None = None) -> Files:
 LOGS: dict[str, tuple[int, ...]] = {  # name: the first step of each segment, one after the other, and the last
     "shop/first": (0, 60),
     "shop/second": (20, 70, 75),  # grown by five lines
-    "shop/large": (100, 700, 720),  # coded by zstd
+    "shop/large": (100, 700, 720),  # by PPMd
 }
 
 
@@ -127,11 +127,13 @@ def lines(first: int, last: int) -> bytes:
 
 
 def logs(key: Secret | None = None) -> Files:
-    """Logs of agents as tables: by `mini`, grown, and by zstd."""
+    """Logs of agents as tables: by `mini`, grown, and by PPMd."""
     disk = SimDisk(seed=4)
-    archive = TowerArchive.create(DirectoryStore(disk), [log_codec()], key=key)
+    codec = log_codec()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     for name, steps in LOGS.items():
         rows = [np.frombuffer(lines(a, b), np.uint8) for a, b in itertools.pairwise(steps)]
+        codec.by_model = name != "shop/large"
         for count in range(1, len(rows) + 1):
             archive.put([NewSession(name, rows[:count], kind="text")])
     return disk.seen.files()
@@ -139,7 +141,7 @@ def logs(key: Secret | None = None) -> Files:
 
 def log_codec() -> LogCodec:
     """Return the codec of logs."""
-    return LogCodec(Bundle.load("mini"), zstd_above=1 << 16)
+    return LogCodec(Bundle.load("mini"))
 
 
 def grown_codec() -> BundleCodec:

@@ -50,7 +50,7 @@ def count(lines: int) -> bytes:
 # case: content, the case above it, whether the model may code its text, whether in the fast layout
 CASES = {
     "packed": (b"\xff" * 300, "", True, False),
-    "zstd": (log(0, 40), "", False, False),
+    "ppmd": (log(0, 40), "", False, False),
     "model": (log(0, 12), "", True, False),
     "long": (count(200), "", True, False),
     "fast": (log(0, 12), "", True, True),
@@ -81,7 +81,7 @@ def main() -> None:
             print(f"{path.name} exists: golden files are not refreshed", file=sys.stderr)
             continue
         part = content, above(case)
-        path.write_bytes(coder.encode_begun([part], [coder.begin(*part)], [by_model], fast=fast)[0])
+        path.write_bytes(coder.encode_begun([part], [coder.begin(*part, by_model)], fast=fast)[0])
         print(json.dumps({"file": path.name, "bytes": path.stat().st_size}))
 
 

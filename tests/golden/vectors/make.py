@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from pltz.archive.encryption.box import seal
 from pltz.benchmarks.random_weights import random_weights
+from pltz.coding.log import ppmd
 from pltz.coding.log.bit_coder import BitWriter
 from pltz.models.bundle import patch
 from pltz.models.bundle.bundle import Bundle
@@ -79,23 +80,28 @@ def blocks() -> Vectors:
 
 
 def fallback() -> Vectors:
-    """Content, the dictionary or the prefix that both sides have, and its fallback bytes."""
+    """Content, the dictionary that both sides have, and its fallback bytes."""
     words = b"The tower keeps what sessions share. "
     cases = [
-        (b"", b"", b""),
-        (b"h\xc3\xa9\xff!", b"", b""),
-        (words * 9, b"", b""),
-        (words * 99, b"", b""),
-        (words + b"And more.", words * 3, b""),
-        (words + b"And more.", b"", b"Before: " + words),
-        (words, b"", b"short"),
+        (b"", b""),
+        (b"h\xc3\xa9\xff!", b""),
+        (words * 9, b""),
+        (words * 99, b""),
+        (words + b"And more.", words * 3),
     ]
     found = []
-    for content, dictionary, prefix in cases:
-        coder = Fallback.after(prefix) if prefix else Fallback(dictionary)
-        row = {"content": content, "dictionary": dictionary, "prefix": prefix, "bytes": coder.compress(content)}
+    for content, dictionary in cases:
+        row = {"content": content, "dictionary": dictionary, "bytes": Fallback(dictionary).compress(content)}
         found.append({name: data.hex() for name, data in row.items()})
     return found
+
+
+def by_ppmd() -> Vectors:
+    """Text, the past that both sides have, and its PPMd bytes."""
+    words = b"The tower keeps what sessions share. "
+    cases = [(b"", b""), (b"h\xc3\xa9\xff!", b""), (words * 9, b""), (words * 99, words), (words, b"?"), (b"!", words)]
+    rows = [{"text": text, "past": past, "bytes": ppmd.encode(text, past)} for text, past in cases]
+    return [{name: data.hex() for name, data in row.items()} for row in rows]
 
 
 def range_coder() -> Vectors:
@@ -326,7 +332,8 @@ def boxes() -> Vectors:
 
 
 VECTORS: dict[str, Callable[[], Any]] = {
-    "varints": integers, "columns": columns, "blocks": blocks, "fallback": fallback, "range_coder": range_coder,
+    "varints": integers, "columns": columns, "blocks": blocks, "fallback": fallback, "ppmd": by_ppmd,
+    "range_coder": range_coder,
     "model": lambda: {str(contract): model(contract) for contract in (1, 2)}, "containers": containers,
     "chats": chats, "spellings": spellings, "decisions": decisions, "patches": patches, "boxes": boxes,
 }  # fmt: skip

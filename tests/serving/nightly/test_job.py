@@ -23,6 +23,7 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, SegmentCodec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec import limits
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import config, freeze, job
@@ -123,8 +124,8 @@ def test_a_session_over_the_limit_is_counted_with_its_reason(nightly: Nightly) -
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
 
 
-def test_zstd_above_sends_large_sessions_to_zstd(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    nightly.head += "zstd_above = 2000\n"
+def test_large_sessions_go_to_zstd(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 2000)
     nightly.write("chats/a.jsonl", lines([chat(1), chat(2, 5000), chat(3)]))
     seen: list[tuple[str, bool]] = []
     monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
