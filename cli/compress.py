@@ -82,7 +82,8 @@ def compress(
     INPUT is JSONL, a JSON document, a text file, or token ids. A line of JSONL is one chat: {"messages": [...]},
     ShareGPT, or any JSON. A text file is one session. Ids are a .npy file, or lists of numbers with --format ids. It
     may be plain, .gz or .zst, a folder of these, or - for stdin. Every session is decoded back and compared before the
-    file is written. The file appears whole or not at all, and inputs are never modified.
+    file is written. The file appears whole or not at all, and inputs are never modified. One of several files that
+    cannot be read is refused, and the others are written (exit code 5).
 
     With --target the chat is rendered by that model's chat template, and its token ids are kept instead of the chat.
     They are coded through a bridge and thaw only into that model.
@@ -108,7 +109,7 @@ def compress(
     # The output is opened first, so that a bad path costs no coding.
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
-    source = InputFiles(inputs, form)
+    source = InputFiles(inputs, form, refusing=True, several=len(inputs) > 1)
     start = time.perf_counter()
     say_if_interrupted(
         "interrupted: nothing was written, as a .pltz file is whole or not at all; pltz archive put keeps what is done"
@@ -134,6 +135,8 @@ def compress(
         bar.add(len(data))
     result = summary(source, data, seconds, verified=not no_verify)
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
+    if source.refused:
+        click.get_current_context().exit(ContentError.exit_code)
 
 
 def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]:
@@ -149,10 +152,10 @@ def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]
 def some_sessions(source: InputFiles) -> Iterator["Session"]:
     """Yield the sessions of all inputs.
 
-    Raises UsageError for a folder without sessions: an empty file was hardly intended.
+    Raises UsageError for a folder without sessions, or where all is refused: an empty file was hardly intended.
     """
     yield from source
-    if not source.files and any(os.path.isdir(path) for path in source.paths):
+    if not source.files and (source.refused or any(os.path.isdir(path) for path in source.paths)):
         raise UsageError(f"expected sessions in {' '.join(source.paths)}, found none: nothing was written")
 
 
@@ -172,6 +175,7 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
         "ratio": round(content / len(data), 3),
         **({"dropped": list(drops()), "dropped_bytes": source.dropped} if drops() else {}),
         **({"left_out": dict(source.left)} if source.left else {}),
+        **({"refused": source.refused} if source.refused else {}),
         "verified": verified,
         "seconds": round(seconds, 3),
     }
@@ -205,4 +209,5 @@ def sentence(result: dict[str, Any], output: str) -> str:
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}){dropped}, "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
         f"{'; ' * ('left_out' in result)}{left_out(result.get('left_out', {}))}"
+        f"{'; ' + counted(len(result['refused']), 'file') + ' refused' if 'refused' in result else ''}"
     )

@@ -277,3 +277,19 @@ def test_an_exact_file_is_one_file_again(run: Run, tiny: Path, tmp_path: Path) -
     assert json.loads(run("inspect", tmp_path / "a.pltz", "--json").stdout)["exact"] is True
     done = run("compress", *paths, "--exact", "--target", "mini-llama", "-o", tmp_path / "b.pltz")
     assert done.exit_code == 2 and "leave exact or target out" in done.stderr
+
+
+def test_one_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, tiny: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "a.pltz"
+    folder.mkdir()
+    (folder / "a.jsonl.gz").write_bytes(b"no gzip data")
+    (folder / "app.db-wal").touch()
+    (folder / "notes.txt").write_bytes(b"kept")
+    done = run("compress", folder, "-o", out, "--json")
+    told = json.loads(done.stdout)
+    assert done.exit_code == 5 and told["sessions"] == 1 and told["left_out"] == {"*-wal": 1}
+    [why] = told["refused"]
+    assert "a.jsonl.gz: expected gzip" in why and run("decompress", out).stdout == "kept"
+    (folder / "notes.txt").unlink()
+    nothing = run("compress", folder, "-o", tmp_path / "b.pltz")
+    assert nothing.exit_code == 2 and "found none" in nothing.stderr and not (tmp_path / "b.pltz").exists()
