@@ -19,7 +19,7 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec import limits
-from pltz.plt_codec.errors import CorruptError, LimitError
+from pltz.plt_codec.errors import LimitError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 from pltz.serving.eviction.eviction import EvictionRequest
@@ -45,7 +45,7 @@ def test_a_record_may_not_claim_more() -> None:
     assert record.tokens_fit(MAX_TOKENS, 1 << 20) and not record.tokens_fit(MAX_TOKENS + 1, 1 << 20)
 
 
-def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_that_claims_more_is_never_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
     [receipt] = archive.put([NewSession("a", [np.arange(60), np.arange(50)])])
@@ -57,7 +57,7 @@ def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pyte
     monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 110)
     assert len(Chains(archive.catalog, CodecRegistry([ZlibCodec()])).tower(receipt.leaf)) == 2
     monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 109)
-    with pytest.raises(CorruptError, match="a tower that claims 110 tokens, at most 109"):
+    with pytest.raises(LimitError, match="at most 109 tokens to decode at once, found 110"):
         Chains(archive.catalog, CodecRegistry([Never()])).tower(receipt.leaf)
 
 

@@ -120,12 +120,10 @@ def test_a_value_that_holds_itself_many_times_is_refused(monkeypatch: pytest.Mon
 def test_a_line_over_the_limit_is_refused_with_its_size() -> None:
     lines = load(b"[1]\n" + b"x" * (MAX_BYTES + 7) + b"\n[2]\n", "jsonl")
     assert next(lines) == Session("chat", [1])
-    with pytest.raises(
-        LimitError, match=f"a line of at most {MAX_BYTES} bytes, found {MAX_BYTES + 7}: split it"
-    ):
+    with pytest.raises(LimitError, match=f"a line of at most {MAX_BYTES} bytes, found more: split it"):
         next(lines)
     with pytest.raises(
-        LimitError, match=f"a file of at most {MAX_BYTES} bytes, found {MAX_BYTES + 7}: split it"
+        LimitError, match=f"a file of at most {MAX_BYTES} bytes, found more: split it"
     ):
         list(load(b"x" * (MAX_BYTES + 7), "text"))
 
@@ -139,7 +137,7 @@ def test_a_file_that_claims_more_is_damaged(codec: Codec) -> None:
     writer.add(Frame(*kind, 5, content_check(*kind, 5, b"hello"), b"hello"))
     writer._frames[0] = writer._frames[0]._replace(units=MAX_TOKENS + 1)
     writer.finish()
-    with pytest.raises(CorruptError, match="session 0: the block at byte 24 has a count or a size over its limit"):
+    with pytest.raises(CorruptError, match="session 0: the block at byte 22 has a count or a size over its limit"):
         Reader(sink.getvalue()).frame(0)
 
 
