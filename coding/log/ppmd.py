@@ -7,8 +7,9 @@ model is primed by coding the past first, which a reader does once more.
 
 `pyppmd` is held to what it does rightly. An encoder loses bytes where one call puts out more than 32 KiB, and never
 gives back the buffer that it was handed: it gets 1,024 bytes per call, out of a few buffers that stay. A decoder that
-comes to the end of its input waits in a thread for more, and what it does when it is dropped there is undefined: it
-gets `STEP` zeros per byte behind its input, which are more than it can take.
+comes to the end of its input, as of a damaged frame, waits in a thread for more, and what it does when it is dropped
+there is undefined: it gets more zeros than it can take first. It never gives back what it has not read: few bytes. An
+encoder loses its 20 KB of tables, which is why none is made for nothing.
 
     >>> text = b"the same words and other words, the same words again and again. " * 9
     >>> coded = encode(text)
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pyppmd
 
 from pltz.plt_codec.errors import CorruptError
@@ -33,6 +33,7 @@ MIN_MEMORY, MAX_MEMORY = 20, 28  # base-2 logarithms of bytes, MAX_MEMORY of a r
 MOST_MEMORY = 27  # of a writer: it holds a text of 4 MB, which is that of a log of 16 MB
 MEMORY_PER_BYTE = 32  # bytes of memory that a model needs per byte that it has seen, at most about
 PER_BYTE, SPARE = 1 << 12, 16  # bytes of text at most per byte of PPMd bytes and so many
+MORE = 1 << 16  # bytes that a decoder makes at most of zeros: twice its first block, which it must not end in
 STEP = 4  # bytes of input at most per byte of text: each of its escapes was paid by a byte before it (FORMAT.md)
 SIZES = (1 << 10, 1 << 5, 1)  # bytes of the buffers that an encoder gets
 
@@ -72,19 +73,20 @@ def decode(coded: bytes, count: int, past: bytes = b"") -> bytes:
         raise CorruptError(f"PPMd bytes begin with order {order} and memory {log}: the file is damaged")
     if count > PER_BYTE * (len(coded) + SPARE):
         raise CorruptError(f"a text of {count} bytes cannot be in {len(coded)} PPMd bytes: the file is damaged")
-    stream = (_fed(pyppmd.Ppmd7Encoder(order, 1 << log), past) or b"\0") + coded[2:]
+    begun = _fed(pyppmd.Ppmd7Encoder(order, 1 << log), past) if past else b""
+    stream = (begun or b"\0") + coded[2:]
     if stream[1:5] == b"\xff\xff\xff\xff":
         raise CorruptError("PPMd bytes begin as no coder begins: the file is damaged")
     total = len(past) + count
-    spare = STEP * total + 2 * order + SPARE
-    room = np.zeros(len(stream) + spare, np.uint8)
-    room[: len(stream)] = np.frombuffer(stream, np.uint8)
     coder = pyppmd.Ppmd7Decoder(order, 1 << log)
     try:
-        found: bytes = coder.decode(room, total)
+        found: bytes = coder.decode(stream + bytes(SPARE), total)
+        if coder.needs_input:  # it may wait for more in a thread, which ends with what it gets here
+            coder.decode(bytes(STEP * (MORE + MAX_ORDER)), MORE)
+            found = b""
     except ValueError as exc:
         raise CorruptError("PPMd bytes do not decode: the file is damaged") from exc
-    if len(found) != total or not coder.eof or len(coder.unused_data) != spare or not found.startswith(past):
+    if len(found) != total or not coder.eof or len(coder.unused_data) != SPARE or not found.startswith(past):
         raise CorruptError(f"expected PPMd bytes of a text of {count} bytes, found others: the file is damaged")
     return found[len(past) :]
 
