@@ -67,6 +67,8 @@ def _parsed(text: bytes) -> tuple[InputFormat | None, Any]:
         return head, text
     try:
         value: Any = json.loads(narrow(text))
+        if isinstance(value, dict) and registry.of_value(value) is None:
+            value = [value]  # a log of one line
     except (ValueError, RecursionError):
         value = [one for one in values(text) if isinstance(one, dict)]
     return _known(value), value

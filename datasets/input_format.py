@@ -125,14 +125,14 @@ class Part:
     """A part of a file as its format reads it, not yet recognised.
 
     Attributes:
-        content: a session, or the bytes of a JSON value or a text.
+        content: a session, the bytes of a JSON value or a text, or a file in this one.
         place: of the part, for messages.
         noun: what it is, where the format says so.
         given: name, tenant and time, where it is a row that says them.
         format: of a JSON value, where it was recognised already.
     """
 
-    content: Session | bytes
+    content: Session | bytes | ByteInput
     place: str
     noun: Noun | None = None
     given: RowName | None = None
@@ -173,6 +173,7 @@ def whole(noun: Noun) -> Read:
 class InputFormat:
     """One input format. ``about``: what its files are, for the help and the documents. ``suffix``: of its files, where
     that is not the one of JSON or text. ``conversation``: the messages of a log, `datasets.conversation` says which.
+    ``id_of``: the id of a session that is one of a list, which names it.
     """
 
     name: str
@@ -184,3 +185,4 @@ class InputFormat:
     read: Read | None = None
     suffix: str | None = None
     conversation: Callable[[Any], list[Message]] | None = None
+    id_of: Callable[[Any], Any] | None = None

@@ -26,6 +26,7 @@ from pltz.datasets import registry
 from pltz.datasets.byte_input import ByteInput
 from pltz.datasets.input_format import EVENTS, HEAD, Noun, Part, ReadOptions
 from pltz.datasets.log_lines import BOM, values
+from pltz.datasets.session_columns import RowName
 from pltz.models.session.session import Session
 from pltz.models.session.spelling import writing_of
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -194,7 +195,7 @@ def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
     noun = part.noun or (part.format.noun if part.format else _noun_of(session.value))
     if noun != "agent log" and session.kind == "chat" and (found := writing_of(data, session.value, writing)):
         return replace(part, content=replace(session, writing=found))
-    return Part(Session("text", data), part.place, noun, format=part.format)
+    return replace(part, content=Session("text", data), noun=noun)
 
 
 def _is_log(part: Part) -> bool:
@@ -271,6 +272,8 @@ def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator
         place = f"{name}: session {number}" if many else name
         session = Session("chat", item)
         part = _part(session, place, format)
+        if many and part.format and part.format.id_of and (own := part.format.id_of(item)):
+            part = replace(part, given=RowName(f"{part.format.name}/{own}"))
         yield (_exact(part, session.to_json_line()) if many and _is_log(part) else part), b""
 
 

@@ -10,7 +10,7 @@
 
 ``auto``: .jsonl and .ndjson are JSONL, .json is one JSON document, .npy is ids, and the suffixes in
 ``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is decided by its content. It is what
-`registry.FORMATS` recognises by its first bytes: tables, databases, zip and tar files. Else it is JSONL if its first
+`registry.FORMATS` recognises by its first bytes: tables, databases, zip files. Else it is JSONL if its first
 line is a JSON object or list and more lines follow. It is a document if the whole is a JSON object or list. It is text
 if it is UTF-8 without NUL, and else binary. Agent logs are recognised whatever their suffix. Files with a .zst, .zstd
 or .gz suffix are unpacked first, and so is such data under any name that is not one of a text. A folder stands for the
@@ -40,6 +40,7 @@ from pltz.datasets.file_names import stem_of
 from pltz.datasets.file_walk import WalkedFile, walk
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised, whole
 from pltz.datasets.log_lines import BOM
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
@@ -274,7 +275,9 @@ def _of_source(source: ByteInput, options: ReadOptions, suffixes: list[str] | No
         empty = not source.peek(1)
         for found in _recognised(source, options, suffixes or []):
             sessions += 1
-            if found.noun == "json" and options.format == "auto":
+            if found.file != source.name:  # of a zip file, and told there
+                pass
+            elif found.noun == "json" and options.format == "auto":
                 other += 1
                 remark = remark or f"{found.place}: no known chat format"
             elif found.noun == "binary":
@@ -299,9 +302,23 @@ def _recognised(source: ByteInput, options: ReadOptions, suffixes: list[str]) ->
     known, parts = _parts(source, options, suffix)
     before = 0
     for part in parts:
-        found = replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
-        yield _without(found, options.drop)
+        if isinstance(part.content, ByteInput):
+            yield from _member(part.content, options)
+            continue
+        found = _named(part, known, source.name)
+        value = found.session.value
+        own = part.given and isinstance(value, bytes | LongText)  # one of many, which is read with them
+        size = len(value) if own else source.taken - before
+        yield _without(replace(found, size=size, given=part.given), options.drop)
         before = source.taken
+
+
+def _member(source: ByteInput, options: ReadOptions) -> Iterator[Recognised]:
+    """Yield the sessions of a file in a zip file, which is like one of a folder."""
+    try:
+        yield from _of_source(source, options, Path(source.name).suffixes[-2:])
+    except PltzError as error:
+        _refuse(error, options, WalkedFile(source.name, source.name))
 
 
 def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> str:
@@ -369,6 +386,7 @@ def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
 def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
     """Return a part as the session that it is, and what it was recognised as."""
     content, noun = part.content, part.noun
+    assert not isinstance(content, ByteInput)
     if isinstance(content, bytes):
         content, noun = _of_bytes(content)
     if noun is None and content.kind == "chat":

@@ -1,12 +1,18 @@
-"""OpenCode: one JSON document per session, as ``opencode export`` writes it.
+"""OpenCode: its database opencode.db, or one JSON document per session, as ``opencode export`` writes it.
 
     {"info": {"id": "ses_...", "directory": "/home/ada/shop"}, "messages": [{"info": {...}, "parts": [...]}]}
+
+Of the database a session is the rows of its messages, each with its parts, and at the end its own row. Tables of
+events repeat them and are left out.
 """
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from typing import Any
 
+from pltz.datasets.formats.database import Database, Sessions, are_rows, line, parsed, rows, tables_of
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
 from pltz.datasets.turns import Message, answered, called, said
@@ -24,8 +30,40 @@ def _is_document(value: Any) -> bool:
     return is_messages(value.get("messages"), _has_parts) and str(value["info"].get("id", "")).startswith("ses_")
 
 
-def conversation(value: dict[str, Any]) -> list[Message]:
+def _sessions(base: sqlite3.Connection) -> Sessions:
+    more = [table for table in ("session_message", "todo") if "session_id" in tables_of(base).get(table, ())]
+
+    def lines(session: dict[str, Any]) -> Iterator[bytes]:
+        of = session["id"]
+        for message in rows(base, "SELECT * FROM message WHERE session_id = ? ORDER BY time_created, id", of):
+            yield line("message", message)
+            for part in rows(base, "SELECT * FROM part WHERE message_id = ? ORDER BY id", message["id"]):
+                yield line("part", part)
+        for table in more:
+            for row in rows(base, f"SELECT * FROM {table} WHERE session_id = ? ORDER BY rowid", of):
+                yield line(table, row)
+        yield line("session", session)
+
+    for session in rows(base, "SELECT * FROM session ORDER BY id"):
+        yield f"opencode/{session['id']}", lines(session)
+
+
+def _document(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the document of a session of a database."""
+    found: dict[str, Any] = {"info": {}, "messages": []}
+    for event in events:
+        if event["table"] == "message":
+            found["messages"].append({"info": {**event["data"], "id": event.get("id")}, "parts": []})
+        elif event["table"] == "part":
+            found["messages"][-1]["parts"].append(event["data"])
+        elif event["table"] == "session":
+            found["info"] = {**event, "revert": parsed(event.get("revert"))}
+    return found
+
+
+def conversation(value: Any) -> list[Message]:
     """Return the messages of a session up to where it was reverted, from the last compaction on."""
+    value = _document(value) if isinstance(value, list) else value
     revert = value["info"].get("revert")
     undone = revert.get("messageID") if isinstance(revert, dict) else None
     found: list[Message] = []
@@ -52,5 +90,12 @@ def _messages(message: dict[str, Any]) -> list[Message]:
 
 
 FORMAT = InputFormat(
-    "opencode", "agent log", "sessions that OpenCode exports", of_value=_is_document, conversation=conversation
+    "opencode",
+    "agent log",
+    "sessions of OpenCode: its database, or exported",
+    of_value=_is_document,
+    of_events=are_rows("message", "part", "session_message", "todo", "session"),
+    conversation=conversation,
 )
+NEEDS = {"session": {"id", "project_id"}, "message": {"session_id", "time_created", "data"}, "part": {"message_id"}}
+STORE = Database(FORMAT, NEEDS, _sessions)

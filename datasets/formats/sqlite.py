@@ -1,4 +1,7 @@
-"""SQLite: a session per row of a query. The file is opened for reading alone, and a query can do nothing else.
+"""SQLite: the sessions of an agent that keeps them so, or a session per row of a query.
+
+A database that an agent may be writing is read from a copy of it and its log (WAL), which is made anew until nothing
+was written meanwhile. Neither it nor what lies beside it is changed. A query can do nothing but read.
 
 A row of one column is a chat or other JSON where all of it is, else a text; bytes stay bytes. A row of the columns of
 `session_columns` is a session with a name. Any other row is an object with the columns as keys.
@@ -6,45 +9,105 @@ A row of one column is a chat or other JSON where all of it is, else a text; byt
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 from pltz.datasets.byte_input import ByteInput
+from pltz.datasets.formats import cursor, llm_logs, opencode, zed
+from pltz.datasets.formats.database import Database, tables_of
 from pltz.datasets.input_format import InputFormat, Part, ReadOptions, of_row
-from pltz.plt_codec.errors import UsageError
+from pltz.datasets.session_columns import RowName
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 MAGIC = b"SQLite format 3\0"
+BESIDE = ("", "-wal", "-journal")  # of the files that hold what a database holds
+TRIES, PAUSE = 5, 0.1  # of a copy while somebody writes, and seconds between them
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+STORES: tuple[Database, ...] = (opencode.STORE, cursor.STORE, zed.STORE, llm_logs.STORE)
 
 
 def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
-    """Yield the rows of a query. Raises UsageError, ContentError."""
-    with closing(_open(source)) as base:
-        if options.query is None:
-            tables = [name for (name,) in base.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-            found = ", ".join(sorted(tables)) or "none"
-            raise UsageError(f"{source.name}: a database: choose its rows with --query 'SELECT ...' (tables: {found})")
-        base.set_authorizer(_only_reads)
-        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, options.max_bytes)
+    """Yield the sessions of a database, or the rows of a query. Raises UsageError, ContentError, CorruptError."""
+    with _open(source, options) as base:
         try:
-            rows = base.execute(options.query)
-            names = [column[0] for column in rows.description or ()]
-            if len(set(names)) < len(names):
-                raise UsageError(f"{source.name}: two columns of the query have one name: name them apart with AS")
-            for number, row in enumerate(rows, 1):
-                yield of_row(dict(zip(names, row, strict=True)), f"{source.name}: row {number}")
+            yield from _sessions(base, source, options) if options.query is None else _rows(base, source.name, options)
         except (sqlite3.Error, sqlite3.Warning) as exc:
+            if options.query is None:
+                raise CorruptError(f"{source.name}: expected a database: {exc}") from exc
             raise UsageError(f"{source.name}: the query fails: {exc}") from exc
 
 
-def _open(source: ByteInput) -> sqlite3.Connection:
-    if source.path is not None:
-        return sqlite3.connect(f"file:{quote(str(source.path))}?mode=ro", uri=True)
-    base = sqlite3.connect(":memory:")
-    base.deserialize(source.rest())
-    return base
+def _sessions(base: sqlite3.Connection, source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+    tables = tables_of(base)
+    store = next((one for one in STORES if all(tables.get(name, set()) >= one.needs[name] for name in one.needs)), None)
+    if store is None:
+        found = ", ".join(sorted(tables)) or "none"
+        raise UsageError(f"{source.name}: a database: choose its rows with --query 'SELECT ...' (tables: {found})")
+    base.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    for name, lines in store.sessions(base):
+        place = f"{source.name}: session {name}"
+        blocks = SimpleNamespace(read=lambda _, lines=lines: next(lines, b""))
+        text = ByteInput(blocks, place, options.max_bytes).text(long=options.long)
+        yield Part(Session("text", text), place, "agent log", RowName(name), store.format)
+
+
+def _rows(base: sqlite3.Connection, name: str, options: ReadOptions) -> Iterator[Part]:
+    base.set_authorizer(_only_reads)
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, options.max_bytes)
+    rows = base.execute(options.query or "")
+    names = [column[0] for column in rows.description or ()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{name}: two columns of the query have one name: name them apart with AS")
+    for number, row in enumerate(rows, 1):
+        yield of_row(dict(zip(names, row, strict=True)), f"{name}: row {number}")
+
+
+@contextmanager
+def _open(source: ByteInput, options: ReadOptions) -> Iterator[sqlite3.Connection]:
+    """Open a database: in place for a query where that changes no file, else a copy, which goes afterwards."""
+    head = source.peek(100)
+    if source.path is None:
+        with closing(sqlite3.connect(":memory:")) as base:
+            data = source.rest()
+            base.deserialize(data[:18] + b"\1\1" + data[20:])  # no WAL in memory
+            yield base
+    elif options.query is not None and head[18:20] == b"\1\1":
+        with closing(sqlite3.connect(f"file:{quote(str(source.path))}?mode=ro", uri=True)) as base:
+            yield base
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            _copy(source.path, Path(folder, "base"))
+            with closing(sqlite3.connect(Path(folder, "base"))) as base:
+                yield base
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy a database with its log, as it was at one moment. Raises UsageError where it is written all the time."""
+    for _ in range(TRIES):
+        before = _state(path)
+        for end in before:
+            shutil.copyfile(f"{path}{end}", f"{to}{end}")
+        if _state(path) == before:
+            return
+        for end in before:
+            os.unlink(f"{to}{end}")
+        time.sleep(PAUSE)
+    raise UsageError(f"{path}: is written to all the time: try again later")
+
+
+def _state(path: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of the files of a database that are there."""
+    there = {end: os.stat(f"{path}{end}") for end in BESIDE if os.path.exists(f"{path}{end}")}
+    return {end: (at.st_size, at.st_mtime_ns) for end, at in there.items()}
 
 
 def _only_reads(action: int, *_: object) -> int:
@@ -54,7 +117,7 @@ def _only_reads(action: int, *_: object) -> int:
 FORMAT = InputFormat(
     "sqlite",
     "json",
-    "SQLite databases, a session per row of --query",
+    "SQLite databases: sessions of an agent, or one per row of --query",
     of_head=lambda head: head.startswith(MAGIC),
     read=_read,
 )
