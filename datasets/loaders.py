@@ -351,7 +351,8 @@ def _parts(
         if known is None and kind == "npy":
             known = next(one for one in registry.FORMATS if one.name == "npy")
         if known and known.read and (not is_text or known.name in _TEXT_HEADS):
-            if options.exact and known.noun in ("json", "ids"):
+            is_store = known.name == "sqlite" and options.query is None
+            if options.exact and known.noun in ("json", "ids") and not is_store:
                 raise UsageError(f"{source.name}: --exact keeps JSON and texts, this is {known.about}: leave it out")
             return known, known.read(source, options)
     if format == "auto" and suffix in TEXT_SUFFIXES:

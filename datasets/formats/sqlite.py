@@ -1,7 +1,7 @@
 """SQLite: the sessions of an agent that keeps them so, or a session per row of a query.
 
-A database that an agent may be writing is read from a copy of it and its log (WAL), which is made anew until nothing
-was written meanwhile. Neither it nor what lies beside it is changed. A query can do nothing but read.
+A database that an agent may be writing is read from a copy of it and its log (WAL), which is made anew until it
+is of one moment. Neither it nor what lies beside it is changed. A query can do nothing but read.
 
 A row of one column is a chat or other JSON where all of it is, else a text; bytes stay bytes. A row of the columns of
 `session_columns` is a session with a name. Any other row is an object with the columns as keys.
@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -29,7 +29,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 MAGIC = b"SQLite format 3\0"
-BESIDE = ("", "-wal", "-journal")  # of the files that hold what a database holds
+WAL_HEAD = 32  # bytes, two salts among them
 TRIES, PAUSE = 5, 0.1  # of a copy while somebody writes, and seconds between them
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 STORES: tuple[Database, ...] = (opencode.STORE, cursor.STORE, zed.STORE, llm_logs.STORE)
@@ -91,23 +91,35 @@ def _open(source: ByteInput, options: ReadOptions) -> Iterator[sqlite3.Connectio
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy a database with its log, as it was at one moment. Raises UsageError where it is written all the time."""
+    """Copy a database with its log, as it was at one moment. Raises UsageError where it is written all the time.
+
+    The log is copied last, and may grow meanwhile: SQLite takes of it what was committed whole. That is right as long
+    as nothing of it went into the database, and it did not begin anew.
+    """
     for _ in range(TRIES):
         before = _state(path)
-        for end in before:
-            shutil.copyfile(f"{path}{end}", f"{to}{end}")
-        if _state(path) == before:
+        settled = time.time_ns() - os.stat(path).st_mtime_ns > PAUSE * 5e8  # what is written later has another time
+        for end in ("", "-journal", "-wal") if settled else ():
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{end}", f"{to}{end}")
+        if settled and _state(path) == before:
             return
-        for end in before:
-            os.unlink(f"{to}{end}")
+        for end in ("-journal", "-wal"):
+            Path(f"{to}{end}").unlink(missing_ok=True)
         time.sleep(PAUSE)
     raise UsageError(f"{path}: is written to all the time: try again later")
 
 
-def _state(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of the files of a database that are there."""
-    there = {end: os.stat(f"{path}{end}") for end in BESIDE if os.path.exists(f"{path}{end}")}
-    return {end: (at.st_size, at.st_mtime_ns) for end, at in there.items()}
+def _state(path: Path) -> list[object]:
+    """Return size and time of a database and of its journal, and the head of its log, which has a number of its own."""
+    found: list[object] = []
+    for end in ("", "-journal"):
+        with suppress(FileNotFoundError):
+            at = os.stat(f"{path}{end}")
+            found += [end, at.st_size, at.st_mtime_ns]
+    with suppress(FileNotFoundError), open(f"{path}-wal", "rb") as log:
+        found.append(log.read(WAL_HEAD))
+    return found
 
 
 def _only_reads(action: int, *_: object) -> int:

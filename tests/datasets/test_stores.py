@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import sqlite3
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -291,21 +292,58 @@ def test_a_database_in_use_is_read_with_its_log_and_left_alone(busy: tuple[Path,
     assert messages_of(by_name(path)["opencode/ses_1"]) == ALL
 
 
-def test_a_database_that_is_written_all_the_time_is_refused(
-    busy: tuple[Path, Made], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, base = busy
-    numbers = iter(range(10, 99))
+def interfere(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
+    """Let something happen after each file that is copied."""
     copy = shutil.copyfile
 
-    def slow(source: str, to: str) -> None:
+    def copied(source: str, to: str) -> None:
         copy(source, to)
-        say(base, next(numbers), "user", {"type": "text", "text": "and on"})
+        act(source)
 
-    monkeypatch.setattr(shutil, "copyfile", slow)
-    monkeypatch.setattr(sqlite, "PAUSE", 0)
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    monkeypatch.setattr(sqlite, "PAUSE", 0.01)
+
+
+def test_a_log_may_grow_while_it_is_copied(busy: tuple[Path, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, base = busy
+    numbers = iter(range(10, 99))
+    interfere(monkeypatch, lambda _: say(base, next(numbers), "user", {"type": "text", "text": "and on"}))
+    said = messages_of(by_name(path, exact=True)["opencode/ses_1"])
+    assert said == [*ALL, {"role": "user", "content": "and on"}]  # that of after the database, before its log
+
+
+@pytest.mark.parametrize("when", ["", "-wal"])
+def test_a_database_that_is_written_all_the_time_is_refused(
+    busy: tuple[Path, Made], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nor is one taken whose log begins anew while it is copied: its old half would undo what the database has."""
+    path, base = busy
+    numbers = iter(range(10, 99))
+
+    def write(source: str) -> None:
+        if source == f"{path}{when}":
+            base.execute("PRAGMA wal_checkpoint(RESTART)")
+            say(base, next(numbers), "user", {"type": "text", "text": "and on"})
+
+    interfere(monkeypatch, write)
     with pytest.raises(UsageError, match=r"opencode\.db: is written to"):
         read(path)
+    assert next(numbers) >= 9 + sqlite.TRIES  # the first try waits for what the fixture wrote
+
+
+def test_a_log_that_begins_anew_is_copied_again(busy: tuple[Path, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, base = busy
+    base.execute("PRAGMA wal_checkpoint(FULL)")
+    time.sleep(0.01)
+    numbers = iter(range(10, 99))
+
+    def write(source: str) -> None:
+        if source == str(path) and (number := next(numbers)) == 10:
+            say(base, number, "user", {"type": "text", "text": "and on"})  # which begins the log anew
+
+    interfere(monkeypatch, write)
+    assert messages_of(by_name(path)["opencode/ses_1"]) == [*ALL, {"role": "user", "content": "and on"}]
+    assert next(numbers) == 12
 
 
 def test_a_damaged_database_is_refused_and_stops_no_other(tmp_path: Path) -> None:
