@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.join import TurnJoiner
+    from pltz.archive.maintenance.shrink import Shrunk
     from pltz.archive.maintenance.verify import Report
     from pltz.archive.writing.preview import Preview
     from pltz.coding.partners import Path_
@@ -681,6 +682,41 @@ class Archive:
             grace=grace,
             dry_run=dry_run,
         )
+
+    def shrink(
+        self,
+        *,
+        budget: float | None = None,
+        part: WorkPart | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Shrunk], None] | None = None,
+    ) -> Shrunk:
+        """Code again, by the model, what was put in a fast form: logs whose text no model codes, and ids under zstd.
+
+        Nothing else about a session changes. What is coded anew is decoded and compared before it is put beside the
+        old form, which `collect` frees. Packs that were put last come first.
+
+        Args:
+            budget: seconds after which no more is begun; None: until all is done.
+            part: do one of several parts, each in a call of its own.
+            dry_run: only report what there is.
+            progress: called with the result so far, from time to time.
+
+        Raises:
+            KeyMismatch: the archive is sealed and was opened without its key.
+            ArchiveError, StoreError, WriterFailed, Fenced: as `put`; what was put before stays.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("greeting", "hello")
+        ...     cold.shrink().fresh
+        0
+        """
+        from pltz.archive.maintenance.shrink import Shrinker
+
+        shrinker = Shrinker(self.parts.catalog, self.parts.writer, self.codecs, self.parts.indexes)
+        return shrinker.run(budget=budget, part=part, dry_run=dry_run, progress=progress)
 
     def verify(
         self,

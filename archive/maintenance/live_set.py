@@ -34,7 +34,7 @@ A_RUN, PLAIN = 0, 1  # kinds of segments
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 COLUMNS = {
-    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER",
+    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER, bits INTEGER",
     "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER",
     "marks": "at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER",
 }
@@ -66,6 +66,20 @@ ONCE = (
     "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
     f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
 )
+# Of a segment's records those with the shortest bitstring count: `shrink` coded it again. Their versions count, too.
+SMALLER = f"""
+INSERT INTO passed_over SELECT at, size FROM segments JOIN (
+    SELECT id AS name, parent AS above, min(bits) AS least FROM segments WHERE kind = {PLAIN}
+    GROUP BY id, parent HAVING least < max(bits)) ON name = id AND above = parent
+    WHERE kind = {PLAIN} AND bits > least;
+"""
+ANY_SMALLER = "SELECT 1 FROM passed_over LIMIT 1"
+PASSED_OVER = f"""
+DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
+UPDATE passed_over SET size = 2 * size WHERE at IN (SELECT at FROM versions WHERE kind = {PLAIN});
+DELETE FROM versions WHERE kind = {PLAIN} AND at IN (SELECT at FROM passed_over)
+    AND id IN (SELECT id FROM versions WHERE at NOT IN (SELECT at FROM passed_over));
+"""
 # Of the last segment of a run the run counts. Its other records differ in their parent, so all that count are of one
 # kind and have one parent.
 CHOSEN = f"""
@@ -236,7 +250,7 @@ class LiveSet:
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
         if segment is not None:
-            self._row("segments", at, segment, record.parent, size, kind)
+            self._row("segments", at, segment, record.parent, size, kind, len(record.bitstring))
         if version is not None:
             own = 0 if kind == A_RUN else size  # a run is copied whole as long as its segment is live
             self._row("versions", at, version, record.leaf, own, kind, 0)
@@ -259,6 +273,9 @@ class LiveSet:
             self._begin(condemned, packs)
             self._db.executescript(TAKEN)
             self._db.execute("INSERT INTO grace VALUES (?)", (before,))
+            self._db.execute(SMALLER)
+            if self._db.execute(ANY_SMALLER).fetchone():
+                self._db.executescript(PASSED_OVER)
             if self._db.execute(ANY_CHOICE).fetchone():
                 self._db.executescript(CHOSEN)
             self._db.executescript(SETTLED + LIVE)

@@ -112,7 +112,7 @@ class ArchiveWriter:
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
         self._take_out_of_runs(drafts, fresh, relied)
-        self._encode(list(fresh.values()))
+        self.encode(list(fresh.values()))
         self._number([d for d in drafts if not d.session.begins])
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
@@ -209,7 +209,7 @@ class ArchiveWriter:
         for segment in (s for way in ways for s in way.tower):
             if segment.id not in stored and segment.id not in coded:
                 new.setdefault(segment.id, segment)
-        self._encode(list(new.values()))
+        self.encode(list(new.values()))
         coded.update(new)
 
     def want_decided(self, decided: Manifest | None, still: Callable[[], bool]) -> None:
@@ -256,12 +256,13 @@ class ArchiveWriter:
     def copy(
         self,
         rows: Iterable[tuple[Context, Record]],
+        new: Mapping[bytes, PendingSegment] | None = None,
         *,
         relied: AbstractSet[bytes] = frozenset(),
         fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
-        self._publisher.put(list(rows), relied=relied, fence=fence)
+        self._publisher.put(list(rows), new, relied=relied, fence=fence)
 
     def _sort_out(
         self, segments: list[PendingSegment], stored: Collection[bytes]
@@ -311,7 +312,7 @@ class ArchiveWriter:
             return rows
         return [(c, self.catalog.keys.seal(c, r)) for c, r in rows]
 
-    def _encode(self, segments: Sequence[PendingSegment]) -> None:
+    def encode(self, segments: Sequence[PendingSegment]) -> None:
         """Encode segments after their tower, or alone where that is no longer.
 
         A prompt may say nothing of the text that follows, and segments coded alone are read faster. Where the codec

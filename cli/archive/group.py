@@ -15,13 +15,14 @@ COMMANDS = {
     "forget": "pltz.cli.archive.forget:forget",
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
+    "shrink": "pltz.cli.archive.shrink:shrink",
     "erase": "pltz.cli.archive.erase:erase",
     "copy": "pltz.cli.archive.copy:copy",
     "join": "pltz.cli.archive.parts:join",
 }
 SECTIONS = {
     "In and out": ("init", "put", "get", "ls", "stat", "copy"),
-    "Check and mend": ("verify", "repair", "join"),
+    "Check and mend": ("verify", "repair", "shrink", "join"),
     "Take out": ("forget", "undelete", "collect", "erase"),
 }
 # words of restic

@@ -64,6 +64,14 @@ class LogCodec(SegmentCodec):
         self.bundle_id, self.tokenizer, self.by_model = bundle.id, tokenizer, by_model
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
         self._few_steps, self._given = layout == "fast", coder
+        self._any_size = False
+
+    def slow(self) -> LogCodec:
+        """Return the same codec, but the model may code the text of all segments, also of those that take it hours."""
+        _ = self._coder  # of both
+        slow = copy(self)
+        slow.by_model = slow._any_size = True
+        return slow
 
     def twin(self, coder: Coder) -> LogCodec:
         """Return the same codec over another coder of the same tokens, for another thread."""
@@ -79,8 +87,11 @@ class LogCodec(SegmentCodec):
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
         pairs = [(as_bytes(p.tokens), p.up) for p in batch]
-        begun = [self.begin(*pair, self.by_model and len(pair[0]) <= limits.ZSTD_ABOVE) for pair in pairs]
+        begun = [self.begin(*pair, self._is_for_the_model(pair[0])) for pair in pairs]
         return self.encode_begun(pairs, begun, fast=self._few_steps)
+
+    def _is_for_the_model(self, content: bytes) -> bool:
+        return self.by_model and (self._any_size or len(content) <= limits.ZSTD_ABOVE)
 
     def begin(self, content: bytes, above: Above | None, by_model: bool) -> Later | None:
         """Begin to split a content after the part above, for `encode_begun`, as `LogCoder.begin`."""

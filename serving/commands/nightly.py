@@ -88,6 +88,9 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(
             (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
         )
+    if done := report["shrink"]:
+        saved = f"{size(done['expected'])} saved, about" if report["dry_run"] else f"{done['left']:,} left"
+        lines.append((f"{would}shrunk", f"{done['shrunk']:,} of {counted(done['fresh'], 'record')}, {saved}"))
     if done := report["collect"]:
         lines.append(
             (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")

@@ -86,6 +86,9 @@ keep_within = "90d"
 # tags = { trial = "yes" }        # only versions with these tags may go
 # drop_last = true                # a session's last version may go too
 
+[shrink]                          # logs that were put the fast way are coded again by the model
+budget = "2h"                     # nothing more is begun after so long
+
 [collect]                         # frees what was forgotten, in two runs
 grace = "7d"                      # what was forgotten can be undeleted for so long at least
 
@@ -126,6 +129,17 @@ class VerifySample:
 
 
 @dataclass(frozen=True)
+class ShrinkSettings:
+    """Coding again by the model what is in a fast form. ``budget``: for how long, a duration."""
+
+    budget: str = "2h"
+
+    def __post_init__(self) -> None:
+        check(self)
+        seconds(self.budget)
+
+
+@dataclass(frozen=True)
 class CollectSettings:
     """Garbage collection. ``grace``: how long what was forgotten stays, a duration."""
 
@@ -143,7 +157,7 @@ class ReportFiles:
     keep: Annotated[int, Limits(1, 1 << 20)] = 400
 
 
-TABLES = {"collect": CollectSettings, "verify": VerifySample, "report": ReportFiles}
+TABLES = {"shrink": ShrinkSettings, "collect": CollectSettings, "verify": VerifySample, "report": ReportFiles}
 
 
 @dataclass(frozen=True)
@@ -162,6 +176,7 @@ class Config:
     keep_opaque: bool = False
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
+    shrink: ShrinkSettings | None = None
     collect: CollectSettings | None = None
     verify: VerifySample | None = None
     report: ReportFiles = ReportFiles()

@@ -1,11 +1,11 @@
-"""The nightly job: sources, freeze, retention, collect, verify, report. One call is one run.
+"""The nightly job: sources, freeze, retention, shrink, collect, verify, report. One call is one run.
 
     config = config.load("nightly.toml")
     report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
 
 A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
-without a receipt are found in the archive again (`freeze.py`). The later steps (forget, collect,
-verify) may each be interrupted anywhere.
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, shrink,
+collect, verify) may each be interrupted anywhere.
 
 Exit codes, of which the last one that applies is returned:
 
@@ -108,6 +108,7 @@ class _NightlyRun:
             self._timed("receipts", lambda: self._settle(total))
         # Upkeep, in an order in which each step finds what the last one left.
         forgotten = self._timed("retention", self._retention)
+        shrunk = self._timed("shrink", self._shrink)  # before its packs are condemned, which no record is shrunk in
         collected = self._timed("collect", self._collect)
         verified = self._timed("verify", self._verify)
         self.failures = total.failures + self.failures
@@ -126,6 +127,7 @@ class _NightlyRun:
                 {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
             ],
             "retention": forgotten,
+            "shrink": shrunk,
             "collect": collected,
             "verify": verified,
             "steps": self.steps,
@@ -206,6 +208,12 @@ class _NightlyRun:
 
     def _forgotten(self, opened: opener.OpenArchive, batch: list[Version]) -> int:
         return len(batch) if self.dry_run or not batch else opened.marker.forget(batch)
+
+    def _shrink(self) -> Any:
+        if (wanted := self.config.shrink) is None:
+            return None
+        budget = seconds(wanted.budget)
+        return self._step("shrink", lambda: vars(self.freezer.open().shrink(budget=budget, dry_run=self.dry_run)))
 
     def _collect(self) -> Any:
         wanted = self.config.collect

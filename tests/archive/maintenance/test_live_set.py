@@ -61,6 +61,10 @@ def taken(rows: Rows) -> LiveSet:
     return census
 
 
+def weigh(record: Record) -> int:
+    return 32 + len(record.bitstring) + len(record.name or "")
+
+
 class Plain:
     """The same, in memory."""
 
@@ -76,6 +80,8 @@ class Plain:
                 self.segments.setdefault(row[1].id, []).append(row)
             if (version := version_of(row[1])) is not None:
                 self.versions.setdefault(version, []).append(row)
+        self.dead = list[tuple[Location, int]]()
+        self.pass_over_longer()
         self.live_versions = {v for v in self.versions if not ((m := self.mark(v)) and m.verb == FORGET)}
         self.live = {segment for version in self.live_versions for segment in self.tower(version)}
         for version in self.versions.keys() - self.live_versions:
@@ -83,6 +89,18 @@ class Plain:
                 with suppress(KeyError):  # a part was freed, so it cannot be brought back
                     self.live |= self.tower(version)
                     self.live_versions.add(version)
+
+    def pass_over_longer(self) -> None:
+        """Leave out the records of a segment of which another has a shorter bitstring, and versions in them alone."""
+        longer = set[Location]()
+        for name, rows in self.segments.items():
+            least = min(len(record.bitstring) for _, record in rows)
+            over = [row for row in rows if len(row[1].bitstring) > least]
+            longer |= {location for location, _ in over}
+            self.dead += [(at, weigh(record) * (1 + (record.name is not None))) for at, record in over]
+            self.segments[name] = [row for row in rows if row not in over]
+        for name, rows in self.versions.items():
+            self.versions[name] = [row for row in rows if row[0] not in longer] or rows
 
     def tower(self, version: bytes) -> set[bytes]:
         """Return the segments of a version. Raises KeyError where one is missing."""
@@ -113,6 +131,9 @@ class Plain:
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         found: dict[bytes, tuple[int, int]] = {}
+        for location, size in self.dead:
+            total, kept = found.get(location.pack, (0, 0))
+            found[location.pack] = total + size, kept
         kinds = (
             (self.segments, self.live),
             (self.versions, self.live_versions),
@@ -121,7 +142,7 @@ class Plain:
         for kind, live in kinds:
             for name, rows in kind.items():
                 for n, (location, record) in enumerate(rows):
-                    size = 32 + len(record.bitstring) + len(record.name or "")
+                    size = weigh(record)
                     total, kept = found.get(location.pack, (0, 0))
                     found[location.pack] = total + size, kept + size * (name in live and not n)
         return found

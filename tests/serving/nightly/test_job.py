@@ -30,6 +30,7 @@ from pltz.serving.nightly import config, freeze, job
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.sources import jsonl
 from pltz.serving.nightly.state import Busy
+from tests.archive.maintenance.test_shrink import log
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.failing import raising
 from tests.serving.nightly.conftest import Nightly, chat, lines
@@ -175,6 +176,18 @@ def test_retention_collects_and_verifies(nightly: Nightly) -> None:
     report = nightly.run()
     assert report["collect"]["deleted"] and report["exit_code"] == 0
     assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(chat(n, 3))] for n in range(5)}
+
+
+def test_what_was_put_the_fast_way_is_shrunk(nightly: Nightly) -> None:
+    nightly.rest = '[shrink]\nbudget = "1h"\n[collect]\ngrace = "0s"\n'
+    (nightly.root / "logs").mkdir()
+    (nightly.root / "logs" / "a.jsonl").write_bytes(log(50))
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    report = nightly.run()
+    assert report["exit_code"] == 0 and report["totals"]["frozen"] == 1
+    assert report["shrink"]["fresh"] == report["shrink"]["shrunk"] + report["shrink"]["kept"] == 1
+    assert report["collect"]["condemned"] or not report["shrink"]["shrunk"]
+    assert nightly.run(dry_run=True)["shrink"]["shrunk"] == 0
 
 
 def test_damage_in_the_sample_is_said(nightly: Nightly) -> None:

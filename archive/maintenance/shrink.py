@@ -1,0 +1,301 @@
+"""Shrink: code again by the model what was put in a fast form. Spec: WRITING.md, "Shrinking".
+
+    packs, the newest first --> fresh records --decode, with what stands above--> tokens --model--> shorter records
+                                                                                        --prove--> new packs
+
+*Fresh* is the record of a log whose text no model coded, and one of token ids under zstd. Its successor has the same
+segment and version, and a shorter bitstring. So nothing above or below it is touched, and readers may take either.
+`LiveSet` counts the shorter one, and `collect` frees the other. A crash leaves the old form, or both.
+
+Fresh records are few beside all that is there. They are found by reading all packs that no collector condemned: what
+lies in the others is about to be moved, and is shrunk there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import NOTHING, Chains, RecordToDecode, decode_records
+from pltz.archive.catalog.index_keeper import IndexKeeper
+from pltz.archive.catalog.listing import Found
+from pltz.archive.errors import Outdated
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
+from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.format.pack import Damage
+from pltz.archive.format.record import RUN, tokens_fit
+from pltz.archive.work_part import WorkPart
+from pltz.archive.writing.commits import Pace
+from pltz.archive.writing.pending_segment import PendingSegment, Row
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.bundle_codecs import BundleCodecs
+from pltz.coding.codecs.codec import Coded, SegmentCodec
+from pltz.coding.codecs.modes import TOWER, is_bytewise
+from pltz.coding.log.log_coder import parse
+from pltz.plt_codec.container.frame import Method
+from pltz.plt_codec.errors import FormatError, PltzError
+
+COMMIT_BYTES, COMMIT_SECONDS = 1 << 24, 60.0  # of content per commit, at most, and of coding it
+COMMIT_RECORDS = 64  # per commit: each may stand below `REACH` bytes of its log, which are in memory
+TRIED = 1 << 12  # bytes of a text from which its ratio tells whether a model would shrink it
+NOISE = 0.7  # bytes per byte of such a text that is left as it is: base64 and the like
+SAVED = 0.25  # share of a text in the fast form that a model saves, about
+
+Progress = Callable[["Shrunk"], None]
+
+
+@dataclass
+class Shrunk:
+    """The result of a run so far.
+
+    Attributes:
+        fresh: records in a fast form, of the packs looked at.
+        fresh_bytes: bytes of their bitstrings.
+        expected: bytes that shrinking them saves, about.
+        shrunk: those that were coded anew; ``before`` and ``after`` are bytes of their bitstrings.
+        kept: those that the model does not make shorter.
+        left: those that there was no time for, or that others moved or erased meanwhile.
+        unread: those that cannot be decoded; ``problems`` says why.
+        condemned: packs that were not looked at, since a collector is to move what is in them.
+    """
+
+    fresh: int = 0
+    fresh_bytes: int = 0
+    expected: int = 0
+    shrunk: int = 0
+    before: int = 0
+    after: int = 0
+    kept: int = 0
+    left: int = 0
+    unread: int = 0
+    condemned: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """Return the fresh records that were looked at."""
+        return self.shrunk + self.kept + self.unread
+
+
+class _Fresh(NamedTuple):
+    """A fresh record: its place, its tokens, and bytes of its bitstring and of what the model is to code."""
+
+    location: Location
+    tokens: int
+    size: int
+    text: int
+
+
+class Shrinker:
+    """Shrinks one archive. Several may run at once, beside writers and collectors."""
+
+    def __init__(
+        self, catalog: Catalog, writer: ArchiveWriter, codecs: BundleCodecs, indexes: IndexKeeper
+    ) -> None:
+        self._catalog, self._writer, self._codecs, self._indexes = catalog, writer, codecs, indexes
+        self._log = codecs.log.slow()
+
+    def run(
+        self,
+        *,
+        budget: float | None = None,
+        part: WorkPart | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Shrunk:
+        """Shrink what is fresh, and return what was done. Arguments and errors as of `Archive.shrink`."""
+        began, coded, report = time.monotonic(), 0, Shrunk()
+        tell = progress or (lambda _: None)
+        todo = self._catalog.decide(partial(self._plan, part or WorkPart(), report))
+        report.fresh, report.fresh_bytes = len(todo), sum(one.size for one in todo)
+        report.expected = int(SAVED * sum(one.text for one in todo))
+        tell(report)
+        pace, at = Pace(COMMIT_BYTES, COMMIT_SECONDS), 0
+        while at < len(todo) and not dry_run:
+            group = _group(todo[at:], pace.limit)
+            size, spent = sum(one.tokens for one in group), time.monotonic() - began
+            if budget is not None and spent + (spent * size / coded if coded else 0) >= budget:
+                break
+            self._catalog.store.want_room()
+            start = time.monotonic()
+            result = self._catalog.decide(partial(self._shrink, group, report))
+            pace.took(size, time.monotonic() - start)
+            vars(report).update(vars(result))
+            at, coded = at + len(group), coded + size
+            tell(report)
+        report.left = report.fresh - report.done
+        if report.shrunk:
+            self._indexes.write_if_due()
+        return report
+
+    # ---- which records
+
+    def _plan(self, part: WorkPart, report: Shrunk) -> list[_Fresh]:
+        """Return the fresh records that have no shorter one yet, those of packs put last first. Raises StoreError."""
+        listing, found, met = self._catalog.listing, list[_Fresh](), set[bytes]()
+        mine = {pack for pack in listing.packs if part.has(pack)}
+        report.condemned = len(mine & listing.condemned)
+        for pack in sorted(mine - listing.condemned, key=self._age, reverse=True):
+            for item in self._records(pack):
+                segment = item.record.id or b""
+                if (text := self._text(item)) and segment not in met and not self._has_shorter(item):
+                    met.add(segment)
+                    found.append(_Fresh(item.location, item.record.tokens, len(item.record.bitstring), text))
+        return found
+
+    def _age(self, pack: bytes) -> tuple[int, bytes]:
+        try:
+            return self._catalog.listing.opened(pack).head.moment, pack
+        except (FormatError, FileNotFoundError):
+            return 0, pack
+
+    def _records(self, pack: bytes) -> Iterator[Found]:
+        """Yield the records of a pack that can be read; `verify` names the others. A collector may have been faster."""
+        with suppress(FormatError, FileNotFoundError):
+            yield from (item for item in self._catalog.listing.scan(pack) if not isinstance(item, Damage))
+
+    def _text(self, item: Found) -> int:
+        """Return the bytes that a model is to code of a record in a fast form; 0 where it is not, or is left as it is.
+
+        Raises KeyMismatch, StoreError.
+        """
+        record, context, keys = item.record, item.context, self._catalog.keys
+        if record.id is None or not record.tokens or record.mode & RUN or self._codec(context) is None:
+            return 0
+        if keys.gone(context, record.id) or keys.doomed(context, record.id):
+            return 0
+        if context.method != Method.LOG:
+            return len(record.bitstring)
+        try:
+            parsed = parse(keys.bits(context, record))
+        except FormatError:  # `verify` names it
+            return 0
+        size = len(parsed.coded)
+        return 0 if parsed.by_model or (size >= TRIED and size > NOISE * parsed.count) else size
+
+    def _has_shorter(self, item: Found) -> bool:
+        """Return whether the segment of a record has a shorter one already."""
+        assert item.record.id is not None
+        size = len(item.record.bitstring)
+        return any(
+            len(o.record.bitstring) < size for o in self._catalog.lookup.find(SEGMENTS, item.record.id)
+        )
+
+    def _codec(self, context: Context) -> SegmentCodec | None:
+        """Return the codec that codes records of a context anew; None where none does."""
+        if context.method == Method.LOG:
+            return self._log if context.tokenizer == self._log.tokenizer else None
+        plain = context.method == Method.BYTES and not is_bytewise(context.tokenizer)
+        return self._codecs.of_ids(context.tokenizer) if plain else None
+
+    # ---- code them anew
+
+    def _shrink(self, group: Sequence[_Fresh], before: Shrunk) -> Shrunk:
+        """Code some records anew and put those that are shorter. Raises Outdated where others changed what is there.
+
+        ``before``: the result so far.
+        """
+        catalog, report = self._catalog, replace(before)
+        standing = catalog.listing.packs.keys() - catalog.listing.condemned
+        items = [catalog.lookup.at(one.location) for one in group if one.location.pack in standing]
+        items = [item for item in items if self._text(item) and not self._has_shorter(item)]
+        pending = self._pending(items, report)
+        self._writer.encode([segment for _, segment in pending])
+        rows, new, relied = list[Row](), dict[bytes, PendingSegment](), set[bytes]()
+        for item, segment in pending:
+            size, shorter = len(catalog.keys.bits(item.context, item.record)), len(segment.data)
+            if shorter >= size or not tokens_fit(len(segment.tokens), shorter):
+                report.kept += 1
+                continue
+            report.shrunk += 1
+            report.before += size
+            report.after += shorter
+            rows.append(self._row(item, segment))
+            new[segment.id] = segment
+            relied.add(item.location.pack)
+        if rows:
+            self._writer.copy(rows, new, relied=relied, fence=partial(self._fence, items))
+        return report
+
+    def _pending(self, items: Sequence[Found], report: Shrunk) -> list[tuple[Found, PendingSegment]]:
+        """Return records with their segments, decoded, to be coded anew. Those that cannot be read are left out.
+
+        A part of a log is coded after what its record was: what stands below it hangs on that.
+        """
+        catalog, registry = self._catalog, self._codecs.registry
+        anew = [self._anew(item) for item in items]
+        chains = Chains(catalog, registry, needed=True)
+        chains.load([item.record.parent for item in anew if item.record.mode & TOWER])
+        above = [chains.above(item) for item in anew]
+        wanted = [
+            RecordToDecode(item, up if isinstance(up, Coded) else NOTHING)  # ids in a fast form stand alone
+            for item, up in zip(items, above, strict=True)
+            if not isinstance(up, PltzError)
+        ]
+        answers = iter(decode_records(registry, catalog.keys, wanted))
+        found = list[tuple[Found, PendingSegment]]()
+        for item, one, up in zip(items, anew, above, strict=True):
+            answer = up if isinstance(up, PltzError) else next(answers)
+            if isinstance(up, PltzError) or isinstance(answer, PltzError):
+                report.unread += 1
+                where = f"{item.location.pack.hex()} at {item.location.offset}"
+                report.problems += (f"the record in {where} is left as it is: {answer}",)
+                continue
+            found.append((item, self._segment(item, one.context, answer, up)))
+        return found
+
+    def _anew(self, item: Found) -> Found:
+        """Return a record in the context and the mode in which it is to be coded."""
+        codec = self._codec(item.context)
+        assert codec is not None
+        context = replace(item.context, method=codec.method, bundle=codec.bundle_id)
+        below = not codec.carries and item.record.parent != NO_SEGMENT
+        return Found(item.location, item.record._replace(mode=TOWER) if below else item.record, context)
+
+    def _segment(
+        self, item: Found, context: Context, tokens: Tokens, above: Tokens | Coded
+    ) -> PendingSegment:
+        """Return the segment of a record below what it is to be coded after, as a put would."""
+        codec, keys, record = self._codec(item.context), self._catalog.keys, item.record
+        assert codec is not None
+        up: PendingSegment | None = None
+        if isinstance(above, Coded) or len(above):
+            up = PendingSegment(context, codec, None, NOTHING if isinstance(above, Coded) else above)
+            [up.part] = above.decoded if isinstance(above, Coded) else [None]
+        segment = PendingSegment(context, codec, up, tokens)
+        segment.digest = keys.segment_digest(context.domain, context.tokenizer, record.parent, tokens)
+        segment.id = segment_of(segment.digest)
+        return segment
+
+    def _row(self, item: Found, segment: PendingSegment) -> Row:
+        """Return the record that takes the place of another, sealed under the same keys."""
+        keys, record = self._catalog.keys, item.record
+        record = record._replace(context=0, bitstring=segment.data, mode=segment.mode, veil=b"")
+        if record.name is not None:
+            _, name, about = keys.session(item.context, item.record)
+            record = record._replace(name=name, about=about)
+        return segment.context, keys.seal(segment.context, record)
+
+    def _fence(self, items: Sequence[Found]) -> None:
+        """Raise Outdated where something was erased since the last look."""
+        keys = self._catalog.keys
+        keys.check({item.context.domain for item in items})
+        if any(keys.doomed(item.context, item.record.id or b"") for item in items):
+            raise Outdated("something is being erased: nothing was put")
+
+
+def _group(todo: Sequence[_Fresh], limit: int) -> list[_Fresh]:
+    """Return as many of the first records as are coded in one commit of ``limit`` bytes: one at least."""
+    size, group = 0, list[_Fresh]()
+    for one in todo[:COMMIT_RECORDS]:
+        if group and size + one.tokens > limit:
+            break
+        group.append(one)
+        size += one.tokens
+    return group

@@ -1,0 +1,260 @@
+"""Shrink: what was put in a fast form comes to the bytes that the model makes of it, and stays what it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from pltz import PutRequest
+from pltz.archive import opener
+from pltz.archive.archive import Archive
+from pltz.archive.catalog.listing import Found
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import KeyMismatch, NotFound
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.work_part import WorkPart
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.logs import method_of
+from pltz.models.session.session import Session
+from pltz.plt_codec import limits
+from pltz.plt_codec.container.frame import Method
+from tests.archive.sealed import RAW
+from tests.archive.simulated_disk import DiskState, SimDisk
+
+KEY = "a long passphrase"
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+PROSE = "".join((DOCS / f"{page}.md").read_text() for page in ("limits", "operations")).replace("\n", " ").split(". ")
+
+
+def log(count: int, seed: int = 0) -> bytes:
+    """Return the lines of a log, which says what people say."""
+    said = PROSE[seed * 10 :]
+    rows = [{"n": n, "text": said[n % len(said)]} for n in range(count)]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def request(count: int, name: str = "log", seed: int = 0) -> PutRequest:
+    return PutRequest(name, Session("text", log(count, seed)))
+
+
+class Place:
+    """An archive, opened to put by the fast way or by the model."""
+
+    def __init__(self, root: Path, key: str | None) -> None:
+        self._options: dict[str, Any] = {"passphrase": key}
+        self.root = root
+        Archive.open(root, create=True, **self._options)
+
+    def open(self, *, fast: bool = False, **options: Any) -> Archive:
+        return Archive.open(self.root, model_logs=not fast, **self._options, **options)
+
+    def put(self, *requests: PutRequest, fast: bool) -> None:
+        list(self.open(fast=fast).put_many(requests))
+
+    def bitstrings(self) -> dict[bytes, tuple[str, bytes]]:
+        """Return the shortest bitstring of each segment, with its method."""
+        parts = self.open().parts
+        parts.catalog.refresh()
+        found: dict[bytes, tuple[str, bytes]] = {}
+        for pack in parts.catalog.listing.packs:
+            for item in parts.catalog.listing.scan(pack):
+                assert isinstance(item, Found)
+                if item.record.id is None:
+                    continue
+                bits = parts.keys.bits(item.context, item.record)
+                known = found.get(item.record.id)
+                if known is None or len(bits) < len(known[1]):
+                    found[item.record.id] = method_of(bits)[0] if item.context.method == Method.LOG else "no log", bits
+        return found
+
+    def pack_bytes(self) -> int:
+        return sum(file.stat().st_size for file in (self.root / "packs").rglob("*") if file.is_file())
+
+
+@pytest.fixture(params=[None, KEY], ids=["open", "sealed"])
+def key(request: pytest.FixtureRequest) -> str | None:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def place(tmp_path: Path, key: str | None) -> Place:
+    return Place(tmp_path / "cold", key)
+
+
+def test_it_comes_to_what_a_put_by_the_model_takes(place: Place, tmp_path: Path, key: str | None) -> None:
+    other = Place(tmp_path / "other", key)
+    for count in (40, 60):  # the second stands below the first
+        place.put(request(count), request(30, "another", 1), fast=True)
+        other.put(request(count), request(30, "another", 1), fast=False)
+    assert "log + model" not in {method for method, _ in place.bitstrings().values()}
+    told = place.open().shrink(dry_run=True)
+    assert (told.fresh, told.shrunk, told.left) == (3, 0, 3)
+    assert 0 < told.expected < told.fresh_bytes
+    done = place.open().shrink()
+    assert (done.fresh, done.shrunk, done.kept, done.left, done.unread) == (3, 3, 0, 0, 0)
+    found, wanted = place.bitstrings(), other.bitstrings()
+    assert {method for method, _ in found.values()} == {"log + model"}
+    assert sorted(found.values()) == sorted(wanted.values())
+    assert done.after == sum(len(bits) for _, bits in found.values()) < done.before
+    again = place.open().shrink()
+    assert (again.fresh, again.shrunk) == (0, 0)
+
+
+def test_collect_frees_the_old_form_and_all_reads_back(place: Place) -> None:
+    for count in (40, 60):
+        place.put(request(count), fast=True)
+    before = place.pack_bytes()
+    place.open().shrink()
+    small = place.bitstrings()
+    for _ in range(3):
+        place.open().collect()
+    assert place.bitstrings() == small
+    assert place.open().shrink(dry_run=True).fresh == 0
+    assert place.pack_bytes() < before
+    place.put(request(80), fast=True)  # below what was shrunk
+    assert place.open().shrink().shrunk == 1
+    assert {method for method, _ in place.bitstrings().values()} == {"log + model"}
+    for version, count in enumerate((40, 60, 80), 1):
+        assert place.open().get("log", version=version).value == log(count)
+    assert place.open().verify(decode=True).sound
+
+
+def test_packs_that_a_collector_moves_are_left_to_it(place: Place) -> None:
+    for count in (40, 60):
+        place.put(request(count), fast=True)
+    place.open().collect()
+    told = place.open().shrink()
+    assert (told.fresh, told.condemned) == (0, 2)
+    place.open().collect()
+    assert place.open().shrink().shrunk == 2
+
+
+def test_a_log_too_long_for_a_put_by_the_model_is_shrunk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 1000)
+    place.put(request(40), fast=False)
+    assert "log + model" not in {method for method, _ in place.bitstrings().values()}
+    assert place.open().shrink().shrunk == 1
+    assert place.open().get("log").value == log(40)
+
+
+def test_ids_put_in_a_fast_form_are_shrunk(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    theirs = tiny_tokenizer_json()
+    ids = Tokenizer.from_str(theirs.decode()).encode(" ".join(PROSE[:60])).ids
+    with monkeypatch.context() as large:
+        large.setattr(limits, "ZSTD_ABOVE", 100)
+        for count in (1000, len(ids)):
+            place.put(PutRequest("ids", Session("ids", ids[:count]), tokenizer=theirs), fast=True)
+    assert place.open().shrink().fresh == 0  # their tokenizer is not here
+    told = place.open(tokenizers=[theirs]).shrink()
+    assert told.shrunk == told.fresh > 0
+    for version, count in ((1, 1000), (2, len(ids))):
+        assert place.open(tokenizers=[theirs]).get("ids", version=version).value.tolist() == ids[:count]
+    assert place.open(tokenizers=[theirs]).shrink().fresh == 0
+    assert place.open(tokenizers=[theirs]).verify(decode=True).sound
+
+
+def test_the_budget_ends_it(place: Place) -> None:
+    place.put(request(40), fast=True)
+    told = place.open().shrink(budget=0)
+    assert (told.fresh, told.shrunk, told.left) == (1, 0, 1)
+
+
+def test_parts_do_all_of_it(place: Place) -> None:
+    for seed in range(4):
+        place.put(request(50, f"log {seed}", seed), fast=True)
+    done = [place.open().shrink(part=WorkPart(number, 2)).shrunk for number in (1, 2)]
+    assert sum(done) == 4
+    assert place.open().shrink().fresh == 0
+
+
+def test_what_was_erased_or_forgotten_stays_so(tmp_path: Path) -> None:
+    place = Place(tmp_path / "cold", KEY)
+    for seed in range(3):
+        place.put(request(50, f"log {seed}", seed), fast=True)
+    place.open().erase("log 0", tenant="default")
+    place.open().forget("log 1")
+    assert place.open().shrink().fresh == 2
+    assert [found.name for found in place.open().list()] == ["log 2"]
+    with pytest.raises(NotFound):
+        place.open().get("log 0")
+    for _ in range(2):
+        place.open().collect()
+    assert len(place.bitstrings()) == 1
+    with pytest.raises(NotFound):
+        place.open().undelete("log 1")
+
+
+def test_without_the_key_it_is_refused(tmp_path: Path) -> None:
+    place = Place(tmp_path / "cold", KEY)
+    place.put(request(40), fast=True)
+    with pytest.raises(KeyMismatch):
+        Archive.open(place.root).shrink()
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_a_collector_or_a_put_beside_it(place: Place, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.put(request(40), fast=True)
+    copying, beside = ArchiveWriter.copy, [True]
+
+    def meanwhile(self: ArchiveWriter, *rows: Any, **options: Any) -> None:
+        first = beside.pop() if beside else False
+        if step == "after" or not first:
+            copying(self, *rows, **options)
+        if first:
+            place.put(request(60), request(50, "other", 2), fast=True)
+            place.open().collect()
+        if step == "before" and first:
+            copying(self, *rows, **options)
+
+    cold = place.open()
+    monkeypatch.setattr(ArchiveWriter, "copy", meanwhile)
+    done = cold.shrink()
+    monkeypatch.undo()
+    assert done.shrunk + done.left == done.fresh == 1
+    for _ in range(3):
+        place.open().collect()
+        place.open().shrink()
+    assert place.open().shrink().fresh == 0
+    assert {method for method, _ in place.bitstrings().values()} == {"log + model"}
+    for version, count in enumerate((40, 60), 1):
+        assert place.open().get("log", version=version).value == log(count)
+    assert place.open().verify(decode=True).sound
+
+
+@pytest.mark.parametrize("secret", [None, RAW], ids=["open", "sealed"])
+def test_a_crash_leaves_either_form(secret: Secret | None) -> None:
+    disk, left = SimDisk(), dict[tuple[tuple[str, bytes], ...], DiskState]()
+
+    def opened(on: SimDisk) -> Archive:
+        return Archive(opener.open_at(DirectoryStore(on), [], key=secret))
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            files = tuple(sorted(file for file in state.files().items() if not file[0].startswith("tmp/")))
+            left.setdefault(files, state)
+
+    Archive(opener.create(DirectoryStore(disk), [], key=secret))
+    for count in (40, 50):
+        list(opened(disk).put_many([request(count)]))
+    disk.flush()
+    cold = opened(disk)
+    disk.watch = watch
+    assert cold.shrink().shrunk == 2
+    disk.watch = lambda: None
+    outcomes = set[int]()
+    for state in left.values():
+        cold = opened(SimDisk(state, seed=1))
+        for version, count in enumerate((40, 50), 1):
+            assert cold.get("log", version=version).value == log(count)
+        assert cold.verify(decode=True).sound
+        outcomes.add(cold.shrink(dry_run=True).fresh)
+    assert outcomes == {0, 2} and len(left) > 5
