@@ -8,6 +8,7 @@ from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
+    "show": "pltz.cli.show:show",
     "compress": "pltz.cli.compress:compress",
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
@@ -19,7 +20,7 @@ COMMANDS = {
     "completion": "pltz.cli.completion:completion",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "nightly"),
+    "An archive of sessions": ("archive", "show", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),

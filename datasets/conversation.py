@@ -4,24 +4,118 @@
     [{"role": "user", "content": "Where is the bug?"}, {"role": "assistant", "content": "", "tool_calls": [...]}, ...]
 
 It is what a model is shown, by its own chat template: without ids, times and counters, and of a log with branches the
-last one alone. Each format says how (`InputFormat.conversation`).
+last one alone. Each format says how (`InputFormat.conversation`). Who reads it, or searches it, takes it as a
+`Conversation` of turns, each with its time, and learns what is left out:
+
+    conversation_of(session).note      "shows 5 of 40 messages, because the parent of one is not in the log"
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pltz.datasets import registry
+from pltz.datasets.formats import codex, events
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
-from pltz.datasets.log_lines import narrow, values
-from pltz.datasets.turns import Message, joined, without_tools
+from pltz.datasets.log_lines import narrow, values, values_of
+from pltz.datasets.turns import BESIDE, Message, joined, without_tools
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 
 if TYPE_CHECKING:
     from pltz.models.target.target import Target
 
 PLAIN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "from", "value", "reasoning_content"))
+LISTS = "messages", "conversations", "conversation", "input", "output"  # keys of the messages of a chat
+WITHIN = "request", "body", "values", "kwargs", "response"  # keys of what holds a chat, as logged requests do
+NEAR = 1 << 24  # bytes of a log that are looked at together: all of one that fits into memory
+FIRST = 1 << 16  # bytes of a long log by which its format is known
+REMARK = "{:,} line{} cannot be read"
+
+
+@dataclass(frozen=True)
+class ConversationTurn:
+    """A turn: the words of one side without a break, or the result of one tool.
+
+    Attributes:
+        number: from 1, its place in the conversation.
+        role: system, user, assistant or tool, as far as the log has these.
+        time: in seconds since 1970; 0: not known.
+        calls: name and arguments of each tool that was called.
+        pictures: data: URLs, as the log has them: nobody has looked at what they hold.
+    """
+
+    number: int
+    role: str
+    text: str
+    time: int = 0
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    pictures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of a session, and what they leave out.
+
+    Attributes:
+        agent: name of the format of its log; "chat" for a chat; "" where it has no conversation, and no turns.
+        messages: as many as the log has, as far as it was looked at.
+        because: why the turns are not all, and what could not be read; empty where nothing is left out.
+    """
+
+    agent: str
+    turns: tuple[ConversationTurn, ...]
+    messages: int
+    because: str = ""
+
+    @property
+    def note(self) -> str:
+        """Return what is left out in a sentence, empty where nothing is."""
+        if not self.because:
+            return ""
+        if len(self.turns) < self.messages:
+            return f"shows {len(self.turns):,} of {self.messages:,} messages, because {self.because}"
+        return f"shows {self.messages:,} messages, though {self.because}"
+
+
+def conversation_of(session: Session, *, every: bool = False) -> Conversation:
+    """Return the conversation of a session: of a log the last branch, or with ``every`` all that was said.
+
+    Of a log longer than `NEAR` it is the end, and the note says so.
+
+    >>> found = conversation_of(Session("chat", {"messages": [{"role": "user", "content": "Hi"}]}))
+    >>> found.agent, [(turn.role, turn.text) for turn in found.turns], found.note
+    ('chat', [('user', 'Hi')], '')
+    """
+    if session.kind == "ids":
+        return Conversation("", (), 0)
+    if not isinstance(session.value, LongText) or len(session.value) <= NEAR:
+        whole = session.value[:] if isinstance(session.value, LongText) else session.value
+        return _conversation(*(_parsed(whole) if session.kind == "text" else _given(whole)), every)
+    begin = len(session.value) - NEAR
+    first, tail = session.value[:FIRST], session.value[begin:]
+    found = _conversation(*_of_lines(tail[tail.find(b"\n") + 1 :], _format_of(first)), every)
+    if not found.turns:
+        return found
+    bound = f"of its {len(session.value):,} bytes the last {NEAR:,} are looked at"
+    return Conversation(found.agent, found.turns, found.messages, "; ".join(filter(None, (bound, found.because))))
+
+
+def conversations_of(session: Session) -> Iterator[Conversation]:
+    """Yield all that was said in a session, of a long log some megabytes at a time."""
+    text = session.value
+    if not isinstance(text, LongText) or len(text) <= NEAR:
+        yield conversation_of(session, every=True)
+        return
+    known, begin = _format_of(text[:FIRST]), 0
+    while begin < len(text):
+        end = min(begin + NEAR, len(text))
+        end = text.find(b"\n", end, end + NEAR) + 1 or end  # a line that is longer is cut, and cannot be read
+        yield _conversation(*_of_lines(text[begin:end], known), True)
+        begin = end
 
 
 def messages_of(session: Session) -> list[Message] | None:
@@ -34,10 +128,11 @@ def messages_of(session: Session) -> list[Message] | None:
     if session.kind == "ids":
         return None
     try:
-        known, value = _parsed(session.value) if session.kind == "text" else (_known(session.value), session.value)
+        known, value, _ = _parsed(session.value) if session.kind == "text" else _given(session.value)
         if known is None or known.conversation is None:
             return None
         messages = joined(known.conversation(value))
+        messages = [{key: item for key, item in m.items() if key not in BESIDE} for m in messages]
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  # an agent's log may hold anything
@@ -61,17 +156,97 @@ def rendered(model: Target, messages: list[Message]) -> Session:
     return Session("ids", model.render(messages if model.takes_tools else without_tools(messages)))
 
 
-def _parsed(text: bytes) -> tuple[InputFormat | None, Any]:
+Parsed = tuple[InputFormat | None, Any, int]  # format, value, and lines that cannot be read
+
+
+def _given(value: Any) -> Parsed:
+    return _known(value), value, 0
+
+
+def _parsed(text: bytes) -> Parsed:
     """Return the format and the value of a text: JSON, JSON lines, or the text itself."""
     if head := registry.of_head(text[:HEAD]):
-        return head, text
+        return head, text, 0
     try:
         value: Any = json.loads(narrow(text))
         if isinstance(value, dict) and registry.of_value(value) is None:
             value = [value]  # a log of one line
+        return _given(value)
     except (ValueError, RecursionError):
-        value = [one for one in values(text) if isinstance(one, dict)]
-    return _known(value), value
+        return _of_lines(text)
+
+
+def _of_lines(text: bytes, known: InputFormat | None = None) -> Parsed:
+    """Return the format and the events of JSON lines. ``known``: their format, where it is known already."""
+    found, odd = list[dict[str, Any]](), 0
+    for line in narrow(text).split(b"\n"):
+        each, broken = values_of(line)
+        found += (one for one in each if isinstance(one, dict))
+        odd += broken
+    return known or _known(found), found, odd
+
+
+def _format_of(first: bytes) -> InputFormat | None:
+    """Return the format of a long log, by its first bytes."""
+    return _known([one for one in values(first[: first.rfind(b"\n") + 1]) if isinstance(one, dict)])
+
+
+def _conversation(known: InputFormat | None, value: Any, odd: int, every: bool) -> Conversation:
+    """Return the turns of a value that was parsed. A log may hold anything: of one that is not understood none."""
+    try:
+        because = ""
+        if known is None or known.conversation is None:
+            agent, messages = "chat", joined(_of_chat(value), told=True)
+            count = len(messages)
+        else:
+            agent, messages = known.name, joined(known.conversation(value), told=True)
+            whole, why = known.unfolded(value) if known.unfolded else (value, "")
+            most = joined(known.conversation(whole), told=True) if known.unfolded else messages
+            count = max(len(messages), len(most))
+            if every:
+                messages = most
+            elif len(messages) < count:
+                because = why
+        turns = tuple(_turn(number, message) for number, message in enumerate(messages, 1))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001
+        return Conversation("", (), 0)
+    if odd:
+        because = "; ".join(filter(None, (because, REMARK.format(odd, "" if odd == 1 else "s"))))
+    return Conversation(agent, turns, count, because) if turns else Conversation("", (), 0)
+
+
+def _turn(number: int, message: Message) -> ConversationTurn:
+    calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    return ConversationTurn(
+        number,
+        str(message["role"]),
+        message["content"],
+        message.get("time", 0),
+        tuple(calls),
+        tuple(message.get("pictures", ())),
+    )
+
+
+def _of_chat(value: Any) -> list[Message]:
+    """Return the messages of a chat, or of a request with its answer, whoever made it; none of other JSON."""
+    if isinstance(value, list):
+        rows = [row for row in value if isinstance(row, dict)]
+        items = any(str(row.get("type", "")).endswith(("_call", "_call_output")) for row in rows)
+        return codex.items(rows) if items else events.conversation(rows)
+    if not isinstance(value, dict):
+        return []
+    found = list[Message]()
+    if isinstance(value.get("system"), str | list):
+        found += events.conversation([{"role": "system", "content": value["system"]}])
+    for key in (*LISTS, *WITHIN):
+        found += _of_chat(value[key]) if isinstance(value.get(key), dict | list) else []
+    for choice in value["choices"] if isinstance(value.get("choices"), list) else ():
+        found += events.conversation([choice["message"]])
+    if isinstance(value.get("role"), str) and "content" in value:  # a message that the API returned
+        found += events.conversation([value])
+    return found
 
 
 def _known(value: Any) -> InputFormat | None:

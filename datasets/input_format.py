@@ -174,6 +174,7 @@ class InputFormat:
     """One input format. ``about``: what its files are, for the help and the documents. ``suffix``: of its files, where
     that is not the one of JSON or text. ``conversation``: the messages of a log, `datasets.conversation` says which.
     ``id_of``: the id of a session that is one of a list, which names it.
+    ``unfolded``: the log so that its conversation has all messages, and why it may have fewer as it is.
     """
 
     name: str
@@ -186,3 +187,4 @@ class InputFormat:
     suffix: str | None = None
     conversation: Callable[[Any], list[Message]] | None = None
     id_of: Callable[[Any], Any] | None = None
+    unfolded: Callable[[Any], tuple[Any, str]] | None = None

@@ -3,20 +3,28 @@
     {"role": "assistant", "content": "I look.", "tool_calls": [{"type": "function", "function": {"name": ..., ...}}]}
     {"role": "tool", "content": "a.py  b.py"}
 
-They have no ids: those of a log are made by its agent, and no model was shown them as text.
+They have no ids: those of a log are made by its agent, and no model was shown them as text. What a reader of a log
+sees beside, the time and the pictures, stands under `BESIDE` until `conversation.messages_of` takes it away.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from pltz.datasets.session_columns import moment
+from pltz.plt_codec.errors import ContentError
 
 Message = dict[str, Any]
 
 CALLS = ("tool_use", "server_tool_use", "toolCall", "tool-call", "tool_call")  # types of parts that call a tool
 RESULTS = ("tool_result", "tool-result")
 HIDDEN = ("thinking", "redacted_thinking", "reasoning")  # parts that a later request leaves out
+BESIDE = ("time", "pictures")  # keys of a message that no model is shown: seconds since 1970, and data: URLs
+TIMES = "timestamp", "time", "ts", "createdAt", "created_at", "create_time", "created"  # keys of the time of an event
+MILLISECONDS = 1 << 40  # numbers from here on are no seconds
 
 
 def text_of(content: Any) -> str:
@@ -40,10 +48,65 @@ def text_of(content: Any) -> str:
     return "\n".join(found)
 
 
+def time_of(event: dict[str, Any]) -> int:
+    """Return when an event was, in seconds since 1970; 0 where it does not say so.
+
+    >>> time_of({"timestamp": "1970-01-02T00:00:00Z"}), time_of({"time": {"created": 1767603600000}}), time_of({})
+    (86400, 1767603600, 0)
+    """
+    for key in TIMES:
+        time = event.get(key)
+        if time is None:
+            continue
+        if isinstance(time, dict):
+            return time_of(time)
+        if isinstance(time, int | float) and time >= MILLISECONDS:
+            time /= 1000
+        try:
+            return moment(time, key)
+        except ContentError:
+            continue
+    return 0
+
+
+def at(event: dict[str, Any], messages: list[Message]) -> list[Message]:
+    """Return the messages of an event, with its time."""
+    if messages and (time := time_of(event)):
+        for message in messages:
+            message.setdefault("time", time)
+    return messages
+
+
+def pictures_of(content: Any) -> list[str]:
+    """Return the pictures of a content that are in it as base64, as data: URLs of whatever is written there.
+
+    >>> pictures_of([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}])
+    ['data:image/png;base64,AAAA']
+    """
+    found: list[str] = []
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        inner = next((part[key] for key in ("source", "inlineData", "image_url") if key in part), part)
+        if isinstance(inner, dict) and isinstance(inner.get("data"), str):
+            kind = inner.get("media_type", inner.get("mimeType", inner.get("mime_type")))
+            found.append(f"data:{kind};base64,{inner['data']}")
+        url = inner.get("url") if isinstance(inner, dict) else inner
+        if isinstance(url, str) and url.startswith("data:"):
+            found.append(url)
+    return found
+
+
+def _seen(message: Message, content: Any) -> Message:
+    if isinstance(content, list) and (pictures := pictures_of(content)):
+        message["pictures"] = pictures
+    return message
+
+
 def said(role: str, content: Any) -> list[Message]:
     """Return a message with the text of a content, or none where it has none."""
     text = text_of(content)
-    return [{"role": role, "content": text}] if text.strip() else []
+    return [_seen({"role": role, "content": text}, content)] if text.strip() else []
 
 
 def called(name: Any, arguments: Any) -> Message:
@@ -62,7 +125,8 @@ def called(name: Any, arguments: Any) -> Message:
 def answered(content: Any) -> Message:
     """Return the result of a tool."""
     text = text_of(content)
-    return {"role": "tool", "content": text if text or content in (None, "", []) else json.dumps(content)}
+    text = text if text or content in (None, "", []) else json.dumps(content)
+    return _seen({"role": "tool", "content": text}, content)
 
 
 def spoken(role: str, content: Any) -> list[Message]:
@@ -87,16 +151,16 @@ def spoken(role: str, content: Any) -> list[Message]:
     return found + said(role, text)
 
 
-def joined(messages: Iterable[Message]) -> list[Message]:
+def joined(messages: Iterable[Message], *, told: bool = False) -> list[Message]:
     """Return messages with those of one role in a row made one, as a request has them.
 
     Results of tools stay apart. Instructions that come later than the first are words of the user: many templates take
-    them only at the beginning.
+    them only at the beginning. With ``told``, for readers, they stay instructions.
     """
     found: list[Message] = []
     for message in messages:
         role = {"developer": "system"}.get(message["role"], message["role"])
-        if role == "system" and any(one["role"] != "system" for one in found):
+        if role == "system" and not told and any(one["role"] != "system" for one in found):
             role = "user"
         last = found[-1] if found else None
         if last is None or last["role"] != role or role == "tool":
@@ -105,6 +169,8 @@ def joined(messages: Iterable[Message]) -> list[Message]:
         last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
         if calls := message.get("tool_calls"):
             last["tool_calls"] = [*last.get("tool_calls", []), *calls]
+        if pictures := message.get("pictures"):
+            last["pictures"] = [*last.get("pictures", []), *pictures]
     return found
 
 
@@ -142,3 +208,32 @@ def branch(
         above = at.get(parent)
         at = known.get(above) if isinstance(above, str | int) else None
     return found[::-1]
+
+
+def in_a_row(events: Sequence[dict[str, Any]], key: str = "id", parent: str = "parentId") -> list[dict[str, Any]]:
+    """Return the events of a tree as one branch, in the order in which they were written.
+
+    >>> in_a_row([{"id": "a"}, {"id": "b", "parentId": "lost"}])
+    [{'id': 0, 'parentId': -1}, {'id': 1, 'parentId': 0}]
+    """
+    return [{**event, key: number, parent: number - 1} for number, event in enumerate(events)]
+
+
+def why_apart(
+    events: Sequence[dict[str, Any]], leaf: dict[str, Any], key: str = "id", parent: str = "parentId"
+) -> str:
+    """Return why the branch to a leaf may have fewer events than a tree.
+
+    >>> why_apart([{"id": 1}, {"id": 1}, {"id": 2, "parentId": 7}], {"id": 2, "parentId": 7})
+    '1 event has the id of another one, and the parent of one is not in the log'
+    """
+    names = Counter(event[key] for event in events if isinstance(event.get(key), str | int))
+    again = names.total() - len(names)
+    way = branch(events, leaf, key, parent)
+    top = way[0].get(parent) if way else None
+    end = "others are on branches that were left, or before the log was compacted"
+    if isinstance(top, str | int):
+        end = "the parents of some go in a circle" if top in names else "the parent of one is not in the log"
+    if not again:
+        return end
+    return f"{again:,} event{' has' if again == 1 else 's have'} the {key} of another one, and {end}"

@@ -17,19 +17,15 @@ from typing import Any
 
 from pltz.archive.format.record import MAX_TITLE, ContentFacts
 from pltz.datasets.conversation import messages_of
-from pltz.datasets.session_columns import moment
-from pltz.datasets.turns import text_of
+from pltz.datasets.turns import text_of, time_of
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError
 
 TITLE_SHARE = 32  # bytes of content for each character of a title: short chats have short ones
 LOOKED_AT = 64  # events from either end in which a time is looked for
 BEGINNING = 1 << 20  # bytes of a long log in which its title is looked for
 ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
-TIMES = "timestamp", "time", "ts", "createdAt", "created_at", "create_time"  # keys of the time of an event
-MILLISECONDS = 1 << 40  # numbers from here on are no seconds
 
 
 def facts_of(session: Session, size: int, mtime: int = 0) -> ContentFacts:
@@ -76,11 +72,5 @@ def _events(session: Session, *, last: bool) -> Iterator[Any]:
 
 def _first(events: Iterable[Any]) -> int:
     """Return the time of the first event that has one, in seconds since 1970; 0 where none has."""
-    for event in islice(events, LOOKED_AT):
-        for key in TIMES if isinstance(event, dict) else ():
-            time = event.get(key)
-            if isinstance(time, int | float) and time >= MILLISECONDS:
-                time /= 1000
-            with suppress(ContentError):
-                return moment(time, key)
-    return 0
+    times = (time_of(event) for event in islice(events, LOOKED_AT) if isinstance(event, dict))
+    return next(filter(None, times), 0)

@@ -28,7 +28,7 @@ MEANT = {
     "list": ("ls",), "dir": ("ls",), "search": ("ls",), "grep": ("ls",), "find": ("ls",), "info": ("stat", "show"),
     "rm": ("forget",), "delete": ("forget",), "remove": ("forget",), "purge": ("erase",),
     "gc": ("collect",), "clean": ("collect",), "fsck": ("verify",), "test": ("verify",), "fix": ("repair",),
-    "undo": ("undelete",), "cat": ("get",), "read": ("get",), "export": ("get",), "restore": ("get",),
+    "undo": ("undelete",), "cat": ("show", "get"), "read": ("show", "get"), "export": ("get",), "restore": ("get",),
     "dump": ("get",), "extract": ("get", "decompress"), "store": ("put",), "add": ("put",), "save": ("put",),
     "create": ("init",), "new": ("init",), "encode": ("compress",), "freeze": ("compress",), "decode": ("decompress",),
     "load": ("thaw",),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, branch, spoken
+from pltz.datasets.turns import Message, at, branch, in_a_row, spoken, why_apart
 
 MARKS = ("sessionId", "leafUuid", "parent_tool_use_id")  # one of them names the session, or a place in it
 TYPES = ("file-history-snapshot", "queue-operation", "attribution-snapshot")  # lines of Claude Code alone
@@ -56,7 +56,15 @@ def _parts(event: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(event: dict[str, Any]) -> list[Message]:
-    return spoken(event["message"].get("role", event["type"]), event["message"].get("content"))
+    return at(event, spoken(event["message"].get("role", event["type"]), event["message"].get("content")))
+
+
+def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the events with all messages on one way, and why the last way may have fewer."""
+    talk = [event for event in events if event.get("type") in ("user", "assistant") and "message" in event]
+    own = [event for event in talk if not event.get("isSidechain")] or talk
+    keys = "uuid", "parentUuid"
+    return in_a_row(events, *keys), why_apart(events, own[-1], *keys) if own else ""
 
 
 FORMAT = InputFormat(
@@ -65,4 +73,5 @@ FORMAT = InputFormat(
     "session files of Claude Code",
     of_events=_are_events,
     conversation=conversation,
+    unfolded=unfolded,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said, spoken, text_of
+from pltz.datasets.turns import Message, answered, at, called, said, spoken, text_of
 
 
 def _is_message(value: Any) -> bool:
@@ -28,6 +28,7 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
         kind, text = event.get(event["type"]), event.get("text")
         if event.get("partial"):
             continue
+        before = len(found)
         if kind in ("task", "user_feedback", "user_feedback_diff") or not found:
             found += said("user", text)
         elif kind == "tool":
@@ -38,6 +39,7 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
             found.append(answered(text))
         elif kind in ("text", "completion_result", "followup", "plan_mode_respond"):
             found += said("assistant", text)
+        at(event, found[before:])
     return found
 
 
@@ -57,7 +59,8 @@ def _is_history(value: Any) -> bool:
 
 def history(messages: list[dict[str, Any]]) -> list[Message]:
     """Return the messages that the model was sent."""
-    return [one for message in messages for one in spoken(message.get("role", "user"), message.get("content"))]
+    said_by = [(message, spoken(message.get("role", "user"), message.get("content"))) for message in messages]
+    return [one for message, found in said_by for one in at(message, found)]
 
 
 FORMAT = InputFormat(

@@ -14,7 +14,7 @@ from typing import Any
 
 from pltz.datasets.formats.openai import is_items
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, at, called, said
 
 TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
@@ -41,22 +41,28 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
     for event in events:
         payload = event.get("payload")
         if event.get("type") == "session_meta" and isinstance(payload, dict):
-            start = said("system", payload.get("base_instructions") or payload.get("instructions"))
+            start = at(event, said("system", payload.get("base_instructions") or payload.get("instructions")))
         elif event.get("type") == "compacted" and isinstance(payload, dict):
             history = payload.get("replacement_history")
-            found = _items(history) if isinstance(history, list) else said("user", payload.get("message"))
+            found = items(history) if isinstance(history, list) else said("user", payload.get("message"))
         elif event.get("type") == "response_item" and isinstance(payload, dict):
-            found += _items([payload])
+            found += at(event, items([payload]))
         elif isinstance(event.get("item"), dict):  # codex exec --json
-            found += _item_done(event)
+            found += at(event, _item_done(event))
         elif "instructions" in event and "id" in event:
             start = said("system", event["instructions"])
         elif not isinstance(payload, dict):
-            found += _items([event])
+            found += at(event, items([event]))
     return start + found
 
 
-def _items(items: list[Any]) -> list[Message]:
+def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the events without compactions, which take the place of what was before, and that as the reason."""
+    return [event for event in events if event.get("type") != "compacted"], "the log was compacted"
+
+
+def items(items: list[Any]) -> list[Message]:
+    """Return the messages of items of the Responses API."""
     found: list[Message] = []
     for item in items:
         kind = item.get("type", "message")
@@ -83,11 +89,16 @@ def _item_done(event: dict[str, Any]) -> list[Message]:
 
 
 def _conversation_of_document(value: dict[str, Any]) -> list[Message]:
-    return said("system", value["session"].get("instructions")) + _items(value["items"])
+    return said("system", value["session"].get("instructions")) + items(value["items"])
 
 
 FORMAT = InputFormat(
-    "codex", "agent log", "rollout files of Codex CLI", of_events=_are_events, conversation=conversation
+    "codex",
+    "agent log",
+    "rollout files of Codex CLI",
+    of_events=_are_events,
+    conversation=conversation,
+    unfolded=unfolded,
 )
 DOCUMENT = InputFormat(
     "codex-document",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, at, called, said
 
 
 def _is_event(event: dict[str, Any]) -> bool:
@@ -31,11 +31,12 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
             continue
         if kind in ("system.message", "assistant.message", "user.message"):
             role = str(kind).partition(".")[0]
-            found += said(role, data.get("transformedContent") or data.get("content"))
-            found += [called(call.get("name"), call.get("arguments")) for call in data.get("toolRequests") or ()]
+            found += at(event, said(role, data.get("transformedContent") or data.get("content")))
+            calls = data.get("toolRequests") or ()
+            found += at(event, [called(call.get("name"), call.get("arguments")) for call in calls])
         elif kind == "tool.execution_complete":
             result = data.get("result") or data.get("error") or {}
-            found.append(answered(result.get("content", result.get("message", ""))))
+            found += at(event, [answered(result.get("content", result.get("message", "")))])
     return found
 
 

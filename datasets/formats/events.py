@@ -15,7 +15,7 @@ from typing import Any
 from pltz.datasets.formats import claude_code, codex, copilot_cli
 from pltz.datasets.formats.messages import is_message
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import CALLS, Message, answered, called, said, spoken
+from pltz.datasets.turns import CALLS, Message, answered, at, called, said, spoken
 
 KINDS = ("type", "event", "kind", "role")
 ORDERS = ("timestamp", "time", "ts", "seq", "parentId", "parent_id", "createdAt", "created_at")
@@ -46,7 +46,7 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
             return claude_code.conversation(raw)
         return codex.conversation(raw) if "payload" in marks else copilot_cli.conversation(raw)
     told = {part.get("id") for event in events for part in _parts(event) if part.get("type") in CALLS}
-    return [message for event in events for message in _messages(event, told)]
+    return [message for event in events for message in at(event, _messages(event, told))]
 
 
 def _parts(event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -74,8 +74,8 @@ def _messages(event: dict[str, Any], told: set[Any]) -> list[Message]:
         return [] if inner.get("callId") in told else [called(inner.get("name"), inner.get("arguments"))]
     if role in ("tool", "function"):
         return [answered(inner.get("content"))]
-    if role in ("system", "developer", "user", "human", "assistant", "gpt", "model"):
-        role = {"human": "user", "gpt": "assistant", "model": "assistant"}.get(role, role)
+    if role in ("system", "developer", "user", "human", "assistant", "gpt", "model", "ai"):
+        role = {"human": "user", "gpt": "assistant", "model": "assistant", "ai": "assistant"}.get(role, role)
         found = spoken(role, inner.get("content", inner.get("value", inner.get("message"))))
         calls = [call.get("function", {}) for call in inner.get("tool_calls") or ()]
         return found + [called(call.get("name"), call.get("arguments")) for call in calls]

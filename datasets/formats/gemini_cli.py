@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, at, called, said
 
 MARKS = {"sessionId", "projectHash"}
 
@@ -40,13 +40,18 @@ def _conversation_of_lines(events: list[dict[str, Any]]) -> list[Message]:
     return [message for entry in entries.values() for message in _messages(entry)]
 
 
+def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the lines without those that take others back, and that as the reason."""
+    return [event for event in events if "$rewindTo" not in event], "others were taken back"
+
+
 def _messages(entry: dict[str, Any]) -> list[Message]:
     if entry.get("type") not in ("user", "gemini"):
         return []
     found = said("user" if entry["type"] == "user" else "assistant", entry.get("content"))
     calls = entry.get("toolCalls") or ()
     found += [called(call.get("name"), call.get("args")) for call in calls]
-    return found + [answered(_result(call)) for call in calls]
+    return at(entry, found + [answered(_result(call)) for call in calls])
 
 
 def _result(call: dict[str, Any]) -> Any:
@@ -68,5 +73,6 @@ FORMATS = (
         "session files of Gemini CLI as JSON lines",
         of_events=_are_events,
         conversation=_conversation_of_lines,
+        unfolded=unfolded,
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from pltz.datasets.formats.database import Database, Sessions, are_rows, line, parsed, rows, tables_of
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, at, called, said
 
 
 def _has_parts(message: Any) -> bool:
@@ -72,8 +72,16 @@ def conversation(value: Any) -> list[Message]:
             break
         if message["info"].get("summary") is True:
             found = []
-        found += _messages(message)
+        found += at(message["info"], _messages(message))
     return found
+
+
+def unfolded(value: Any) -> tuple[dict[str, Any], str]:
+    """Return a session with what was reverted and what a summary replaced, and that as the reason."""
+    value = _document(value) if isinstance(value, list) else value
+    every = [{**m, "info": {**m["info"], "summary": None}} for m in value["messages"]]
+    whole = {**value, "info": {**value["info"], "revert": None}, "messages": every}
+    return whole, "others were reverted, or a summary took their place"
 
 
 def _messages(message: dict[str, Any]) -> list[Message]:
@@ -96,6 +104,7 @@ FORMAT = InputFormat(
     of_value=_is_document,
     of_events=are_rows("message", "part", "session_message", "todo", "session"),
     conversation=conversation,
+    unfolded=unfolded,
 )
 NEEDS = {"session": {"id", "project_id"}, "message": {"session_id", "time_created", "data"}, "part": {"message_id"}}
 STORE = Database(FORMAT, NEEDS, _sessions)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, at, called, said
 
 
 def _is_event(value: Any) -> bool:
@@ -33,7 +33,7 @@ def conversation(value: Any) -> list[Message]:
     """Return the messages of a trajectory: of user and agent, actions as calls, observations as results."""
     if isinstance(value, dict):
         value = value.get("history", value.get("trajectory"))
-    return [message for event in value for message in _messages(event)]
+    return [message for event in value for message in at(event, _messages(event))]
 
 
 def _messages(event: dict[str, Any]) -> list[Message]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, branch, said, spoken
+from pltz.datasets.turns import Message, answered, at, branch, in_a_row, said, spoken, why_apart
 
 
 def _is_head(event: dict[str, Any]) -> bool:
@@ -23,7 +23,7 @@ def _are_events(events: Sequence[dict[str, Any]]) -> bool:
 
 def conversation(events: list[dict[str, Any]]) -> list[Message]:
     """Return the messages from the root to the last entry, with the summary of a compaction for what it replaced."""
-    way = branch(events, next(event for event in reversed(events) if "id" in event and event.get("type") != "session"))
+    way = branch(events, _leaf(events))
     start = [message for event in way for message in said("system", event.get("systemPrompt"))]
     entries = [event for event in way if "systemPrompt" not in event]
     last = next((n for n in reversed(range(len(entries))) if entries[n].get("type") == "compaction"), None)
@@ -31,7 +31,16 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
         kept = entries[last].get("firstKeptEntryId")
         first = next((n for n, entry in enumerate(entries) if entry.get("id") == kept), last)
         entries = [entries[last], *(entry for n, entry in enumerate(entries) if n >= first and n != last)]
-    return start + [message for entry in entries for message in _messages(entry)]
+    return start + [message for entry in entries for message in at(entry, _messages(entry))]
+
+
+def _leaf(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(event for event in reversed(events) if "id" in event and event.get("type") != "session")
+
+
+def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the events on one branch and without compactions, and why the last branch may have fewer."""
+    return in_a_row([e for e in events if e.get("type") != "compaction"]), why_apart(events, _leaf(events))
 
 
 def _messages(entry: dict[str, Any]) -> list[Message]:
@@ -49,4 +58,11 @@ def _messages(entry: dict[str, Any]) -> list[Message]:
     return spoken(message.get("role", "user"), message.get("content"))
 
 
-FORMAT = InputFormat("pi", "agent log", "session files of pi", of_events=_are_events, conversation=conversation)
+FORMAT = InputFormat(
+    "pi",
+    "agent log",
+    "session files of pi",
+    of_events=_are_events,
+    conversation=conversation,
+    unfolded=unfolded,
+)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pltz.datasets.conversation import messages_of
+from pltz.datasets.conversation import Conversation, conversation_of, conversations_of, messages_of
 from pltz.datasets.turns import joined, without_tools
+from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 
 
@@ -97,13 +98,13 @@ PI = [
 ]
 GEMINI_CALL: dict[str, Any] = {"id": "c", "name": "read", "args": {"path": "a.py"}}
 GEMINI_CALL["result"] = [{"functionResponse": {"response": {"output": "print(1)"}}}]
-GEMINI = [
+GEMINI: list[dict[str, Any]] = [
     {"id": "1", "type": "user", "content": "Where is the bug?"},
     {"id": "2", "type": "gemini", "content": "I look.", "toolCalls": [GEMINI_CALL], "tokens": {"total": 7}},
     {"id": "3", "type": "info", "content": "an update"},
     {"id": "4", "type": "gemini", "content": [{"text": "In line 1."}]},
 ]
-OPENCODE = {
+OPENCODE: dict[str, Any] = {
     "info": {"id": "ses_1", "revert": {"messageID": "m4"}},
     "messages": [
         {"info": {"id": "m1", "role": "user"}, "parts": [{"type": "text", "text": "Where is the bug?"}]},
@@ -294,3 +295,130 @@ def test_a_template_without_tools_gets_text() -> None:
     ]
     later = joined([ASKED, {"role": "developer", "content": "Stop."}, TOLD])
     assert later == [{"role": "user", "content": "Where is the bug?\n\nStop."}, TOLD]
+
+
+MOMENT = 1767603600  # 2026-01-05T09:00:00Z
+STAMPED: dict[str, Any] = {
+    "claude-code": [{**event, "timestamp": "2026-01-05T09:00:00.000Z"} for event in CLAUDE],
+    "codex": CODEX,
+    "copilot-cli": COPILOT,
+    "gemini-cli": {
+        "sessionId": "s",
+        "projectHash": "p",
+        "messages": [{**entry, "timestamp": "2026-01-05T09:00:00Z"} for entry in GEMINI],
+    },
+    "opencode": {
+        **OPENCODE,
+        "messages": [{**m, "info": {**m["info"], "time": {"created": MOMENT * 1000}}} for m in OPENCODE["messages"]],
+    },
+    "events": [{**line, "timestamp": MOMENT} for line in LINES],
+}
+
+
+@pytest.mark.parametrize(("agent", "value"), STAMPED.items(), ids=STAMPED)
+def test_turns_say_who_and_when(agent: str, value: Any) -> None:
+    found = conversation_of(Session("chat", value))
+    assert found.agent == agent
+    told = [turn for turn in found.turns if turn.role != "system"]
+    assert [(turn.role, turn.text, turn.time) for turn in told] == [
+        ("user", "Where is the bug?", 0 if agent == "codex" else MOMENT),  # from before a compaction
+        ("assistant", "I look.", MOMENT),
+        ("tool", "print(1)", MOMENT),
+        ("assistant", "In line 1.", MOMENT),
+    ]
+    assert told[1].calls == (("read", {"path": "a.py"}),)
+
+
+CHATS: list[Any] = [
+    {"messages": ALL},
+    ALL,
+    {"request": {"messages": ALL[:3]}, "response": {"choices": [{"message": TOLD}]}},
+    {"conversations": [
+        {"from": "human", "value": "Where is the bug?"}, {**CALLED, "role": "assistant"}, FOUND,
+        {"from": "gpt", "value": "In line 1."},
+    ]},
+    {"messages": [
+        ASKED,
+        {"role": "assistant", "content": [
+            {"type": "text", "text": "I look."}, {"type": "tool_use", "name": "read", "input": READ},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "content": "print(1)"}]},
+        TOLD,
+    ]},
+    {"model": "m", "input": [
+        ASKED,
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "name": "read", "arguments": '{"path": "a.py"}'},
+        {"type": "function_call_output", "output": "print(1)"},
+    ], "output": [{"type": "message", "role": "assistant", "content": "In line 1."}]},
+    [
+        {"type": "human", "data": {"content": "Where is the bug?"}},
+        {"type": "ai", "data": {"content": "I look.", "tool_calls": [call("read", path="a.py")]}},
+        {"type": "tool", "data": {"content": "print(1)"}},
+        {"type": "ai", "data": {"content": "In line 1."}},
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", CHATS)
+def test_a_chat_of_any_maker_has_turns(value: Any) -> None:
+    found = conversation_of(Session("chat", value))
+    assert [(turn.role, turn.text) for turn in found.turns] == [(m["role"], m["content"]) for m in ALL]
+    assert found.turns[1].calls == (("read", READ),) and (found.agent, found.note) == ("chat", "")
+
+
+@pytest.mark.parametrize("session", [Session("text", b"hello"), Session("ids", [1]), Session("chat", {"a": [1]})])
+def test_what_is_no_conversation_has_no_turns(session: Session) -> None:
+    assert conversation_of(session) == Conversation("", (), 0)
+
+
+def chain(parents: list[int | None]) -> list[dict[str, Any]]:
+    return [claude(n, "assistant" if n % 2 else "user", f"turn {n}", parent) for n, parent in enumerate(parents)]
+
+
+CIRCLE = "the parents of some go in a circle"
+LOOP = chain([None, 0, 4, 2, 3, 4])
+LOST = chain([None, 0, 9, 2])
+LEFT = chain([None, 0, 1, 0])
+AGAIN = [*chain([None, 0, 1, 2]), {**claude(0, "user", "turn 4", 3)}]
+
+
+@pytest.mark.parametrize(
+    ("events", "note"),
+    [
+        (LOOP, f"shows 4 of 6 messages, because {CIRCLE}"),
+        (LOST, "shows 2 of 4 messages, because the parent of one is not in the log"),
+        (AGAIN, f"shows 4 of 5 messages, because 1 event has the uuid of another one, and {CIRCLE}"),
+        (chain([None, 0, 1, 2]), ""),
+    ],
+)  # fmt: skip
+def test_a_broken_branch_says_so(events: list[dict[str, Any]], note: str) -> None:
+    found = conversation_of(Session("chat", events))
+    assert found.note == note
+    whole = conversation_of(Session("chat", events), every=True)
+    assert [turn.text for turn in whole.turns] == [f"turn {n}" for n in range(len(events))] and not whole.note
+
+
+def test_what_was_left_or_compacted_is_counted() -> None:
+    assert conversation_of(Session("chat", LEFT)).note.startswith("shows 2 of 4 messages, because others are on br")
+    long = [CODEX[0], *[codex("response_item", type="message", role=r, content="x") for r in ("user", "assistant")] * 3]
+    found = conversation_of(Session("chat", long + CODEX[2:]))
+    assert found.note == "shows 5 of 9 messages, because the log was compacted"
+    assert conversation_of(Session("chat", OPENCODE)).note.startswith("shows 4 of 5 messages, because others were rev")
+
+
+def test_lines_that_cannot_be_read_are_counted() -> None:
+    rows = [json.dumps(row).encode() for row in chain([None, 0, 1])]
+    found = conversation_of(Session("text", b"\n".join([*rows[:2], b"\0\0\0", rows[2], b'{"cut'])))
+    assert found.note == "shows 3 messages, though 2 lines cannot be read"
+
+
+def test_of_a_long_log_the_end_is_shown_and_all_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.datasets.conversation.NEAR", 1 << 12)
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in chain([None, *range(199)]))
+    long = Session("text", LongText.filled("x", [data]))
+    found = conversation_of(long)
+    assert found.agent == "claude-code" and found.turns[-1].text == "turn 199" and len(found.turns) < 40
+    assert f"of its {len(data):,} bytes the last 4,096 are looked at" in found.note
+    each = [turn.text for part in conversations_of(long) for turn in part.turns]
+    assert each == [f"turn {n}" for n in range(200)]

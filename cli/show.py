@@ -1,0 +1,176 @@
+"""``pltz show``: read a session, in the terminal, as HTML or as Markdown."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import one_meant, open_archive
+from pltz.cli.ui import options
+from pltz.cli.ui.archive_options import ArchiveCommand
+from pltz.cli.ui.output import printable, write_text
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.catalog.lookup import VersionName
+    from pltz.datasets.conversation import Conversation, ConversationTurn
+    from pltz.models.session.session import Session
+
+COLOURS = {"user": "blue", "assistant": "green", "tool": "yellow"}
+PATCH_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+SHOWN = 1 << 20  # bytes of a session that is shown as its lines, at the end of a long one
+LINE = 160  # characters of a line of a call that is folded
+
+
+@click.command(
+    cls=ArchiveCommand,
+    short_help="Read a session: in the terminal, as HTML, as Markdown.",
+    examples=[
+        "pltz show -r /data/cold '0f3a6c1e*'",
+        "pltz show chats/7 --turns 40..60 --full",
+        "pltz show chats/7 --html > seven.html",
+    ],
+)
+@click.argument("name")
+@shared.TENANT
+@shared.VERSION
+@click.option("--part", metavar="PATH", default="", help="Another part of the session, as the log of a sub-agent.")
+@click.option("--turns", "asked", metavar="N..M", help="Only turns N to M; either may be left out.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N turns.")
+@click.option("--all", "every", is_flag=True, help="Also branches that were left, and what a compaction replaced.")
+@click.option("--full", is_flag=True, help="Fold nothing.")
+@click.option("--html", "form", flag_value="html", help="Print one HTML file.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@options.JSON
+def show(
+    name: str,
+    tenant: str,
+    number: "VersionName | None",
+    part: str,
+    asked: str | None,
+    last: int | None,
+    every: bool,
+    full: bool,
+    form: str | None,
+    as_json: bool,
+) -> None:
+    """Show the conversation of the session NAME: who said what, and when (UTC).
+
+    NAME may end with *, where one session alone begins so. Calls of tools are a line each and their results are
+    folded, unless --full is given. Of a log the last branch is shown, and what is left out is said. A session without
+    a conversation is shown as its lines. On a terminal a pager has it; PAGER names another one.
+    """
+    from pltz.datasets.conversation import ConversationTurn, conversation_of
+    from pltz.datasets.pages import as_html, as_markdown
+
+    chosen = _range(asked, last)
+    cold = open_archive()
+    name = one_meant(cold, name, tenant)
+    found = cold.get(name, tenant=tenant, version=number, part=part)
+    talk = conversation_of(found.session, every=every)
+    turns = talk.turns
+    if not turns:
+        click.echo("no conversation could be read: the session is shown as its lines", err=True)
+        turns = (ConversationTurn(1, found.kind, "".join(_lines(found.session)).rstrip("\n")),)
+    picked = turns[chosen]
+    title = f"{name}/{part}" if part else name
+    if as_json:
+        write_text(json.dumps(_facts(title, found.version, talk, picked), ensure_ascii=True))
+    elif form:
+        _out(f"{line}\n" for line in (as_html if form == "html" else as_markdown)(title, talk.note, picked))
+    elif not talk.turns:
+        _out(f"{turn.text}\n" for turn in picked)
+    else:
+        _out(_text(talk.note, picked, full))
+
+
+def _range(turns: str | None, last: int | None) -> slice:
+    """Return the turns to show. Raises UsageError."""
+    if turns is None:
+        return slice(-last if last else None, None)
+    begin, dots, end = turns.partition("..")
+    if last or not dots or not all(word == "" or (word.isdecimal() and int(word)) for word in (begin, end)):
+        raise UsageError("expected turns as 40..60, 40.. or ..60, from 1, and no --last beside")
+    return slice(int(begin or 1) - 1, int(end) if end else None)
+
+
+def _facts(title: str, version: int, talk: "Conversation", picked: "Iterable[ConversationTurn]") -> dict[str, object]:
+    said = [
+        {
+            "turn": turn.number,
+            "role": turn.role,
+            "time": turn.time or None,
+            "text": turn.text,
+            "calls": [{"name": name, "arguments": arguments} for name, arguments in turn.calls],
+            "pictures": len(turn.pictures),
+        }
+        for turn in picked
+    ]
+    head = {"name": title, "version": version, "agent": talk.agent or None, "messages": talk.messages}
+    return head | {"left_out": talk.note or None, "turns": said}
+
+
+def is_terminal() -> bool:
+    """Return whether somebody looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def _out(pieces: Iterable[str]) -> None:
+    """Print pieces: by a pager on a terminal, else as they are, without colours."""
+    if not is_terminal():
+        write_text(click.unstyle("".join(pieces)))
+    else:
+        click.echo_via_pager(map(click.unstyle, pieces) if os.environ.get("NO_COLOR") else pieces)
+
+
+def _text(note: str, turns: "Iterable[ConversationTurn]", full: bool) -> Iterator[str]:
+    """Yield turns as lines of a terminal. Nothing of a log is a control of it."""
+    from pltz.datasets.pages import FOLDED, call_lines, clean, is_patch, when
+
+    if note:
+        yield click.style(f"{printable(note)}\n", fg="red")
+    for turn in turns:
+        head = f"{turn.number}  {printable(turn.role)}  {when(turn.time)}".rstrip()
+        text = clean(turn.text).expandtabs(4)
+        lines = text.split("\n") if text else []
+        if turn.role == "tool" and not full:
+            first = next((line for line in lines if line.strip()), "")[:LINE]
+            more = f"  (and {len(lines) - 1:,} more lines)" if len(lines) > 1 else ""
+            yield click.style(f"  {head}  {first}{more}\n", dim=True)
+            continue
+        yield click.style(f"\n{head}\n", fg=COLOURS.get(turn.role), bold=True)
+        paint = _painted if is_patch(turn.text) else str
+        yield "".join(f"{paint(line)}\n" for line in lines)
+        yield "[a picture]\n" * len(turn.pictures)
+        for name, arguments in turn.calls:
+            call, body = call_lines(name, arguments)
+            yield click.style(f"  > {call if full or len(call) <= LINE else call[:LINE] + ' ...'}\n", fg="yellow")
+            shown = body if full or len(body) <= FOLDED else body[:FOLDED]
+            yield "".join(f"    {_painted(line)}\n" for line in shown)
+            if len(shown) < len(body):
+                yield click.style(f"    (and {len(body) - len(shown):,} more lines)\n", dim=True)
+
+
+def _painted(line: str) -> str:
+    return click.style(line, fg=PATCH_COLOURS.get(line[:1]))
+
+
+def _lines(session: "Session") -> Iterator[str]:
+    """Yield a session that has no conversation, as its lines; of a long one the end."""
+    from pltz.datasets.pages import clean
+
+    if session.kind == "ids":
+        yield " ".join(map(str, session.value.tolist())) + "\n"
+        return
+    if session.kind == "chat":
+        rows = session.value if isinstance(session.value, list) else [session.value]
+        yield from (clean(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+        return
+    text = session.value
+    if len(text) > SHOWN:
+        yield f"(the last {SHOWN:,} of {len(text):,} bytes)\n"
+    yield from (clean(line) + "\n" for line in text[-SHOWN:].decode("utf-8", "replace").splitlines())

@@ -1,0 +1,127 @@
+"""``pltz show`` tells who said what, folds what is long, and lets nothing of a log reach the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
+from pltz.cli.ui.output import printable
+from tests.cli.commands import Run, lines
+from tests.datasets.test_conversation import CLAUDE, LOST, PI
+from tests.datasets.test_pages import HOSTILE
+
+pytestmark = pytest.mark.usefixtures("place")
+LONG = "\n".join(f"line {n}" for n in range(30))
+EDIT = {"type": "tool_use", "id": "t", "name": "Edit", "input": {"path": "a.py", "old_string": "1", "new_string": "2"}}
+CHAT = [
+    {"role": "user", "content": "Zwölf 🥊", "timestamp": "2026-01-05T09:00:00Z"},
+    {"role": "assistant", "content": [{"type": "text", "text": "I edit."}, EDIT]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": LONG}]},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+@pytest.fixture
+def place(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    sessions: dict[str, Any] = {"chat": CHAT, "claude": CLAUDE, "lost": LOST, "pi": PI, "ids": [33, 99]}
+    sessions["text"] = "hello\x1b[2J\nthere"
+    with Archive.open(tmp_path / "cold", create=True) as cold:
+        for number, text in enumerate(HOSTILE):
+            sessions[f"hostile/{number}"] = [{"role": "user", "content": text}, {"role": text, "content": "x"}]
+        list(cold.put_many([PutRequest(name, session) for name, session in sessions.items()]))
+        cold.put("chat", [{"role": "user", "content": "a sub-agent"}], part="agents/a")
+    monkeypatch.setenv("PLTZ_ARCHIVE", str(tmp_path / "cold"))
+    return tmp_path / "cold"
+
+
+def test_who_and_when_with_tools_folded(run: Run) -> None:
+    said = run("show", "chat").stdout
+    assert said == (
+        "\n1  user  2026-01-05 09:00\nZwölf 🥊\n"
+        '\n2  assistant\nI edit.\n  > Edit(path="a.py")\n    -1\n    +2\n'
+        "  3  tool  line 0  (and 29 more lines)\n"
+        "\n4  assistant\nDone.\n"
+    )
+    assert f"\n3  tool\n{LONG}\n" in run("show", "chat", "--full").stdout
+    assert run("show", "cha*", "--last", 1).stdout == "\n4  assistant\nDone.\n"
+    assert run("show", "chat", "--part", "agents/a").stdout == "\n1  user\na sub-agent\n"
+
+
+@pytest.mark.parametrize(("asked", "numbers"), [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("9..", [])])
+def test_turns_are_chosen_by_number(run: Run, asked: str, numbers: list[int]) -> None:
+    [found] = lines(run("show", "chat", "--turns", asked, "--json"))
+    assert [turn["turn"] for turn in found["turns"]] == numbers and found["messages"] == 4
+
+
+@pytest.mark.parametrize("asked", ["2", "a..b", "0..2", "-1..2", "1..2..3", "..²"])
+def test_turns_that_are_no_range_are_refused(run: Run, asked: str) -> None:
+    assert run("show", "chat", "--turns", asked).exit_code == 2
+
+
+def test_what_is_left_out_is_said(run: Run) -> None:
+    note = "shows 2 of 4 messages, because the parent of one is not in the log"
+    assert run("show", "lost").stdout.startswith(note)
+    assert note in run("show", "lost", "--html").stdout and note in run("show", "lost", "--markdown").stdout
+    [found] = lines(run("show", "lost", "--json"))
+    assert (found["left_out"], found["agent"], len(found["turns"])) == (note, "claude-code", 2)
+    [whole] = lines(run("show", "lost", "--all", "--json"))
+    assert (whole["left_out"], len(whole["turns"])) == (None, 4)
+
+
+def test_what_is_no_conversation_is_shown_as_its_lines(run: Run) -> None:
+    done = run("show", "text")
+    assert done.stdout == "hello\\x1b[2J\nthere\n" and "no conversation" in done.stderr
+    assert run("show", "ids").stdout == "33 99\n"
+    assert "<pre>hello\\x1b[2J\nthere</pre>" in run("show", "text", "--html").stdout
+    assert run("show", "nobody").exit_code == 8
+
+
+@pytest.mark.parametrize("form", [[], ["--full"], ["--html"], ["--markdown"], ["--json"]])
+def test_nothing_of_a_log_reaches_the_terminal(run: Run, form: list[str]) -> None:
+    for number in range(len(HOSTILE)):
+        said = run("show", f"hostile/{number}", *form).stdout
+        assert said and printable(said.replace("\n", "")) == said.replace("\n", "")
+
+
+def test_on_a_terminal_a_pager_has_it_with_the_colours_of_pltz_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged: list[str] = []
+
+    def page(pieces: Iterable[str]) -> None:
+        paged.append("".join(pieces))
+
+    monkeypatch.setattr("click.echo_via_pager", page)
+    monkeypatch.setattr("pltz.cli.show.is_terminal", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run("show", "chat").stdout == ""
+    assert "\x1b[31m-1\x1b[0m" in paged[0] and "\x1b[32m+2\x1b[0m" in paged[0]
+    run("show", "hostile/3")
+    assert "\\x1b[2J\\x1b]0;owned" in paged[1] and "\x1b" not in click.unstyle(paged[1])
+    monkeypatch.setenv("NO_COLOR", "1")
+    run("show", "chat")
+    assert "\x1b" not in paged[2]
+
+
+def test_html_is_one_file_with_each_turn(run: Run) -> None:
+    page = run("show", "chat", "--html").stdout
+    assert page.startswith("<!DOCTYPE html>") and page.count("<section") == 4 and "<script" not in page
+    assert "<summary>30 lines</summary>" in page and "<del>-1</del>\n<ins>+2</ins>" in page
+    assert "## 1 user 2026-01-05 09:00\n\nZwölf 🥊\n" in run("show", "chat", "--markdown").stdout
+
+
+def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(turn["role"], turn["text"]) for turn in found["turns"]]
+
+
+def test_json_tells_all(run: Run) -> None:
+    found = json.loads(run("show", "claude", "--json").stdout)
+    assert facts(found)[::3] == [("user", "Where is the bug?"), ("assistant", "In line 1.")]
+    assert found["turns"][1]["calls"] == [{"name": "read", "arguments": {"path": "a.py"}}]
