@@ -136,6 +136,11 @@ class ByteInput:
         self.taken = len(text)
         return text
 
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes; fewer only at the end."""
+        self.peek(size)
+        return self._take(min(len(self._ahead), self._start + size))
+
     def rest(self) -> bytes:
         """Return all bytes from here on. Raises TooLong past the limit."""
         while len(self._ahead) - self._start <= self.limit and self._more():

@@ -17,7 +17,10 @@ empty lines beside it, so the sessions in a row are the bytes of the file.
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -30,10 +33,13 @@ from pltz.datasets.session_columns import RowName
 from pltz.models.session.session import Session
 from pltz.models.session.spelling import writing_of
 from pltz.plt_codec.errors import ContentError, UsageError
-from pltz.plt_codec.limits import check_bytes
+from pltz.plt_codec.limits import MAX_BYTES, check_bytes
 
 AHEAD = (1 << 14, 1 << 18, 1 << 22)  # bytes that are looked at, one after the other, for the first events
+BETWEEN = b" \t\r\n,"  # bytes between the items of a list
+FIRST = BOM + BETWEEN[:-1] + b"["  # bytes before the first
 _KEYS = ("messages", "conversations")
+_DECODER = json.JSONDecoder(strict=False)
 
 
 def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> Iterator[Part]:
@@ -140,6 +146,48 @@ def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     elif data:
         options.warn(f"{source.name}: no JSON: kept byte for byte")
         yield Part(Session("text", data), source.name, "text")
+
+
+def listed(source: ByteInput) -> bool:
+    """Return whether a file is a list of sessions that have an id each, as an export is."""
+    found = _item(source, FIRST) if source.peek(HEAD).lstrip(FIRST[:-1])[:1] == b"[" else None
+    known = registry.of_value(found[0]) if found else None
+    return known is not None and known.id_of is not None
+
+
+def read_list(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+    """Yield the sessions of such a list one by one, byte for byte, and what is no JSON behind them as a text."""
+    number, between = 1, FIRST
+    while (found := _item(source, between)) is not None:
+        value, start, end = found
+        source.read(start)
+        known, place = registry.of_value(value), f"{source.name}: session {number}"
+        own = known.id_of(value) if known and known.id_of else None
+        given = RowName(f"{known.name}/{own}") if known and own else None
+        yield Part(Session("text", source.read(end - start)), place, known.noun if known else "json", given, known)
+        number, between = number + 1, BETWEEN
+    if (rest := source.rest()).strip() != b"]":
+        options.warn(f"{source.name}: session {number}: no JSON: kept byte for byte")
+        yield Part(Session("text", rest), f"{source.name}: session {number}", "text")
+
+
+def _item(source: ByteInput, between: bytes) -> tuple[Any, int, int] | None:
+    """Return the value of the next item of a list, and where it begins and ends; None where none is whole.
+
+    ``between``: bytes that may be before it. Nothing is taken.
+    """
+    size = AHEAD[0]
+    while True:
+        data = source.peek(size)
+        item = data.lstrip(between)
+        with suppress(ValueError, RecursionError):
+            text = codecs.getincrementaldecoder("utf-8")().decode(item)
+            value, end = _DECODER.raw_decode(text)
+            start = len(data) - len(item)
+            return value, start, start + len(text[:end].encode())
+        if len(data) < size or size > MAX_BYTES:
+            return None
+        size *= 2
 
 
 def begins_document(source: ByteInput) -> bool:
@@ -272,8 +320,6 @@ def _items(values: list[Any], format: str, name: str, *, many: bool) -> Iterator
         place = f"{name}: session {number}" if many else name
         session = Session("chat", item)
         part = _part(session, place, format)
-        if many and part.format and part.format.id_of and (own := part.format.id_of(item)):
-            part = replace(part, given=RowName(f"{part.format.name}/{own}"))
         yield (_exact(part, session.to_json_line()) if many and _is_log(part) else part), b""
 
 

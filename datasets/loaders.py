@@ -359,6 +359,8 @@ def _parts(
         return None, whole("text")(source, options)
     if format == "auto" and (events := json_files.first_events(source)) and (known := registry.of_events(events)):
         return known, whole("agent log")(source, options)
+    if format == "auto" and not options.exact and json_files.listed(source):
+        return None, json_files.read_list(source, options)
     if format == "jsonl" or (kind == "jsonl" and not json_files.begins_document(source)):
         return None, json_files.read_lines(source, options)
     if kind in ("json", "jsonl") or format != "auto":
