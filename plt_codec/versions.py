@@ -2,12 +2,12 @@
 
 Each format has one table, beside its code:
 
-    READERS = Readers("the pack", {5: _read_table})
+    READERS = Readers("the pack", {1: _read_table})
     ...
     read = READERS.of(version)       # raises VersionError where this pltz has none
     contexts = read(data)
 
-To read two versions, keep the old reader and add a line: ``{5: _read_table, 6: _read_table_6}``. Only the newest is
+To read two versions, keep the old reader and add a line: ``{1: _read_table, 2: _read_table_2}``. Only the newest is
 written. `docs/formats.md` says which versions must be kept, `tests/plt_codec/test_versions.py` adds a reader to each.
 """
 
@@ -20,20 +20,17 @@ from pltz.plt_codec.errors import VersionError
 
 Reader = TypeVar("Reader")
 NEWER = "use a newer pltz"
-OLDER = "read it with the pltz that wrote it"
 
 
 class Readers(Generic[Reader]):
     """The readers of one format, by version.
 
-    Args:
-        subject: the file or its part in messages, as "the pack".
-        by_version: what reads each version, the newest last.
-        older: what to do with a version below all of these, none of which was ever released.
+    ``subject``: the file or its part in messages, as "the pack". ``by_version``: what reads each version, the newest
+    last.
     """
 
-    def __init__(self, subject: str, by_version: Mapping[int, Reader], older: str = OLDER) -> None:
-        self.subject, self.by_version, self.older = subject, dict(by_version), older
+    def __init__(self, subject: str, by_version: Mapping[int, Reader]) -> None:
+        self.subject, self.by_version = subject, dict(by_version)
 
     def __contains__(self, version: object) -> bool:
         """Return whether a version can be read."""
@@ -42,9 +39,9 @@ class Readers(Generic[Reader]):
     def of(self, version: object) -> Reader:
         """Return what reads a version. Raises VersionError.
 
-        >>> Readers("the pack", {5: bytes, 6: str}).of(7)
+        >>> Readers("the pack", {1: bytes, 2: str}).of(3)
         Traceback (most recent call last):
-        pltz.plt_codec.errors.VersionError: the pack is of version 7, this pltz reads 5 and 6: use a newer pltz
+        pltz.plt_codec.errors.VersionError: the pack is of version 3, this pltz reads 1 and 2: use a newer pltz
         """
         if version not in self:
             raise VersionError(self.refusal(version))
@@ -53,10 +50,6 @@ class Readers(Generic[Reader]):
     def refusal(self, version: object) -> str:
         """Return why a version is not read, and what to do."""
         known = " and ".join(map(str, self.by_version))
-        if type(version) is int and 0 < version < min(self.by_version):
-            return (
-                f"{self.subject} is of version {version}, which no release wrote; this pltz reads {known}: {self.older}"
-            )
         return f"{self.subject} is of version {version!r:.40}, this pltz reads {known}: {NEWER}"
 
 
@@ -67,4 +60,8 @@ def number_in(text: object, name: str) -> int | None:
     (6, None, None)
     """
     found = str(text).removeprefix(f"{name} ")
-    return int(found) if text == f"{name} {found}" and len(found) < 9 and found.isascii() and found.isdigit() else None
+    return (
+        int(found)
+        if text == f"{name} {found}" and len(found) < 9 and found.isascii() and found.isdigit()
+        else None
+    )

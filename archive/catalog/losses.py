@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, SIZE, digest
 
 HEADER = struct.Struct("<4sB3xII")  # magic, version, counts of sessions and segments
-MAGIC, VERSION = b"PLTl", 3
+MAGIC, VERSION = b"PLTl", 1
 PERSON = b"pltz lost keys"
 KEY_SIZE = 5  # bytes of the key of a session or segment, as indexes have it
 

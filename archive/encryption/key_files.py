@@ -35,7 +35,7 @@ from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTk"
-VERSION = 3
+VERSION = 1
 # magic, version, KDF, reserved, domain id (zeros: the archive's), generation
 HEAD = struct.Struct("<4sBB2s16sI")
 KDF = struct.Struct("<BBBB16s")  # log2 of n, r, p, reserved, salt

@@ -34,7 +34,7 @@ from pltz.plt_codec.identity import SIZE, digest_of
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTi"
-VERSION = 5
+VERSION = 1
 HEADER = struct.Struct("<4sB3s5I16s")  # magic, version, reserved, packs, entries x 3, crc32, digest
 DIGEST_AT = HEADER.size - SIZE  # the digest is of all bytes but itself
 PACK = struct.Struct("<16sI")
@@ -500,7 +500,7 @@ class FileIndex:
         return _Page(keys, places)
 
 
-VERSIONS = Readers("the index", {VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair")
+VERSIONS = Readers("the index", {VERSION: FileIndex._lay_out})
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:

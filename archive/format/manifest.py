@@ -25,7 +25,7 @@ from pltz.plt_codec.identity import NONE, SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 6
+VERSION = 1
 HEADER = struct.Struct("<4sBB2s16sQ16s6I")  # magic, version, flags, reserved, archive, generation, random, six counts
 SEALED = 1  # flag
 LIST = struct.Struct("<16s16s")  # digest of a list, that of the index whose packs it is of
@@ -182,7 +182,7 @@ class _Cursor:
 
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 6, of which digest and magic are right."""
+    """Return the manifest in bytes of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
     if any(reserved) or flags > SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
@@ -244,4 +244,4 @@ def _unpacked(data: bytes, count: int, size: int) -> Entries:
     return Entries(keys, offsets)
 
 
-VERSIONS = Readers("the manifest", {VERSION: _read}, "delete the folder manifest/, then run pltz archive repair")
+VERSIONS = Readers("the manifest", {VERSION: _read})

@@ -31,7 +31,7 @@ from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTr", b"rTLP"
-VERSION = 3
+VERSION = 1
 # magic, version, reserved, bytes of the head, pack, its bytes, block bytes, k, m, columns
 HEAD = struct.Struct("<4sB3sI16sQIHHI")
 TAIL = struct.Struct("<I4s")  # bytes of the head, end mark

@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "archive.json".
 
-{"format":6,"archive":"<32 hex>","features":[],"check":"<32 hex>"}
+{"format":1,"archive":"<32 hex>","features":[],"check":"<32 hex>"}
 
 A second copy is under `parity/`, for `repair`.
 """
@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
-FORMAT = 6
+FORMAT = 1
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
 FEATURE_SEALED = "sealed"
@@ -82,18 +82,17 @@ class Settings:
         return read(identity, fields)
 
 
-FIELDS = ("format", "archive", "features")  # of format 6, in this order
+FIELDS = ("format", "archive", "features")  # in this order
 
 
 def _read(archive: bytes, fields: Mapping[str, Any]) -> Settings:
-    """Return the settings in the fields of format 6."""
+    """Return the settings in these fields."""
     if tuple(fields) != FIELDS or fields["archive"] != archive.hex():
         raise CorruptError(f"{SETTINGS} is not that of an archive")
     return Settings(archive, FEATURE_SEALED in fields["features"])
 
 
-AGAIN = "read it with the pltz that wrote it, and put its sessions into a new archive"
-VERSIONS = Readers("the archive", {FORMAT: _read}, AGAIN)
+VERSIONS = Readers("the archive", {FORMAT: _read})
 
 
 def _line(fields: object) -> bytes:

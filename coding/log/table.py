@@ -38,7 +38,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
-VERSION: Final = 7
+VERSION: Final = 1
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 END: Final = b"\xff"  # of a piece in bytes: no byte of UTF-8
 PASTS: Final = Kept[tuple[Past, int]](1 << 26, lambda kept: kept[1])  # pasts that were left, and their bytes, about

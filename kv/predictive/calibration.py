@@ -26,9 +26,8 @@ from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec import CorruptError, Readers, TargetMismatch, UsageError, number_in
 
-NAME, VERSION = "pltz kv calibration", 6
+NAME, VERSION = "pltz kv calibration", 1
 FORMAT = f"{NAME} {VERSION}"
-REMAKE = "make it anew with `pltz target calibrate`"
 FINER = 16  # operating points per eighth of an octave of the step
 NEAR = 0.25  # of an eighth of an octave: KL differs by 5 %, bits by 1 %
 BELOW = 2  # layers that a layer is predicted from
@@ -242,10 +241,10 @@ def _read(tensors: Mapping[str, Array], meta: Mapping[str, str]) -> Calibration:
     return found
 
 
-VERSIONS = Readers("the calibration", {VERSION: _read}, REMAKE)
+VERSIONS = Readers("the calibration", {VERSION: _read})
 
 
-PREDICTIVE = "predictive-3"
+PREDICTIVE = "predictive-1"
 FILE = re.compile(rf"[0-9a-f]{{32}}\.{PREDICTIVE}\.[0-9a-f]{{32}}\.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""PredictiveCodec: the form `predictive-3`: about half a bit per element. Spec: FORMAT.md, "predictive-3".
+"""PredictiveCodec: the form `predictive-1`: about half a bit per element. Spec: FORMAT.md, "predictive-1".
 
 Per layer, from the first to the last, for all tokens at once:
 

@@ -35,7 +35,7 @@ from pltz.plt_codec import MAX_POSITION, CorruptError, Readers, UsageError, numb
 if TYPE_CHECKING:
     import torch
 
-NAME, VERSION = "pltz hot", 7
+NAME, VERSION = "pltz hot", 1
 FORMAT = f"{NAME} {VERSION}"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
@@ -47,7 +47,7 @@ DTYPES = {
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
 HEAD = ("checksums", "ids", "tokens", "mass", "logits")  # tensors before those of the codec
-VERSIONS = Readers("the warm file", {VERSION: HEAD}, "it is made anew")
+VERSIONS = Readers("the warm file", {VERSION: HEAD})
 FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
 MAX_RECEIPT = 1024  # characters
 

@@ -14,7 +14,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 10
+FORMAT_VERSION = 1
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
 FLAG_DROPPED = 64
@@ -96,5 +96,4 @@ def _read(data: bytes) -> tuple[Header, int]:
     return Header(bundle_id, fingerprints[0], fingerprints[1], exact, dropped), position
 
 
-AGAIN = "decompress it with the pltz that wrote it, and compress it again"
-VERSIONS = Readers("the .pltz file", {FORMAT_VERSION: _read}, AGAIN)
+VERSIONS = Readers("the .pltz file", {FORMAT_VERSION: _read})

@@ -22,7 +22,7 @@ from pltz.plt_codec import SIZE, CorruptError, FormatError, Readers, VersionErro
 
 U64 = npt.NDArray[np.uint64]
 HEAD = struct.Struct("<4sB3sQQ")  # magic, version, reserved, run, rows
-MAGIC, VERSION = b"PLTn", 2
+MAGIC, VERSION = b"PLTn", 1
 PERSON = b"pltz receipt"
 ROW = 2 * SIZE  # bytes
 
@@ -57,7 +57,7 @@ class ReceiptFile:
 
 
 def _read(data: bytes | memoryview, count: int) -> U64:
-    """Return the columns (4, count) of a receipt of version 2."""
+    """Return the columns (4, count) of a receipt."""
     if len(data) != HEAD.size + ROW * count + SIZE:
         raise CorruptError(f"expected {count} rows of {ROW} bytes, found {len(data)} bytes in all")
     return np.frombuffer(data, "<u8", 4 * count, HEAD.size).reshape(4, count).astype(np.uint64, copy=False)

@@ -146,13 +146,13 @@ def test_parsers_take_anything(data: bytes) -> None:
             parse(data)
 
 
-@pytest.mark.parametrize(("version", "told"), [(VERSION - 1, "no release wrote"), (VERSION + 1, "use a newer pltz")])
-def test_packs_of_other_versions_are_refused_by_name(version: int, told: str) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_packs_of_other_versions_are_refused_by_name(version: int) -> None:
     data = bytearray(pack_of(250))
     size = struct.unpack_from("<I", data, 56)[0]
     for at in (0, len(data) - 36 - 64):
         data[at + 4] = version
         table = data[64 : 64 + size]
         struct.pack_into("<I", data, at + 60, zlib.crc32(table, zlib.crc32(data[at : at + 60])))
-    with pytest.raises(VersionError, match=told):
+    with pytest.raises(VersionError, match="use a newer pltz"):
         Pack.of(bytes(data))

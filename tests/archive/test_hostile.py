@@ -303,5 +303,5 @@ def head_of(shape: ParityLayout, size: int) -> bytes:
     checks = bytes(4 * (shape.k + shape.m) * shape.columns)
     total = HEAD.size + len(checks) + 16
     layout = shape.block, shape.k, shape.m, shape.columns
-    head = HEAD.pack(b"PLTr", 3, bytes(3), total, bytes(16), size, *layout) + checks
+    head = HEAD.pack(b"PLTr", 1, bytes(3), total, bytes(16), size, *layout) + checks
     return head + digest(b"pltz parity", head) + TAIL.pack(total, PARITY_END)

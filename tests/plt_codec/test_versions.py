@@ -167,10 +167,9 @@ def test_the_document_names_the_versions_that_are_read() -> None:
 
 
 def test_one_text_says_what_is_read_and_what_to_do() -> None:
-    readers = Readers("the thing", {4: str, 6: bytes}, "make it anew")
+    readers = Readers("the thing", {4: str, 6: bytes})
     assert readers.of(4) is str and 6 in readers and 5 not in readers and True not in readers
     for version, told in {
-        3: "the thing is of version 3, which no release wrote; this pltz reads 4 and 6: make it anew",
         5: "the thing is of version 5, this pltz reads 4 and 6: use a newer pltz",
         None: "the thing is of version None, this pltz reads 4 and 6: use a newer pltz",
     }.items():

@@ -18,7 +18,7 @@ from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.sealed import Keyring, unseal
 from tests.second_reader.state import COPIED, Files, restored, state_of
 
-PACK_VERSION, COLUMNS, NONE, ROOT = 11, range(14), bytes(16), bytes(10)
+PACK_VERSION, COLUMNS, NONE, ROOT = 1, range(14), bytes(16), bytes(10)
 SEGMENT, SESSION, MARK = 1, 2, 4  # kinds of records; 3 is a segment and a session
 ABOVE, FAST, RUN = 1, 2, 4  # bits of a mode
 MODEL, LOG, BYTES = range(3)  # methods

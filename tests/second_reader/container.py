@@ -10,7 +10,7 @@ from tests.second_reader import chat, log
 from tests.second_reader.fields import Fields, Newer, block, copies_of, fallback, refuse, u32
 from tests.second_reader.model import Bundle, sequence_of
 
-MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 10, 128, 0b11000011
+MAGIC, VERSION, EXACT, KNOWN_FLAGS = b"PLTZ", 1, 128, 0b11000011
 COLUMNS = 1, 4, 5, 12, 13  # coding, count, size, copied, step
 CHAT, TEXT, IDS = range(3)  # contents
 MODEL, LOG, BYTES = range(3)  # methods

@@ -16,7 +16,7 @@ from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
 Entries = list[tuple[int, bytes, int]]  # first 36 bits of an id, pack, offset of the block
-SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 6, 6, 3, 5
+SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 1, 1, 1, 1
 COPIED = 4096  # bytes of a pack up to which its parity is a copy of it
 
 

@@ -52,17 +52,14 @@ BEYOND = {  # what parity does not restore, and what is left
     "bad-footer-and-parity-gone": ALL - {B},
     "bad-shared-prompt-and-parity-missing": frozenset(),
     "bad-pack-of-a-newer-version": ALL - {("a", tuple(SESSIONS["a", 2]))},
-    "bad-pack-of-an-older-version": ALL - {("a", tuple(SESSIONS["a", 2]))},
 }
 REFUSED = {
     "bad-manifest-missing": Damaged,
     "bad-manifest-bit-flipped": Damaged,
     "bad-manifest-and-the-one-before-missing": Damaged,
     "bad-manifest-of-a-newer-version": Newer,
-    "bad-manifest-of-an-older-version": Newer,
     "bad-settings-of-a-newer-version": Newer,
-    "bad-older-format": Newer,
-    "bad-sealed-keys-of-an-older-version": Newer,
+    "bad-sealed-keys-of-a-newer-version": Newer,
     "bad-sealed-archive-key-missing": Damaged,
     "bad-sealed-keys-missing": Damaged,
 }

@@ -149,7 +149,7 @@ def test_the_parser_takes_anything(data: bytes) -> None:
 def test_the_parser_takes_any_head_with_a_right_digest(body: bytes, layout: tuple[int, ...], size: int) -> None:
     block, k, m, columns = layout
     total = HEAD.size + len(body) + 16
-    head = HEAD.pack(b"PLTr", 3, bytes(3), total, NAME, size, block, k % 65536, m % 65536, columns) + body
+    head = HEAD.pack(b"PLTr", 1, bytes(3), total, NAME, size, block, k % 65536, m % 65536, columns) + body
     head += digest(module.PERSON, head)
     try:
         parity = Parity.decode(head + TAIL.pack(total, END))
@@ -161,7 +161,7 @@ def test_the_parser_takes_any_head_with_a_right_digest(body: bytes, layout: tupl
 def test_a_crafted_head_claims_no_memory() -> None:
     checks = np.zeros(250, "<u4").tobytes()
     total = HEAD.size + len(checks) + 16
-    head = HEAD.pack(b"PLTr", 3, bytes(3), total, NAME, 1 << 30, 65536, 200, 50, 1) + checks
+    head = HEAD.pack(b"PLTr", 1, bytes(3), total, NAME, 1 << 30, 65536, 200, 50, 1) + checks
     with pytest.raises(CorruptError, match="do not hold"):
         Parity.decode(head + digest(module.PERSON, head) + TAIL.pack(total, END))
 

@@ -218,11 +218,11 @@ def flipped(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def other_pack(data: bytes, step: int) -> bytes:
-    """Another version in the header of a small pack, with sums that hold; the file is called by its digest then."""
+def other_pack(data: bytes) -> bytes:
+    """A newer version in the header of a small pack, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
     size = struct.unpack_from("<I", out, 56)[0]
-    out[4] += step
+    out[4] += 1
     struct.pack_into("<I", out, 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[:60])))
     foot = bytes(out[-36:-24])
     foot += digest(b"pltz pack", bytes(out[:-36]), foot)
@@ -231,10 +231,6 @@ def other_pack(data: bytes, step: int) -> bytes:
 
 def newer_settings(data: bytes) -> bytes:
     return of_format(data, FORMAT + 1)
-
-
-def older_settings(data: bytes) -> bytes:
-    return of_format(data, FORMAT - 1)
 
 
 def of_format(data: bytes, version: int) -> bytes:
@@ -250,10 +246,10 @@ def of_format(data: bytes, version: int) -> bytes:
     return line() + b"\n"
 
 
-def older_keys(data: bytes) -> bytes:
-    """Return a key file that says it is of the version before the present one."""
-    older = data[:4] + bytes([data[4] - 1]) + data[5:-16]
-    return older + digest(b"pltz key", older)
+def newer_keys(data: bytes) -> bytes:
+    """Return a key file that says it is of the version after the present one."""
+    newer = data[:4] + bytes([data[4] + 1]) + data[5:-16]
+    return newer + digest(b"pltz key", newer)
 
 
 def defects() -> dict[str, Files]:
@@ -263,11 +259,11 @@ def defects() -> dict[str, Files]:
     index, last = only(g, "index"), pack(g, "a", 2)
     own = "keys/" + json.loads(s[SETTINGS])["archive"]
     keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith(own))
-    newer, older = other_pack(g[last], 1), other_pack(g[last], -1)
+    newer = other_pack(g[last])
     other = good(seed=1)
     foreign = pack(other, "b")
     c, left = condemned(), collected()
-    newer_name, older_name = ("packs/" + pack[-24:-8].hex() for pack in (newer, older))
+    newer_name = "packs/" + newer[-24:-8].hex()
     return {
         "good": g,
         "good-sealed": s,
@@ -281,7 +277,6 @@ def defects() -> dict[str, Files]:
         "bad-condemned-pack-missing": without(c, b),
         "bad-all-packs-missing-condemned": without(c, *[p for p in c if p.startswith("packs/")]),
         "bad-loss-recorded": given_up(without(g, b, parity(b))),
-        "bad-older-format": changed(changed(g, SETTINGS, older_settings), SETTINGS_COPY, older_settings),
         "bad-pack-empty": g | {b: b""},
         "bad-pack-bit-flipped": changed(g, b, flipped),
         "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),
@@ -306,10 +301,9 @@ def defects() -> dict[str, Files]:
         "good-settings-and-copy-missing": without(g, SETTINGS, SETTINGS_COPY),
         "bad-settings-of-a-newer-version": changed(changed(g, SETTINGS, newer_settings), SETTINGS_COPY, newer_settings),
         "bad-pack-of-a-newer-version": renamed(g, last, newer_name) | {newer_name: newer},
-        "bad-pack-of-an-older-version": renamed(g, last, older_name) | {older_name: older},
         "bad-sealed-keys-missing": without(s, *keys),
         "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith(own))),
-        "bad-sealed-keys-of-an-older-version": s | {p: older_keys(s[p]) for p in s if p.startswith("keys/")},
+        "bad-sealed-keys-of-a-newer-version": s | {p: newer_keys(s[p]) for p in s if p.startswith("keys/")},
     }
 
 
@@ -352,7 +346,6 @@ def named_archives() -> dict[str, Files]:
         "bad-manifest-and-the-one-before-missing": without(named, path, "manifest/before"),
         "good-manifest-names-an-index-that-is-gone": without(named, only(named, "index")),
         "bad-manifest-of-a-newer-version": changed(named, path, partial(manifest_of, MANIFEST_VERSION + 1)),
-        "bad-manifest-of-an-older-version": changed(named, path, partial(manifest_of, MANIFEST_VERSION - 1)),
     }
 
 

@@ -46,7 +46,7 @@ def test_parts_are_those_of_the_table(codec: KVCodec, tokens: int, start: int) -
 
 
 def test_parts_of_the_predictive_form_and_fields_of_a_receipt() -> None:
-    assert table("predictive-3").keys() == NAMES
+    assert table("predictive-1").keys() == NAMES
     found = table("Receipt")
     assert sorted(found) == sorted(field.name for field in fields(Receipt))
     kinds = {"str": "text", "int": "integer", "float": "number", "float | None": "number"}

@@ -384,7 +384,7 @@ def test_a_calibration_of_low_rank_is_smaller(toy: Toy, tmp_path: Path) -> None:
 
 def test_a_calibration_file_is_read_back_or_refused(toy: Toy, tmp_path: Path) -> None:
     path = toy.calibration.save(tmp_path)
-    assert path.name == f"{toy.target.fingerprint.hex()}.predictive-3.{toy.calibration.digest.hex()}.safetensors"
+    assert path.name == f"{toy.target.fingerprint.hex()}.predictive-1.{toy.calibration.digest.hex()}.safetensors"
     assert Calibration.load(path, toy.target.fingerprint).digest == toy.calibration.digest
     with pytest.raises(TargetMismatch):
         Calibration.load(path, bytes(16))

@@ -103,7 +103,7 @@ LIES: dict[tuple[str, str], list[Any]] = {  # place in the header -> values that
     ("checksums", "shape"): [[32]], ("checksums", "dtype"): ["I8"],
     ("__metadata__", "start"): ["1" + "0" * 4000, float("inf"), str(1 << 31), "-1", "many"],
     ("__metadata__", "born"): ["nan", "1e999", "-1", None],
-    ("__metadata__", "format"): ["pltz hot 1"], ("__metadata__", "form"): ["q8"], ("__metadata__", "parent"): ["00"],
+    ("__metadata__", "format"): ["pltz hot 2"], ("__metadata__", "form"): ["q8"], ("__metadata__", "parent"): ["00"],
 }  # fmt: skip
 
 

@@ -55,11 +55,11 @@ def test_a_newer_version_is_named() -> None:
         ReceiptFile.decode(whole, "00" * 16)
 
 
-def test_bytes_of_version_two() -> None:
+def test_bytes_of_version_one() -> None:
     """What is on people's disks: a change is a new version."""
     name, data = encode(7, {bytes(range(16)): bytes(range(16, 32))})
     assert data[:-16].hex() == (
-        "504c546e" "02" "000000" "0700000000000000" "0100000000000000" "0001020304050607" "08090a0b0c0d0e0f"
+        "504c546e" "01" "000000" "0700000000000000" "0100000000000000" "0001020304050607" "08090a0b0c0d0e0f"
         "1011121314151617" "18191a1b1c1d1e1f"
     )  # fmt: skip
-    assert name == data[-16:].hex() == "c3ffeb02f0d9279382a6a1033bebdad5"
+    assert name == data[-16:].hex() == "56d230d219c8ff9a27080371ee1d878f"

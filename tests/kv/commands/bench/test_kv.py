@@ -59,7 +59,7 @@ def test_a_target_is_calibrated_and_measured(
     result = json.loads(made.stdout)
     path = Path(result["file"])
     assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (4, 8)
-    assert path.name == f"{result['target']}.predictive-3.{result['digest']}.safetensors"
+    assert path.name == f"{result['target']}.predictive-1.{result['digest']}.safetensors"
     assert not list(tmp_path.glob("*.work")) and "receipts are of 8 rows only" in made.stderr
     assert all(row["kl"] <= row["most"] and row["rows"] == 8 for row in result["receipts"])
     tight, loose = result["bounds"]
