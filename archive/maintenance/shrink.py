@@ -27,13 +27,14 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import Outdated
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
-from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.format.index_file import SEGMENTS, Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import RUN, tokens_fit
+from pltz.archive.maintenance.domain_records import identities
 from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.pending_segment import PendingSegment, Row
-from pltz.archive.writing.writer import ArchiveWriter
+from pltz.archive.writing.writer import ArchiveWriter, segment_only
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.codecs.modes import TOWER, is_bytewise
@@ -168,7 +169,9 @@ class Shrinker:
         record, context, keys = item.record, item.context, self._catalog.keys
         if record.id is None or not record.tokens or record.mode & RUN or self._codec(context) is None:
             return 0
-        if keys.gone(context, record.id) or keys.doomed(context, record.id):
+        if any(keys.doomed(context, one) for one in identities(record, context)) or keys.gone(
+            context, record.id
+        ):
             return 0
         if context.method != Method.LOG:
             return len(record.bitstring)
@@ -277,16 +280,20 @@ class Shrinker:
         """Return the record that takes the place of another, sealed under the same keys."""
         keys, record = self._catalog.keys, item.record
         record = record._replace(context=0, bitstring=segment.data, mode=segment.mode, veil=b"")
-        if record.name is not None:
-            _, name, about = keys.session(item.context, item.record)
-            record = record._replace(name=name, about=about)
-        return segment.context, keys.seal(segment.context, record)
+        if item.record.name is None or keys.gone(item.context, key_of_session(item.record, item.context)):
+            return segment.context, keys.seal(
+                segment.context, segment_only(record)
+            )  # others share the segment
+        _, name, about = keys.session(item.context, item.record)
+        return segment.context, keys.seal(segment.context, record._replace(name=name, about=about))
 
     def _fence(self, items: Sequence[Found]) -> None:
         """Raise Outdated where something was erased since the last look."""
         keys = self._catalog.keys
         keys.check({item.context.domain for item in items})
-        if any(keys.doomed(item.context, item.record.id or b"") for item in items):
+        if any(
+            keys.doomed(item.context, one) for item in items for one in identities(item.record, item.context)
+        ):
             raise Outdated("something is being erased: nothing was put")
 
 

@@ -119,9 +119,10 @@ def test_collect_frees_the_old_form_and_all_reads_back(place: Place) -> None:
     assert place.open().shrink(dry_run=True).fresh == 0
     assert place.pack_bytes() < before
     place.put(request(80), fast=True)  # below what was shrunk
-    assert place.open().shrink().shrunk == 1
+    place.put(request(90), fast=True)
+    assert place.open().shrink().shrunk == 2
     assert {method for method, _ in place.bitstrings().values()} == {"log + model"}
-    for version, count in enumerate((40, 60, 80), 1):
+    for version, count in enumerate((40, 60, 80, 90), 1):
         assert place.open().get("log", version=version).value == log(count)
     assert place.open().verify(decode=True).sound
 
@@ -198,6 +199,38 @@ def test_without_the_key_it_is_refused(tmp_path: Path) -> None:
     place.put(request(40), fast=True)
     with pytest.raises(KeyMismatch):
         Archive.open(place.root).shrink()
+
+
+@pytest.mark.parametrize("erased", [False, True], ids=["forgotten and freed", "erased"])
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "one segment"])
+def test_what_goes_meanwhile_does_not_come_back(
+    tmp_path: Path, erased: bool, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, copying = Place(tmp_path / "cold", KEY), ArchiveWriter.copy
+    place.put(request(40, "going", 1), fast=True)
+    place.put(request(40, "staying", int(shared)), fast=True)
+    todo = [1]
+
+    def meanwhile(self: ArchiveWriter, *rows: Any, **options: Any) -> None:
+        if todo and todo.pop():
+            if erased:
+                place.open().erase("going", tenant="default")
+            else:
+                place.open().forget("going")
+                for _ in range(2):
+                    place.open().collect()
+        copying(self, *rows, **options)
+
+    cold = place.open()
+    monkeypatch.setattr(ArchiveWriter, "copy", meanwhile)
+    done = cold.shrink()
+    monkeypatch.undo()
+    assert not todo and done.shrunk + done.left == done.fresh == 2 - shared
+    assert [found.name for found in place.open().list()] == ["staying"]
+    with pytest.raises(NotFound):
+        place.open().undelete("going")
+    assert place.open().get("staying").value == log(40, int(shared))
+    assert place.open().verify(decode=True).sound
 
 
 @pytest.mark.parametrize("step", ["before", "after"])
