@@ -33,8 +33,9 @@ def _is_timed(event: dict[str, Any]) -> bool:
 def _are_events(events: Sequence[dict[str, Any]]) -> bool:
     if len(events) < 2 or any(key in event for event in events for key in BODIES):
         return False
+    head = "version" in events[0] and any(isinstance(events[0].get(key), str) for key in KINDS)  # of a log, has no time
     speakers = {str(event.get("role", event.get("from"))) for event in events}
-    return all(map(_is_timed, events)) or (len(speakers) > 1 and all(map(_is_spoken, events)))
+    return all(map(_is_timed, events[head:])) or (len(speakers) > 1 and all(map(_is_spoken, events)))
 
 
 def conversation(events: list[dict[str, Any]]) -> list[Message]:
