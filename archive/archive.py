@@ -11,6 +11,7 @@ forgetting do not wait for it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.join import TurnJoiner
     from pltz.archive.maintenance.shrink import Shrunk
     from pltz.archive.maintenance.verify import Report
+    from pltz.archive.search import SearchHit
     from pltz.archive.writing.preview import Preview
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
@@ -623,6 +625,56 @@ class Archive:
                 yield from map(SessionVersion.of, version.each if parts else [version])
         if not partial:
             self.directory.want_whole("listed what is there", tenant)
+
+    def search(
+        self,
+        words: str,
+        *,
+        tenant: str | None = None,
+        agent: str = "",
+        project: str = "",
+        since: int = 0,
+        role: str | None = None,
+        tool: str | None = None,
+        regex: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[SearchHit]:
+        """Yield the turns that have all the words, of the last versions of sessions, those talked in last first.
+
+        Every session that may have one is decoded: there is no index.
+
+        Args:
+            words: looked for in any case, as parts of words too; "in quotes" a phrase; with ``regex`` a pattern.
+            tenant: only sessions of this tenant; None: of all.
+            agent: only logs of this one, such as claude-code, or "chat".
+            project: only sessions with this in their name.
+            since: seconds since 1970, of what was said.
+            role: only what was said by user, assistant, system or tool.
+            tool: only turns that call it.
+            progress: called with the parts of sessions that were searched and how many there are.
+
+        Raises:
+            UsageError: there are no words, or the pattern is none.
+            ArchiveError: after all that could be searched, where damage may hide sessions.
+            KeyMismatch, StoreError: as `get`.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("a", [{"role": "user", "content": "Where is the bug?"}]), cold.put("b", "no")
+        ...     [(hit.name, hit.role, hit.line) for hit in cold.search("BUG")]
+        [('a', 'user', 'Where is the bug?')]
+        """
+        from pltz.archive.search import SearchQuery, newest_first, search
+
+        arguments.text(words=words, agent=agent, project=project)
+        arguments.text_or_none(tenant=tenant)
+        query = SearchQuery(words, agent, project, since, role, tool, regex)
+        chosen = newest_first(self.directory.ls(tenant), query)
+        done = itertools.count(1)
+        looked = (lambda: progress(next(done), len(chosen))) if progress else lambda: None
+        yield from search(self.sessions, chosen, query, looked)
+        self.directory.want_whole("searched what is there", tenant)
 
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.

@@ -9,6 +9,7 @@ from pltz.cli.ui.groups import RootGroup
 COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
     "show": "pltz.cli.show:show",
+    "search": "pltz.cli.search:search",
     "compress": "pltz.cli.compress:compress",
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
@@ -20,7 +21,7 @@ COMMANDS = {
     "completion": "pltz.cli.completion:completion",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),
@@ -37,6 +38,5 @@ class Root(OnArchive, RootGroup):
 @click.version_option(package_name="pltz", prog_name="pltz")
 def cli() -> None:
     """Entropy codec for LLM sessions: freeze them small, thaw them bit for bit.
-
     `pltz COMMAND --help` and `pltz help COMMAND` show options and examples.
     """

@@ -30,6 +30,7 @@ from pltz.archive.errors import (
     UnreadableError as UnreadableError,
     WriterFailed as WriterFailed,
 )
+from pltz.archive.search import SearchHit as SearchHit
 from pltz.archive.writing.put_request import (
     PutReceipt as PutReceipt,
     PutRequest as PutRequest,

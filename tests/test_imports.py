@@ -79,7 +79,7 @@ WINGS = {
         "writing",
         "maintenance",
         "opener retention",
-        "copy",
+        "copy search",
         "archive version_sizes",
     ),
     "benchmarks": (

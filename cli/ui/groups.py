@@ -25,7 +25,7 @@ from pltz.plt_codec.errors import PltzError
 SENTENCE = 200  # characters
 # Words of other programs, and the commands that do it here. Those of the same group are suggested first.
 MEANT = {
-    "list": ("ls",), "dir": ("ls",), "search": ("ls",), "grep": ("ls",), "find": ("ls",), "info": ("stat", "show"),
+    "list": ("ls",), "dir": ("ls",), "grep": ("search", "ls"), "find": ("search", "ls"), "info": ("stat", "show"),
     "rm": ("forget",), "delete": ("forget",), "remove": ("forget",), "purge": ("erase",),
     "gc": ("collect",), "clean": ("collect",), "fsck": ("verify",), "test": ("verify",), "fix": ("repair",),
     "undo": ("undelete",), "cat": ("show", "get"), "read": ("show", "get"), "export": ("get",), "restore": ("get",),

@@ -9,6 +9,7 @@ oldest are one JSON document {"session": {...}, "items": [...]}. ``codex exec --
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +58,24 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
 
 
 def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the events without compactions, which take the place of what was before, and that as the reason."""
-    return [event for event in events if event.get("type") != "compacted"], "the log was compacted"
+    """Return the events with compactions as the messages that are new in them, and compaction as the reason."""
+    found, seen = list[dict[str, Any]](), set[str]()
+    for event in events:
+        payload = event.get("payload")
+        if event.get("type") != "compacted" or not isinstance(payload, dict):
+            new = [event]
+        else:
+            history = payload.get("replacement_history")
+            history = history if isinstance(history, list) else [{"role": "user", "content": payload.get("message")}]
+            spoken = [item for item in history if item.get("type", "message") == "message"]
+            new = [{**event, "type": "response_item", "payload": item} for item in spoken if _key(item) not in seen]
+        seen |= {_key(one["payload"]) for one in new if isinstance(one.get("payload"), dict)}
+        found += new
+    return found, "the log was compacted"
+
+
+def _key(item: dict[str, Any]) -> str:
+    return json.dumps([item.get("role"), item.get("content")])
 
 
 def items(items: list[Any]) -> list[Message]:

@@ -104,6 +104,7 @@ GEMINI: list[dict[str, Any]] = [
     {"id": "3", "type": "info", "content": "an update"},
     {"id": "4", "type": "gemini", "content": [{"text": "In line 1."}]},
 ]
+GEMINI_LOG: dict[str, Any] = {"sessionId": "s", "projectHash": "p", "messages": GEMINI}
 OPENCODE: dict[str, Any] = {
     "info": {"id": "ses_1", "revert": {"messageID": "m4"}},
     "messages": [
@@ -185,7 +186,7 @@ CLINE = [
         (CODEX, [RULES, *ALL]),
         (COPILOT, [RULES, *ALL]),
         (PI, [{"role": "user", "content": "We began.\n\nWhere is the bug?"}, *ALL[1:]]),
-        ({"sessionId": "s", "projectHash": "p", "messages": GEMINI}, ALL),
+        (GEMINI_LOG, ALL),
         ([{"sessionId": "s", "projectHash": "p"}, *GEMINI], ALL),
         (OPENCODE, ALL),
         (OPENHANDS, [RULES, *ALL]),
@@ -403,7 +404,7 @@ def test_what_was_left_or_compacted_is_counted() -> None:
     assert conversation_of(Session("chat", LEFT)).note.startswith("shows 2 of 4 messages, because others are on br")
     long = [CODEX[0], *[codex("response_item", type="message", role=r, content="x") for r in ("user", "assistant")] * 3]
     found = conversation_of(Session("chat", long + CODEX[2:]))
-    assert found.note == "shows 5 of 9 messages, because the log was compacted"
+    assert found.note == "shows 5 of 11 messages, because the log was compacted"
     assert conversation_of(Session("chat", OPENCODE)).note.startswith("shows 4 of 5 messages, because others were rev")
 
 
