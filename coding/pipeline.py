@@ -218,8 +218,9 @@ class Pipeline:
         batches = batches_of(groups, most)
         for name, count in depth._asdict().items():
             stage: Callable[[Batch], Batch] = getattr(self, f"_{name}")
-            batches = map(stage, ahead(batches, count, weight) if count else batches)
-            if name == "settle":
+            first = count if name == "decode" else 1  # whoever waits for a proof cuts it short, and begins nothing
+            batches = map(stage, ahead(batches, count, weight, first) if count else batches)
+            if name in ("propose", "settle"):
                 batches = itertools.chain(batches, self._last())
         try:
             with giving_way() if self._threads else nullcontext():
@@ -408,7 +409,7 @@ class Pipeline:
             batch.proofs.append(proof)
 
     def _last(self) -> Iterator[Batch]:
-        """Have all that waits for others decoded, since no more batches come."""
+        """Have all that waits for others decoded, since no more batches come: what is settled, then the rest."""
         for proof in self._open.values():
             proof.send()
         yield from ()

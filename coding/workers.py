@@ -122,17 +122,19 @@ class Workers:
             weakref.finalize(self, self._calls.put, (END, next(self._order), None))
 
 
-def ahead(rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1) -> Iterator[T]:
+def ahead(
+    rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1
+) -> Iterator[T]:
     """Yield rows, each after the next ``count`` of them were taken, so that work on these has begun.
 
-    The first row waits for one, each further row for one more, up to ``count``. ``weight``: of a row that
+    The first row waits for ``first``, each further row for one more, up to ``count``. ``weight``: of a row that
     counts as several. An error of their source is raised after those before it.
 
     >>> [row for row in ahead(range(4), 2)]
     [0, 1, 2, 3]
     """
     source, taken = iter(rows), deque[tuple[T, int]]()
-    behind, wanted, error = 0, min(1, count), None  # behind: weight of those behind the first
+    behind, wanted, error = 0, min(first, count), None  # behind: weight of those behind the first
     while True:
         try:
             row = next(source)

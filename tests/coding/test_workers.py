@@ -139,6 +139,8 @@ def test_so_many_rows_are_taken_ahead() -> None:
     assert next(found) == 0 and taken == [0, 1]
     assert next(found) == 1 and taken == [0, 1, 2, 3]
     assert list(found) == [2, 3, 4]
+    taken.clear()
+    assert next(ahead(rows(), 3, first=3)) == 0 and taken == [0, 1, 2, 3]
 
 
 def log(number: int) -> Session:
