@@ -94,7 +94,7 @@ def conversation_of(session: Session, *, every: bool = False) -> Conversation:
         return Conversation("", (), 0)
     if not isinstance(session.value, LongText) or len(session.value) <= NEAR:
         whole = session.value[:] if isinstance(session.value, LongText) else session.value
-        return _conversation(*(_parsed(whole) if session.kind == "text" else _given(whole)), every)
+        return _conversation(*(_parsed(whole) if session.kind == "text" else _events(whole)), every)
     begin = len(session.value) - NEAR
     first, tail = session.value[:FIRST], session.value[begin:]
     found = _conversation(*_of_lines(tail[tail.find(b"\n") + 1 :], _format_of(first)), every)
@@ -163,6 +163,14 @@ def _given(value: Any) -> Parsed:
     return _known(value), value, 0
 
 
+def _events(value: Any) -> Parsed:
+    """Return the format and the value of a chat; of a log what is no event is counted, and left out."""
+    events = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    if not events:
+        return _given(value)
+    return _known(events), events, len(value) - len(events)
+
+
 def _parsed(text: bytes) -> Parsed:
     """Return the format and the value of a text: JSON, JSON lines, or the text itself."""
     if head := registry.of_head(text[:HEAD]):
@@ -181,8 +189,8 @@ def _of_lines(text: bytes, known: InputFormat | None = None) -> Parsed:
     found, odd = list[dict[str, Any]](), 0
     for line in narrow(text).split(b"\n"):
         each, broken = values_of(line)
-        found += (one for one in each if isinstance(one, dict))
-        odd += broken
+        found += (whole := [one for one in each if isinstance(one, dict)])
+        odd += broken or len(whole) < len(each)
     return known or _known(found), found, odd
 
 

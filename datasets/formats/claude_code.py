@@ -38,8 +38,7 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
     Results of tools that were called at once hang beside that way, and so do parts of one answer: they are on it by the
     ids of the call and of the answer.
     """
-    talk = [event for event in events if event.get("type") in ("user", "assistant") and "message" in event]
-    own = [event for event in talk if not event.get("isSidechain")] or talk  # all of a subagent's own file
+    own = _own(events)
     if not any("parentUuid" in event for event in own):
         return [message for event in own for message in _messages(event)]
     way = {id(event) for event in branch(events, own[-1], "uuid", "parentUuid")}
@@ -48,6 +47,13 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
     calls = {part.get("id") for event in own if id(event) in way for part in _parts(event)}
     way |= {id(e) for e in own if calls & {part.get("tool_use_id") for part in _parts(e)} - {None}}
     return [message for event in own if id(event) in way for message in _messages(event)]
+
+
+def _own(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events with messages, without those of subagents; of a subagent's own file all."""
+    types = "user", "assistant"
+    talk = [event for event in events if event.get("type") in types and isinstance(event.get("message"), dict)]
+    return [event for event in talk if not event.get("isSidechain")] or talk
 
 
 def _parts(event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,8 +67,7 @@ def _messages(event: dict[str, Any]) -> list[Message]:
 
 def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the events with all messages on one way, and why the last way may have fewer."""
-    talk = [event for event in events if event.get("type") in ("user", "assistant") and "message" in event]
-    own = [event for event in talk if not event.get("isSidechain")] or talk
+    own = _own(events)
     keys = "uuid", "parentUuid"
     return in_a_row(events, *keys), why_apart(events, own[-1], *keys) if own else ""
 

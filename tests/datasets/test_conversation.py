@@ -423,3 +423,12 @@ def test_of_a_long_log_the_end_is_shown_and_all_is_searched(monkeypatch: pytest.
     assert f"of its {len(data):,} bytes the last 4,096 are looked at" in found.note
     each = [turn.text for part in conversations_of(long) for turn in part.turns]
     assert each == [f"turn {n}" for n in range(200)]
+
+
+def test_lines_that_are_no_events_are_left_out_and_counted() -> None:
+    events: list[Any] = [*chain([None, 0, 1]), "a comment", {**claude(3, "user", "", 2), "message": "error"}]
+    rows = b"\n".join(json.dumps(row).encode() for row in events)
+    for session in (Session("chat", events), Session("text", rows)):
+        found = conversation_of(session)
+        assert [turn.text for turn in found.turns] == ["turn 0", "turn 1", "turn 2"]
+        assert found.note == "shows 3 messages, though 1 line cannot be read"
