@@ -16,6 +16,7 @@ from pltz.datasets.loaders import (
     sample_path as sample_path,
     sample_sessions as sample_sessions,
 )
+from pltz.datasets.log_lines import tags_of_odd as tags_of_odd
 from pltz.datasets.named_sessions import NamedSession as NamedSession, named as named
 from pltz.datasets.session_columns import (
     bytes_of as bytes_of,

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+from pltz.models.session.long_text import LongText
+from pltz.models.session.session import Session
 
 BOM = b"\xef\xbb\xbf"
 WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # byte order marks, and the encoding of what follows
 BLANK = " \t\r\n\0"
+ODD: Final = "odd-lines"  # tag of a log with lines that are no JSON
+FEW: Final = 64  # odd lines before the first others, after which it is no log of lines
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -61,3 +66,20 @@ def values_of(line: bytes) -> tuple[list[Any], bool]:
             break
         found.append(value)
     return found, True
+
+
+def tags_of_odd(session: Session) -> dict[str, str]:
+    """Return the tag that says how many lines of a log are odd; none where no line is, or it is no log of lines.
+
+    >>> tags_of_odd(Session("text", b'{"a":1}\\n{"b')), tags_of_odd(Session("text", b"# words\\n"))
+    ({'odd-lines': '1'}, {})
+    """
+    if session.kind != "text" or isinstance(session.value, LongText):
+        return {}
+    odd, lines = 0, 0
+    for line in narrow(session.value).split(b"\n"):
+        found, is_odd = values_of(line)
+        odd, lines = odd + is_odd, lines + any(isinstance(value, dict) for value in found)
+        if odd > 2 * lines + FEW:  # a document, or a text
+            return {}
+    return {ODD: str(odd)} if odd and lines else {}

@@ -23,6 +23,7 @@ from pltz.coding.log.log_look import is_log
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.dropped import dropped_of
 from pltz.datasets.given import as_session
+from pltz.datasets.log_lines import ODD
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
@@ -85,6 +86,7 @@ class PutReceipt:
         target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
         dropped: names of what was left out of it, as its tags say: "signatures". Empty: nothing was.
         dropped_bytes: bytes of that.
+        odd: lines of a log that are no JSON and kept as bytes, as its tags say.
         part: path of the part of the session, empty for the main one.
     """
 
@@ -104,6 +106,7 @@ class PutReceipt:
     opaque: int | None = None
     dropped: str = ""
     dropped_bytes: int = 0
+    odd: int = 0
     part: str = ""
 
 
@@ -255,11 +258,13 @@ class _Dropped(TypedDict):
 
     dropped: str
     dropped_bytes: int
+    odd: int
 
 
 def _dropped(tags: Mapping[str, str]) -> _Dropped:
     names, size = dropped_of(tags)
-    return {"dropped": names, "dropped_bytes": size}
+    odd = tags.get(ODD, "0")
+    return {"dropped": names, "dropped_bytes": size, "odd": int(odd) if odd.isascii() and odd.isdigit() else 0}
 
 
 def _method(committed: CommitReceipt) -> tuple[str, int | None]:

@@ -26,6 +26,7 @@ from pltz.datasets.dropped import tags_of as tags_of_dropped
 from pltz.datasets.file_names import FileOfName, heads_of, stem_of
 from pltz.datasets.given import as_session
 from pltz.datasets.input_format import Recognised
+from pltz.datasets.log_lines import tags_of_odd
 from pltz.datasets.named_sessions import NamedSession, named
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
@@ -339,7 +340,8 @@ def requests(
             continues=session.continues and not new_version,
             **extra,
         )
-        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), found.dropped)})
+        odd = tags_of_odd(found.session) if known and found.noun == "agent log" else {}
+        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), found.dropped), **odd})
         if given:
             time = request.time if given.time is None else given.time
             request = replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
@@ -464,6 +466,7 @@ def facts(stored: "PutReceipt") -> dict[str, Any]:
     found |= {"method": stored.method, "tokens": stored.tokens}
     found |= {} if stored.opaque is None else {"opaque_bytes": stored.opaque}
     found |= {"dropped": stored.dropped.split(), "dropped_bytes": stored.dropped_bytes} if stored.dropped else {}
+    found |= {"odd_lines": stored.odd} if stored.odd else {}
     known = stored.tower - stored.segments
     found |= {"segments": stored.tower, "known": known, "bytes": stored.size}
     found |= {"version": stored.version, "new": stored.segments, "unchanged": stored.unchanged}
@@ -477,4 +480,5 @@ def sentence(stored: "PutReceipt") -> str:
     if stored.unchanged:
         return f"{head}, unchanged"
     dropped = f", {size(stored.dropped_bytes)} of {stored.dropped} dropped" if stored.dropped else ""
-    return f"{head}, {counted(stored.segments, 'new segment')}, {size(stored.size)}{dropped}"
+    odd = f", {counted(stored.odd, 'line')} kept as bytes" if stored.odd else ""
+    return f"{head}, {counted(stored.segments, 'new segment')}, {size(stored.size)}{odd}{dropped}"

@@ -26,6 +26,7 @@ from pltz.datasets import (
     recognise_files,
     stem_of,
     tags_of,
+    tags_of_odd,
     walk,
 )
 from pltz.plt_codec import MAX_BYTES, UsageError
@@ -140,12 +141,13 @@ class AgentLogSource:
         found = session.found
         request = self.naming.item(entry, found.session)
         form = {} if found.given else session.tags()
+        odd = tags_of_odd(found.session) if found.noun == "agent log" else {}
         return replace(
             request,
             continues=session.continues and not (self.new_version or found.given),
             part=found.part,
             content=facts_of(found.session, found.size, session.mtime),
-            tags={**request.tags, **form, **tags_of((self.drop,), found.dropped)},
+            tags={**request.tags, **form, **tags_of((self.drop,), found.dropped), **odd},
         )
 
     def sink(self, cold: Archive, bundle: Bundle) -> Sink:

@@ -264,3 +264,16 @@ def test_a_log_of_over_the_limit_is_put_and_written_back(
         assert run("archive", "get", "-r", cold, "shop/long", "-o", place).exit_code == 0
     for back in (tmp_path / "back.jsonl", tmp_path / "back/shop/long.jsonl"):
         assert back.read_bytes() == path.read_bytes()
+
+
+def test_lines_that_are_no_json_are_counted(run: Run, cold: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shop" / "torn.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b'{"cut\n' + event("torn", 0) + bytes(9) + b"\n" + event("torn", 1)[:-1] + event("torn", 2))
+    told = run("archive", "put", "-r", cold, path.parent)
+    assert "3 lines kept as bytes" in told.stdout + told.stderr
+    [row] = lines(run("archive", "put", "-r", cold, path.parent, "--json"))
+    assert (row["odd_lines"], row["unchanged"]) == (3, True)
+    [listed] = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert listed["tags"]["odd-lines"] == "3"
+    assert run("archive", "get", "-r", cold, "shop/torn").stdout_bytes == path.read_bytes()
