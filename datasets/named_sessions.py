@@ -71,7 +71,8 @@ def named(sessions: Iterable[Recognised], given: str, head: str = "") -> Iterato
         # the log of parts may lie above what is given
         inside = given == STDIN or PurePath(found.file).is_relative_to(given)
         name = log_name(given if inside else found.file, found.file) if whole else head or below(given, found.file)
-        if head and not whole and inside and PurePath(found.file) != PurePath(given):  # in a zip file
+        in_zip = given != STDIN and PurePath(found.file) != PurePath(given)
+        if head and not whole and inside and in_zip:
             inside_it = below(given, found.file).removeprefix("./")
             name = f"{head}{PurePath(given).suffix}/{inside_it}"
         if found.second and not found.part:

@@ -112,7 +112,7 @@ class Builder:
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE))
     >>> data = b.add(Record(n, name="empty", moment=7 << 20, time=7)).finish()
     >>> len(data)
-    163
+    158
     """
 
     def __init__(self, moment: int, salt: bytes, archive: bytes = NONE):

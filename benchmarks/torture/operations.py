@@ -1025,7 +1025,7 @@ def _opened(archive: opener.OpenArchive) -> set[str]:
                 if record.name is not None:
                     marks |= set(MARK.findall(keys.session(context, record)[2]))
             with suppress(NotFound, FormatError):
-                if record.id is not None and context.bundle in codecs and context.mode == ALONE:
+                if record.id is not None and context.bundle in codecs and record.mode == ALONE:
                     bits = keys.bits(context, record)
                     [tokens] = codecs[context.bundle].decode(
                         [Coded(bits, record.tokens, np.zeros(0, np.int64))]

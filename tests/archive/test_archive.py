@@ -301,7 +301,7 @@ def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_p
     assert cold.verify(expect=new).sound and cold.verify(expect=old).sound
 
 
-@pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_TOKENS, 2)])
+@pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_BYTES, 2)])
 def test_a_short_put_reads_the_changes_of_others_once(
     cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
 ) -> None:

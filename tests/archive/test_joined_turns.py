@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pltz.archive import opener
+from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import RUN
 from pltz.cli.root import cli
 
@@ -65,12 +66,8 @@ class Place:
         """Return the number of joined records in the packs."""
         listing = opener.open_at(str(self.at)).catalog.listing
         listing.read()
-        return sum(
-            1
-            for pack in listing.packs
-            for item in listing.scan(pack, bodies=False)
-            if hasattr(item, "context") and item.record.mode & RUN
-        )
+        found = [item for pack in listing.packs for item in listing.scan(pack, bodies=False)]
+        return len([item for item in found if not isinstance(item, Damage) and item.record.mode & RUN])
 
 
 @pytest.fixture

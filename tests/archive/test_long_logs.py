@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain, reader
 from pltz.archive.errors import NotFound, Outdated
+from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import beginning, commits, cut
 from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.writer import ArchiveWriter
@@ -84,7 +85,7 @@ def test_a_long_log_comes_back_and_grows_by_its_new_lines(cold: Archive, log: Pa
     assert size > 2 * AT_ONCE
     first = put(cold, log)
     assert (first.tokens, first.tower) == (size, first.segments) and first.segments > 5
-    assert sum(n for n in coded if n > 0) == size
+    assert sum([n for n in coded if n > 0]) == size
     coded.clear()
     again = put(cold, log)
     assert again.unchanged and again.tokens == size and coded == []
@@ -92,7 +93,7 @@ def test_a_long_log_comes_back_and_grows_by_its_new_lines(cold: Archive, log: Pa
         file.write(written(300, 305))
     grown = put(cold, log)
     assert (grown.version, grown.segments, grown.tower) == (2, 1, first.tower + 1)
-    assert sum(n for n in coded if n > 0) == len(written(300, 305))
+    assert sum([n for n in coded if n > 0]) == len(written(300, 305))
     for version, content in ((1, written(0, 300)), (2, log.read_bytes())):
         value = cold.get("log", version=version).value
         assert isinstance(value, LongText) and value == content and b"".join(value.pieces()) == content
@@ -126,7 +127,7 @@ def test_a_reader_keeps_only_what_the_next_slice_is_decoded_after(
     chains = chain.Chains(cold.parts.catalog, cold.codecs.registry)
     most = 0
     for _ in chains.walk(version.leaf):
-        most = max(most, sum(len(tokens) for tokens in chains._answers.values()))  # type: ignore[arg-type]
+        most = max(most, sum([len(cast("Tokens", tokens)) for tokens in chains._answers.values()]))
     assert 0 < most <= REACH + 2 * SLICE
 
 

@@ -115,7 +115,9 @@ def by_model(archive: SessionArchive) -> None:
     cut = cutter._cut_session
 
     def alone(request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None) -> NewSession:
-        return replace(cut(request, keep_opaque, begun), otherwise=())
+        found = cut(request, keep_opaque, begun)
+        assert isinstance(found, NewSession)
+        return replace(found, otherwise=())
 
     cutter._cut_session = alone  # type: ignore[method-assign]
 
