@@ -42,7 +42,7 @@ class SearchHit:
     Attributes:
         tenant, name, version, part: the session that it is in, and the part of it.
         agent: name of the format of the log; "chat" of a chat; "" where there is no conversation.
-        turn: its number, as `pltz show --all` has it; 0 where there is no conversation, or a log over 16 MiB.
+        turn: its number, as `pltz show --all` has it; 0 where there is none, or a log is a `LongText`.
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
         line: what is around the first word, on one line.

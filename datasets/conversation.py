@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PLAIN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "from", "value", "reasoning_content"))
 LISTS = "messages", "conversations", "conversation", "input", "output"  # keys of the messages of a chat
 WITHIN = "request", "body", "values", "kwargs", "response"  # keys of what holds a chat, as logged requests do
-NEAR = 1 << 24  # bytes of a log that are looked at together: all of one that fits into memory
+NEAR = 1 << 24  # bytes of a `LongText` that are looked at together
 FIRST = 1 << 16  # bytes of a long log by which its format is known
 REMARK = "{:,} line{} cannot be read"
 
@@ -84,7 +84,7 @@ class Conversation:
 def conversation_of(session: Session, *, every: bool = False) -> Conversation:
     """Return the conversation of a session: of a log the last branch, or with ``every`` all that was said.
 
-    Of a log longer than `NEAR` it is the end, and the note says so.
+    Of a `LongText` of more than `NEAR` bytes it is the end, and the note says so.
 
     >>> found = conversation_of(Session("chat", {"messages": [{"role": "user", "content": "Hi"}]}))
     >>> found.agent, [(turn.role, turn.text) for turn in found.turns], found.note
