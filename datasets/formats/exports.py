@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, branch, called, said, spoken, text_of
+from pltz.datasets.turns import Message, answered, at, branch, called, said, spoken, text_of
 
 THOUGHTS = ("thoughts", "reasoning_recap")  # types of contents that a later request leaves out
 
@@ -25,7 +25,8 @@ def chatgpt(value: dict[str, Any]) -> list[Message]:
     nodes = value["mapping"]
     leaf = nodes.get(value["current_node"])
     path = branch(list(nodes.values()), leaf, parent="parent") if leaf else []
-    return [one for node in path if isinstance(node.get("message"), dict) for one in _chatgpt(node["message"])]
+    messages = [node["message"] for node in path if isinstance(node.get("message"), dict)]
+    return [one for message in messages for one in at(message, _chatgpt(message))]
 
 
 def _chatgpt(message: dict[str, Any]) -> list[Message]:
@@ -57,11 +58,12 @@ def claude(value: dict[str, Any]) -> list[Message]:
         messages = branch(messages, messages[-1], "uuid", "parent_message_uuid")
     found: list[Message] = []
     for message in messages:
-        role = "user" if message.get("sender") == "human" else "assistant"
+        role, before = "user" if message.get("sender") == "human" else "assistant", len(found)
         for attached in message.get("attachments") or ():
             found += said(role, [*_named([attached], "file_name"), attached.get("extracted_content") or ""])
         found += [one for name in _named(message.get("files"), "file_name") for one in said(role, name)]
         found += spoken(role, message.get("content") or message.get("text"))
+        at(message, found[before:])
     return found
 
 

@@ -432,3 +432,13 @@ def test_lines_that_are_no_events_are_left_out_and_counted() -> None:
         found = conversation_of(session)
         assert [turn.text for turn in found.turns] == ["turn 0", "turn 1", "turn 2"]
         assert found.note == "shows 3 messages, though 1 line cannot be read"
+
+
+def test_exports_of_web_chats_say_when() -> None:
+    said = {"author": {"role": "user"}, "content": {"parts": ["Hi"]}, "create_time": MOMENT + 0.5}
+    chatgpt = {"mapping": {"a": {"id": "a", "message": said}}, "current_node": "a"}
+    row = {"sender": "human", "text": "Hi", "created_at": "2026-01-05T09:00:00Z"}
+    claude_ai = {"uuid": "c", "chat_messages": [row]}
+    for agent, value in (("chatgpt", chatgpt), ("claude-ai", claude_ai)):
+        found = conversation_of(Session("chat", value))
+        assert (found.agent, [(turn.text, turn.time) for turn in found.turns]) == (agent, [("Hi", MOMENT)])
