@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.archive import Archive
+from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
 from pltz.benchmarks.kv.random_target import RandomTarget
@@ -49,7 +50,6 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.kv.thaw.thawed import Thawed
@@ -125,7 +125,7 @@ class Bench:
         folder = {"folder": Path(tempfile.mkdtemp(dir=self.folder))} if tier == "disk" else {}
         forms = dict(forms or {}) or ({} if block.codec.exact else {tier: block.codec})
         store = HotStore.open(**budgets, device=self.device, forms=forms, **folder)  # type: ignore[arg-type]
-        kept = store.insert(self.space, self.segment, NONE, block)
+        kept = store.insert(self.space, self.segment, NO_SEGMENT, block)
         store.close()
         if not kept or not store.stats().tiers[tier].used:
             raise ModelError(f"no room for the session in {tier}")

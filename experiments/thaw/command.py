@@ -269,11 +269,11 @@ class ThawBench:
 
     def bitstrings(self, name: str) -> list[int]:
         """Return the bytes of the bitstrings that a session in turns is read from, from the root."""
-        from pltz.plt_codec.identity import NONE
+        from pltz.archive.format.ids import NO_SEGMENT
 
         parts, found = self.cold.parts, list[int]()
         at = parts.directory.version(name, name).leaf
-        while at != NONE:
+        while at != NO_SEGMENT:
             record = parts.reader.records(at)[0].record
             found.append(len(record.bitstring))
             at = record.parent

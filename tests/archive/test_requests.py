@@ -254,8 +254,8 @@ def test_a_cold_get_with_a_large_index_takes_its_head_and_a_page_per_key(count: 
     """A session whose record has its last segment is looked up once."""
     store = RangedStore()
     archive = TowerArchive.create(store, [ZlibCodec()])
-    archive.put([NewSession("prompt", [np.arange(9)])])
-    archive.put([NewSession("a", [np.arange(9), np.arange(5)])])
+    archive.put([NewSession("prompt", [np.arange(3, 12)])])
+    archive.put([NewSession("a", [np.arange(3, 12), np.arange(5)])])
     add_names(store, archive.catalog, count, 1_000_000 // count)
     writer = TowerArchive.open(store, [ZlibCodec()])
     writer.write_index()

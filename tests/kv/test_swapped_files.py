@@ -61,16 +61,17 @@ def test_warm_files(tmp_path: Path) -> None:
     codecs: list[KVCodec] = [RAW, Q8Codec(rotary(16))]
     folder = tmp_path / "new" / "warm"
     expected = dict[tuple[bytes, bytes, str], torch.Tensor]()
-    for number, (space, segment, codec) in enumerate((s, g, c) for s in (A, B) for g in (A, B) for c in codecs):
+    places = [(s, g, c) for s in (A, B) for g in (A[:10], B[:10]) for c in codecs]
+    for number, (space, segment, codec) in enumerate(places):
         tier = DiskTier(folder, ROOM, codec)
         ids = np.full(4, number, np.int32)
         block = KVBlock.raw(random_kv(4, seed=number), ids, ids, 0)
-        assert tier.write(space, segment, StoredBlock(block, A, 0))
+        assert tier.write(space, segment, StoredBlock(block, A[:10], 0))
         expected[space, segment, codec.name] = block.recode(codec).kv
     assert private(tmp_path / "new")
     for one, other in swaps(folder):
         tier = DiskTier(folder, ROOM)
-        for space, segment, codec in ((s, g, c) for s in (A, B) for g in (A, B) for c in codecs):
+        for space, segment, codec in places:
             found = tier.read(space, segment, [codec])
             sound = tier.path(space, segment, codec.name) not in (one, other)
             assert (found is not None) == sound

@@ -155,7 +155,7 @@ def test_a_log_longer_than_the_target_is_refused_before_anything_is_loaded(
 
     path = tmp_path / "long.jsonl"
     path.write_bytes(log(40, "where is my bicycle? " * POSITIONS))
-    assert run("archive", "put", "-r", cold, path, "--name", "long", "--level", 7).exit_code == 0
+    assert run("archive", "put", "-r", cold, path, "--name", "long", "--level", 6).exit_code == 0
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("loaded"))
     done = run("thaw", "--archive", cold, "long")
     assert done.exit_code == 5 and f"{POSITIONS:,} positions" in done.stderr and "--target" in done.stderr
