@@ -113,26 +113,38 @@ def _file(codec: Codec, texts: list[bytes], *, independent: bool) -> bytes:
 
 
 def _archive(bundle: Bundle, device: str, threads: int, texts: list[bytes]) -> dict[str, float]:
-    """Return the bytes of an archive of logs by folder, and the processor seconds of one put of all.
+    """Return the bytes of an archive of logs after one put of all, after a shrink and its collections, and the seconds.
 
     Raises ModelError where a log does not come back.
     """
+    names = [(f"log/{n}/{m}", one) for n, text in enumerate(texts) for m, one in enumerate(_sessions(text))]
+    found = dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         with Archive.open(folder, create=True, bundle=bundle, device=device, threads=threads) as cold:
+            used, began = time.process_time(), time.monotonic()
+            coded = sum(put.size for put in cold.put_many([PutRequest(name, session) for name, session in names]))
+            found |= {"put_cpu_s": time.process_time() - used, "put_s": time.monotonic() - began, "put_coded": coded}
+            found["put_on_disk"] = _on_disk(folder)
+            began = time.monotonic()
+            for name, session in names:
+                if cold.get(name).session != session:
+                    raise ModelError("a log did not come back from an archive")
+            found["get_s"] = time.monotonic() - began
             used = time.process_time()
-            names = [(f"log/{n}/{m}", one) for n, text in enumerate(texts) for m, one in enumerate(_sessions(text))]
-            for _ in cold.put_many([PutRequest(name, session) for name, session in names]):
-                pass
-            used = time.process_time() - used
+            cold.shrink()
+            found["shrink_cpu_s"] = time.process_time() - used
+            cold.collect(), cold.collect()
+            found["shrunk_on_disk"] = _on_disk(folder)
         with Archive.open(folder, bundle=bundle, device=device, threads=threads) as cold:
             if any(cold.get(name).session != session for name, session in names):
-                raise ModelError("a log did not come back from an archive")
-        files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("reserve")]
-        sizes = {path.parent.name: 0 for path in files if path.parent != Path(folder)}
-        for path in files:
-            if path.parent.name in sizes:
-                sizes[path.parent.name] += path.stat().st_size
-    return {**dict(sorted(sizes.items())), "put_cpu_s": round(used, 1)}
+                raise ModelError("a log did not come back from an archive that was shrunk")
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def _on_disk(folder: str) -> int:
+    """Return the bytes of an archive, its reserve left out."""
+    files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("reserve")]
+    return sum(path.stat().st_size for path in files)
 
 
 def _measured(codec: Codec, kind: str, text: bytes) -> dict[str, Any]:
