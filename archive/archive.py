@@ -548,7 +548,7 @@ class Archive:
         sessions = self.sessions
         blocks: Blocks = {}
         with self.parts.catalog.lookup.keeping_blocks(blocks):
-            each = self.directory.whole(name, tenant_of(tenant, salt), version).each
+            each = self.directory.parts(name, tenant_of(tenant, salt), version)
         for found, session in zip(each, sessions.read_many(each, blocks), strict=True):
             yield ArchivedSession.of(found, session=session)
 

@@ -34,13 +34,26 @@ class SessionDirectory:
     ) -> Version:
         """Return a part of the last version of a session that is not forgotten, or of the one of a number or an id.
 
-        Raises NotFound where the version has no such part, and the errors of `whole`.
+        Raises NotFound where the version has no such part, LostError where what was put last of it may be lost, and the
+        errors of `whole`.
         """
-        parts = {v.part: v for v in self.whole(name, tenant, wanted).each}
+        whole, known = self._found(name, tenant, wanted)
+        parts = {v.part: v for v in whole.each}
+        known.want_part(whole, parts.get(part))
         if part not in parts:
             what = f"part {part!r}" if part else "main part"
             raise NotFound(f"session {name!r} of tenant {tenant!r} has no {what}, but {', '.join(map(repr, parts))}")
         return parts[part]
+
+    def parts(self, name: str, tenant: str = "default", wanted: VersionName | None = None) -> tuple[Version, ...]:
+        """Return the parts of a version, as `whole` finds it.
+
+        Raises its errors, and LostError where what was put last of one of them may be lost.
+        """
+        whole, known = self._found(name, tenant, wanted)
+        for part in whole.each:
+            known.want_part(whole, part)
+        return tuple(whole.each)
 
     def whole(self, name: str, tenant: str = "default", wanted: VersionName | None = None) -> Version:
         """Return the last version of a session that is not forgotten, or the one of a number or an id, as a whole.
@@ -53,6 +66,10 @@ class SessionDirectory:
             MissingPack: it is in a missing pack that repair may restore.
             ArchiveError: it may be in a damaged pack.
         """
+        return self._found(name, tenant, wanted)[0]
+
+    def _found(self, name: str, tenant: str, wanted: VersionName | None) -> tuple[Version, History]:
+        """Return what `whole` returns, and what was seen of the session."""
         known = self.sight(name, tenant)
         there = list(as_sessions(known.versions))
         found = [v for v in there if (not v.forgotten if wanted is None else v.is_named(wanted))]
@@ -64,7 +81,7 @@ class SessionDirectory:
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
             raise NotFound(_not_found(name, tenant, wanted, there))
-        return found[-1]
+        return found[-1], known
 
     def _acknowledged_loss(self, name: str, tenant: str) -> str | None:
         """Return the message about a session that an acknowledged loss names; None where none does."""

@@ -85,6 +85,16 @@ class History:
         if self.blind or not self.versions:
             self._want_sight(self.blind)
 
+    def want_part(self, whole: Version, part: Version | None) -> None:
+        """Check that no newer record of a part can be lost than what a version has of it; None: it has none.
+
+        A version that was put after a loss tells of its own parts alone. Raises LostError.
+        """
+        if part is not None and part.moment == whole.moment:
+            return
+        if self.lost >= (part.moment >> TICK_BITS if part else 0):
+            raise self._hidden(LostError)
+
     def want_named(self) -> None:
         """Check as `want_newest` does, and that nothing names hidden older versions. Raises its errors."""
         self.want_newest()

@@ -63,7 +63,7 @@ class Marker:
     def of(self, versions: Sequence[Version], verb: int) -> Marking:
         """Return what is marked to forget versions of sessions, or to undelete them.
 
-        Raises NotFound where one was collected.
+        Raises NotFound where one was collected, LostError and ArchiveError where damage may hide it.
         """
         found, there, manifest = list[Version](), list[Version](), self._catalog.listing.manifest
         asked = sorted(versions, key=lambda v: (v.tenant, v.name))
@@ -73,6 +73,7 @@ class Marker:
             there += known
             for lost in wanted.keys() - {v.id for v in known}:
                 version = wanted[lost]
+                self._catalog.histories.of(version.tenant, version.name).want_counted()  # damage may hide it
                 raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
             numbers = {v.version for v in known if v.id in wanted}
             if verb == FORGET:
