@@ -636,7 +636,12 @@ class GuardedMachine(AlikeMachine):
 
     @rule(event=EVENT)
     def repair(self, event: Event) -> None:
-        """Repair. What has redundancy comes back, and nothing goes from an archive that verify calls sound."""
+        """Repair. What has redundancy comes back, and nothing goes from an archive that verify calls sound.
+
+        A put that was killed may take effect by it, at the place that its moment gives.
+        """
+        for key, orphans in self.orphans.items():
+            self.doubts.setdefault(key, set()).update(orphans)
         sound = self.act(None, lambda: self.open().verify().sound)
         before = {p for p in self.disk.seen.names if p.startswith("packs/")}
         report = self.act(None if event and event[0] != "kill" else event, lambda: Repairer(self.store()).run())
