@@ -161,6 +161,7 @@ class GuardedMachine(AlikeMachine):
         self.orphans: dict[Key, set[tuple[int, ...]]] = {}  # those that no manifest named, unless it gets lost
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
+        self.killed = False  # whether any work was
         self.back = 0  # times that something old came back
         self.backup: dict[str, bytes] = {}
         self.cache = TemporaryDirectory()
@@ -219,6 +220,7 @@ class GuardedMachine(AlikeMachine):
         return None
 
     def _kill(self) -> None:
+        self.killed = True
         raise Killed
 
     def _collector(self) -> None:
@@ -649,9 +651,10 @@ class GuardedMachine(AlikeMachine):
             assert before <= self.disk.seen.names.keys(), "repair deletes from a sound archive"
         if report is not None:
             assert report.whole or not (sound or self.mendable), report
-            if any(path.startswith("manifest/") for path in self.hurt):  # all marks are named again
-                for version in itertools.chain(*self.known.values()):
-                    version.forgotten = None if version.half_forgotten else version.forgotten
+            named_again = any(path.startswith("manifest/") for path in self.hurt)  # all marks
+            for version in itertools.chain(*self.known.values()):
+                if (version.half_forgotten and named_again) or (version.may_go and self.killed):
+                    version.forgotten = None  # a collector that was killed may have left a pack with it
             if report.whole:
                 self.hurt = {}
             self.handles = [self.open() for _ in range(HANDLES)]
