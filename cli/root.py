@@ -10,6 +10,7 @@ COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
     "show": "pltz.cli.show:show",
     "search": "pltz.cli.search:search",
+    "resume": "pltz.cli.resume:resume",
     "compress": "pltz.cli.compress:compress",
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
@@ -21,7 +22,7 @@ COMMANDS = {
     "completion": "pltz.cli.completion:completion",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "search", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "resume", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),

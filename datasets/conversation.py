@@ -118,6 +118,21 @@ def conversations_of(session: Session) -> Iterator[Conversation]:
         begin = end
 
 
+def log_of(session: Session) -> tuple[str, Any]:
+    """Return the agent of a log, by the name of its format, and its events or its document; empty of another session.
+
+    Of a long log they are the first ones. Lines that cannot be read are left out.
+    """
+    text = session.value
+    if session.kind == "ids":
+        return "", None
+    if isinstance(text, LongText):
+        known, value, _ = _of_lines(text[:NEAR], _format_of(text[:FIRST]))
+    else:
+        known, value, _ = _parsed(text) if session.kind == "text" else _events(text)
+    return (known.name, value) if known and known.noun == "agent log" else ("", None)
+
+
 def messages_of(session: Session) -> list[Message] | None:
     """Return the messages of an agent's log in the form that chat templates take; None of any other session.
 

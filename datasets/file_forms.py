@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pltz.datasets import registry
-from pltz.datasets.file_names import STDIN, stem_of, unpacked
+from pltz.datasets.file_names import ROLLOUT, STDIN, stem_of, unpacked
 from pltz.datasets.formats import events
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
 from pltz.datasets.json_files import is_json
@@ -75,6 +76,8 @@ def tags_of_file(name: str, file: str, session: Session, *, numbered: bool) -> d
     if file == STDIN:
         return {}
     suffix = unpacked(file).removeprefix(stem_of(file))
+    if not numbered and not ROLLOUT.fullmatch(stem_of(file)):  # a rollout is one session, packed or not
+        suffix += PurePath(file).name.removeprefix(unpacked(file))
     match = None if numbered else NUMBERED.fullmatch(name)
     if match is not None:
         return {FILE: match[2] + suffix} if _is_suffix(suffix) else {}

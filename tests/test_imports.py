@@ -101,7 +101,7 @@ WINGS = {
         "ui",
         "above",
         "bench archive bundle",
-        "completion compress decompress demo doctor help inspect search show",
+        "completion compress decompress demo doctor help inspect resume search show",
         "root",
         "main",
     ),

@@ -37,6 +37,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
 BATCH, BATCH_TOKENS = 256, 1 << 20  # records, and tokens that they claim, decoded at once: they bound the memory
+LOG_SHARE = 8  # bytes of a log that count as one token: while some are joined to lines, others are decoded
 LACKING = -1  # segments of a tower that cannot be read
 NOTHING: Tokens = np.zeros(0, np.int64)
 
@@ -100,7 +101,9 @@ def decode_records(
         else:
             groups.setdefault(id(codec), (codec, []))[1].append(number)
     for codec, numbers in groups.values():
-        for part in decodable_groups(numbers, lambda number: wanted[number].item.record.tokens):
+        tokens = [wanted[number].item.record.tokens for number in numbers]
+        sizes = dict(zip(numbers, (size // (LOG_SHARE if codec.carries else 1) for size in tokens), strict=True))
+        for part in decodable_groups(numbers, sizes.__getitem__):
             answers = _decode(codec, keys, [wanted[n] for n in part], heard)
             for number, answer in zip(part, answers, strict=True):
                 out[number] = answer

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, Segments, decodable_groups
+from pltz.archive.catalog.chain import LOG_SHARE, Chains, Heard, KnownSegment, Segments, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.errors import LostError
@@ -35,6 +35,8 @@ from pltz.models.session import transcript
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Kind, Session, kind_of, writing_in
 from pltz.plt_codec.limits import MAX_TOKENS
+
+BESIDE = 1 << 23  # bytes of content from which a process beside is worth its start
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class TowerReader:
         ``blocks``: those that the look-up of these versions parsed; no block is parsed twice.
         Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
         """
-        groups = decodable_groups(versions, self.length)
+        groups = decodable_groups(versions, self._weight)
         blocks = {} if blocks is None else blocks
         while True:
             with self.catalog.lookup.keeping_blocks(blocks):  # not while the caller works: it may read other things
@@ -118,6 +120,9 @@ class TowerReader:
     def is_long(self, version: Version) -> bool:
         """Return whether a version is too long to be decoded at once."""
         return is_bytewise(version.tokenizer) and (version.content.size or self.length(version)) > MAX_TOKENS
+
+    def _weight(self, version: Version) -> int:
+        return self.length(version) // (LOG_SHARE if is_bytewise(version.tokenizer) else 1)
 
     def length(self, version: Version) -> int:
         """Return the tokens of a version's tower, from its records alone; 0 where one of them cannot be read."""
@@ -172,8 +177,10 @@ class SessionReader:
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
 
-        ``blocks``: as in `TowerReader.each`.
+        Of many bytes some of the work is done in a process beside. ``blocks``: as in `TowerReader.each`.
         """
+        if isinstance(versions, Sequence) and sum(version.content.size for version in versions) > BESIDE:
+            self._codecs.workers.on = len(versions) > 1
         for long, some in itertools.groupby(versions, key=self._reader.is_long):
             if long:
                 yield from map(self._long, some)

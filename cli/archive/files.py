@@ -1,13 +1,29 @@
-"""The files that sessions were put from: which they were, and how they are written into a folder."""
+"""The files that sessions were put from: which they were, and how they are written into a folder.
+
+A file that is there is compared with what is stored:
+
+| it is | `missing` | `newer` | `force` |
+|---|---|---|---|
+| equal | left | left | left |
+| longer: it goes on where the stored version ends | left, told | left, told | replaced, told |
+| shorter: the stored version goes on where it ends | refused | replaced | replaced |
+| other, and older than the stored version | refused | replaced | replaced |
+| other, and not older | refused | left, told | replaced |
+| a link, a pipe, a folder, or behind a link | refused | refused | refused |
+
+One with the size and the time that the stored version was put with is equal: that is known before anything is decoded.
+"""
 
 import collections
+import errno
 import itertools
 import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -21,8 +37,12 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
     from pltz.models.session.session import Session
 
-FORBIDDEN = '\\:*?"<>|' if os.name == "nt" else ""  # in names of files
-LONGEST = 200  # bytes of a part of a path; file systems take 255
+Over = Literal["missing", "newer", "force"]
+
+FORBIDDEN = '\\:*?"<>|'  # in names of files, where a file system cannot have all of them
+LONGEST = 200  # bytes of a part of a path there; most file systems take 255
+NO_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # errors of a file system that cannot have a name
+SUFFIXES = (".jsonl", ".json", ".txt")  # of files of which only the content tells the suffix
 
 
 class StoredFile(NamedTuple):
@@ -43,6 +63,11 @@ class StoredFile(NamedTuple):
         """Return when the file was changed last, in nanoseconds since 1970, of one session; else 0."""
         return self.versions[0].content.mtime if len(self.versions) == 1 else 0
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file as it was put; 0: not known."""
+        return sum(version.content.size for version in self.versions)
+
 
 def is_folder(output: str) -> bool:
     """Return whether an output names a folder: one that is there, or that ends in a slash."""
@@ -50,44 +75,67 @@ def is_folder(output: str) -> bool:
 
 
 class Folder:
-    """A folder that files are written into.
+    """A folder that files are written into, each whole or not at all.
 
-    Each file appears whole or not at all. One that is there is compared: it is left where it is equal, or goes on where
-    the content ends, and else refused, or replaced with ``force``. What lies behind a link is refused.
+    ``over``: what becomes of files that are there, by the table at the top of this file. ``fresh``: files get the time
+    of now, those too that are equal, and not the one that they were put with.
 
     Raises UsageError where something else lies at the path.
     """
 
-    def __init__(self, path: str, *, force: bool) -> None:
-        self.path, self._force = Path(path), force
+    def __init__(self, path: str | Path, *, over: Over = "missing", fresh: bool = False) -> None:
+        self.path, self._over, self._fresh = Path(path), over, fresh
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{path} is no folder: name one")
-        self._paths = Paths()
+        self._paths = Paths(self.path)
         self.written = self.there = self.refused = self.size = 0  # files, and the bytes of those written
-        self._fresh = False  # whether the last file was written
+        self.places: list[Path] = []  # of the files written and left
 
-    def write(self, cold: "Archive", chosen: "Iterable[Version]", bar: Progress) -> int:
-        """Write the files of sessions, and return the exit code: 0, or that of the worst refusal."""
+    def write(self, cold: "Archive", files: "Iterable[StoredFile]", bar: Progress) -> int:
+        """Write files, and return the exit code: 0, or that of the worst refusal."""
         say_if_interrupted("interrupted: the files written so far are whole")
-        code, files = 0, files_of(chosen)
-        read = _sessions(cold, files, bar)
+        code, wanted = 0, list[StoredFile]()
         for file in files:
+            if self._is_untouched(file):
+                self.there += 1
+                bar.add(len(file.versions), skipped=True)
+            else:
+                wanted.append(file)
+        read = _sessions(cold, wanted, bar)
+        for file in wanted:
             members = itertools.islice(read, len(file.versions))
-            try:
-                name = file.versions[0].name
-                with refusing(f"session {name!r}", "pltz archive get --format jsonl writes it as JSON"):
-                    place, content = self._laid_out(file, members)
-                    said = self._write(place, content)
-                    if file.mtime and not said and self._fresh:
-                        os.utime(self.path / place, ns=(file.mtime, file.mtime))
-            except (UsageError, ContentError) as error:
-                code, self.refused = max(code, error.exit_code), self.refused + 1
-                said = f"refused: {error}"
+            code = max(code, self.put(file, members, bar))
             collections.deque(members, 0)  # the sessions that are left of this file
-            if said:
-                with bar.hidden():
-                    click.echo(printable(said), err=True)
         return code
+
+    def put(self, file: StoredFile, sessions: "Iterator[Session | ContentError]", bar: Progress) -> int:
+        """Write a file of these sessions. Return 0, or the exit code where it is refused, which is told."""
+        code = 0
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            name = file.versions[0].name
+            with refusing(f"session {name!r}", "pltz archive get --format jsonl writes it as JSON"):
+                place, content = self._laid_out(file, sessions)
+                said = self._write(place, content, 0 if self._fresh else file.mtime)
+        except (UsageError, ContentError) as error:
+            code, self.refused = error.exit_code, self.refused + 1
+            said = f"refused: {error}"
+        if said:
+            with bar.hidden():
+                click.echo(printable(said), err=True)
+        return code
+
+    def _is_untouched(self, file: StoredFile) -> bool:
+        """Return whether a file is there as it was put, by its size and time. Its path is then taken."""
+        for suffix in (file.suffix,) if file.suffix is not None else SUFFIXES if file.mtime and file.size else ():
+            place = file.stem.with_name(file.stem.name + suffix)
+            with suppress(OSError):
+                at = os.lstat(self.path / place)
+                same = (at.st_size, at.st_mtime_ns) == (file.size, file.mtime)
+                if same and not self._fresh and self._paths.is_free(place):
+                    self._paths.free(file.stem, suffix)
+                    return True
+        return False
 
     def _laid_out(
         self, file: StoredFile, members: "Iterator[Session | ContentError]"
@@ -101,17 +149,15 @@ class Folder:
             told = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
             suffix = suffix_in(file.stem.name, told)
         place = self._paths.free(file.stem, suffix)
-        if str(place) != file.name + suffix:
-            click.echo(f"{printable(file.name)}: written as {printable(str(place))}", err=True)
+        if place.as_posix() != file.name + suffix:
+            click.echo(f"{printable(file.name)}: written as {printable(place.as_posix())}", err=True)
         return place, content_of(itertools.chain([first], members), numbered=file.numbered)
 
-    def _write(self, place: PurePath, content: Iterable[bytes]) -> str:
+    def _write(self, place: PurePath, content: Iterable[bytes], mtime: int) -> str:
         """Write a file, or leave the one that is there. Return what is to be said of it.
 
         Raises UsageError where what lies there forbids it.
         """
-        self._fresh = False
-        self.path.mkdir(parents=True, exist_ok=True)
         for below in reversed(place.parents[:-1]):
             path = self.path / below
             if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -123,27 +169,38 @@ class Folder:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise UsageError(f"{path} is no plain file, and is not followed: remove it, or name another folder")
         if not path.exists():
-            return self._put(path, content)
+            return self._put(path, content, mtime)
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as stored:
             stored.writelines(content)
             found = compared(path, stored)
+            longer, older = found == "longer", path.stat().st_mtime_ns < mtime
+            if self._fresh and (longer or found == "equal"):
+                os.utime(path)
             if found == "equal":
                 self.there += 1
+                self.places.append(path)
                 return ""
-            if found == "longer" and self._force:
-                raise UsageError(f"{path} goes on where the stored version ends: remove it first")
-            if found == "longer":
+            told = f"{path} goes on where the stored version ends" if longer else f"{path} differs"
+            if self._over == "force" or (self._over == "newer" and not longer and (found == "shorter" or older)):
+                self._put(path, kept(stored), mtime)
+                return f"replaced: {told}" if longer else ""
+            if longer or (self._over == "newer" and mtime):
                 self.there += 1
-                return f"left: {path} goes on where the stored version ends"
-            if not self._force:
-                raise UsageError(f"{path} differs: add --force to replace it, or name another folder")
-            return self._put(path, kept(stored))
+                self.places.append(path)
+                return f"left: {told}" + ("" if longer else ", and is not older than the stored version")
+            if found == "shorter":
+                raise UsageError(f"{path} lacks the end of the stored version: add --newer-wins to replace it")
+            raise UsageError(f"{told}: add --newer-wins or --force to replace it, or name another folder")
 
-    def _put(self, path: Path, content: Iterable[bytes]) -> str:
-        output = Output(str(path), force=self._force)  # a temporary file gets the name: no link is opened on the way
-        output.write(content)
+    def _put(self, path: Path, content: Iterable[bytes], mtime: int) -> str:
+        from pltz.datasets.packing import packed
+
+        output = Output(str(path), force=self._over != "missing")  # a temporary file gets the name: no link is opened
+        output.write(packed(path.name, content))
         self.written, self.size = self.written + 1, self.size + output.written
-        self._fresh = True
+        self.places.append(path)
+        if mtime:
+            os.utime(path, ns=(mtime, mtime))
         return ""
 
     def counts(self) -> dict[str, Any]:
@@ -160,19 +217,37 @@ class Folder:
 
 
 def compared(path: Path, stored: IO[bytes]) -> str:
-    """Return whether a file is ``equal`` to what is stored, ``longer``, which begins with it, or ``other``.
+    """Return whether a file is ``equal`` to what is stored, ``longer``, ``shorter`` or ``other``.
 
-    A line end that the stored bytes have at their end and the file lacks makes no difference.
+    It is longer where it begins with what is stored, and shorter where it is its beginning. A line end that the stored
+    bytes have at their end and the file lacks makes no difference. A file that is packed is compared by its content,
+    of a torn one what can be unpacked.
     """
-    with path.open("rb") as there:
+    from pltz.datasets.packing import open_unpacked
+
+    stored.seek(0)
+    with open_unpacked(path, stored.read(4)) as there:
         last = b""
         for piece in kept(stored):
-            found = there.read(len(piece))
+            found = _read(there, len(piece))
             if found != piece:
-                return "equal" if piece.removesuffix(b"\n") == found and not stored.read(1) else "other"
+                begins = piece.startswith(found)
+                end = piece.removesuffix(b"\n") == found and not stored.read(1)
+                return "equal" if end else "shorter" if begins else "other"
             last = piece
-        rest = there.read(1)
+        rest = _read(there, 1)
     return "longer" if rest and (last.endswith(b"\n") or rest == b"\n" or not last) else "other" if rest else "equal"
+
+
+def _read(there: IO[bytes], size: int) -> bytes:
+    """Return the next bytes of a file, as many as there are and can be unpacked."""
+    from pltz.datasets.packing import DAMAGED
+
+    found = b""
+    with suppress(*DAMAGED):
+        while len(found) < size and (piece := there.read(size - len(found))):
+            found += piece
+    return found
 
 
 def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session | ContentError]":
@@ -225,19 +300,27 @@ def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
     return files
 
 
-def safe(part: str) -> str:
+def safe(part: str, *, narrow: bool = os.name == "nt") -> str:
     """Return a part of a name as a part of a path that stays in its folder.
 
-    >>> safe("notes"), safe(".."), safe(""), safe("a" + chr(10) + "b")
-    ('notes', '%2E%2E', '%', 'a%0Ab')
+    ``narrow``: for a file system that does not take every character, or no name so long.
+
+    >>> safe("notes"), safe(".."), safe(""), safe("a:b", narrow=False), safe("a:b", narrow=True)
+    ('notes', '%2E%2E', '%', 'a:b', 'a%3Ab')
     """
-    text = "".join(c if c.isprintable() and c not in FORBIDDEN else _quoted(c) for c in part)
+    text = "".join(c if _stays(c, narrow) else _quoted(c) for c in part)
     text = text or "%"
     if not text.strip("."):
         text = text.replace(".", "%2E")
-    while len(text.encode(errors="replace")) > LONGEST:
+    while narrow and len(text.encode()) > LONGEST:
         text = text[:-1]
     return text
+
+
+def _stays(character: str, narrow: bool) -> bool:
+    if narrow:
+        return character.isprintable() and character not in FORBIDDEN
+    return character not in "\0/" and not "\ud800" <= character <= "\udfff"
 
 
 def _quoted(character: str) -> str:
@@ -245,14 +328,24 @@ def _quoted(character: str) -> str:
 
 
 class Paths:
-    """The paths of files that one run writes, so that no two of its sessions meet in one file."""
+    """The paths of files that one run writes below a root, so that no two of its sessions meet in one file."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self._root = root
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
+    def is_free(self, path: PurePath) -> bool:
+        """Return whether no file of this run has a path, or a folder of it."""
+        return self._files.isdisjoint(map(str, (path, *path.parents))) and str(path) not in self._folders
+
     def free(self, stem: PurePath, suffix: str) -> PurePath:
-        """Return the path of a file, with ~2, ~3 and so on where another of this run has it."""
+        """Return the path of a file, with ~2, ~3 and so on where another of this run has it.
+
+        Where the file system cannot have its name, that is quoted and cut.
+        """
+        if any(map(self._is_no_name, stem.with_name(stem.name + suffix).parts)):
+            stem = PurePath(*(safe(part, narrow=True) for part in stem.parts))
         folder = PurePath()
         for part in stem.parts[:-1]:
             folder = self._take(folder / part, "", self._files)
@@ -260,6 +353,14 @@ class Paths:
         path = self._take(folder / stem.name, suffix, self._files | self._folders)
         self._files.add(str(path))
         return path
+
+    def _is_no_name(self, part: str) -> bool:
+        """Return whether the file system cannot have a name."""
+        try:
+            os.lstat(self._root / part)
+        except OSError as exc:
+            return exc.errno in NO_NAME
+        return False
 
     def _take(self, path: PurePath, suffix: str, taken: set[str]) -> PurePath:
         tails = itertools.chain([""], map("~{}".format, itertools.count(2)))

@@ -11,7 +11,7 @@ import click
 from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
-from pltz.cli.archive.files import Folder, is_folder
+from pltz.cli.archive.files import Folder, Over, files_of, is_folder
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import choose, open_archive, tags_of
 from pltz.cli.ui import options
@@ -35,7 +35,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
         "pltz archive get -r /data/cold support/7 --tenant acme",
         "pltz archive get support/7 --version 2 -o chat.jsonl",
         "pltz archive get -o back/",
-        "pltz archive get '0f3a6c1e*' -o ~/.claude/projects/",
+        "pltz archive get '0f3a6c1e*' -o ~/.claude/projects/ --newer-wins",
         "pltz archive get --tag channel=web -o web.pltz",
         "pltz archive get -o all.jsonl --part 3/16 --json",
     ],
@@ -55,7 +55,11 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
     "One line of JSON per session, bytes of texts, a list of ids per line, a line per event of a log, or a .pltz file.",
 )
 @shared.TOKENIZERS
-@options.FORCE
+@click.option("--missing", is_flag=True, help="Of a folder: write only what is not there.  [default]")
+@click.option(
+    "--newer-wins", is_flag=True, help="Of a folder: replace files that are older, or lack the end of what is stored."
+)
+@click.option("--force", is_flag=True, help="Replace the output file, or files of a folder, also by a shorter version.")
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
@@ -69,6 +73,8 @@ def get(
     number: "VersionName | None",
     form: str,
     tokenizers: tuple[str, ...],
+    missing: bool,
+    newer_wins: bool,
     force: bool,
     threads: int | None,
     device: str,
@@ -87,10 +93,11 @@ def get(
 
     Into a FOLDER/, the sessions STEM/0, STEM/1 and so on are written as the lines of one file, STEM.jsonl, any other
     session as a file of its own, and its other parts as files of a folder of its name, all with the times that they
-    had. Several tenants have a folder each. A file that is there and equal is left, and so is
-    one that goes on where the stored version ends. Another one is refused without --force. Nothing in FOLDER is
-    followed: what lies behind a link is refused. Refused files are named, the others are written, and the exit code is
-    2, or 5 where a session itself cannot be written.
+    had. Several tenants have a folder each. What is not there is written. A file that is there and equal is left, and
+    one that goes on where the stored version ends is left and named. Another one is refused: --newer-wins replaces it
+    where it is older, or lacks the end of what is stored, and --force always, also one that goes on, which it names.
+    Nothing in FOLDER is followed: what lies behind a link is refused. Refused files are named, the others are written,
+    and the exit code is 2, or 5 where a session itself cannot be written.
 
     Where parts of the archive are damaged, what is still listed is written, and the exit code is 7.
     """
@@ -101,7 +108,10 @@ def get(
     to = output or "-"
     if form == "auto" and to.endswith(".pltz"):
         form = "pltz"
-    folder = Folder(to, force=force) if is_folder(to) else None
+    if missing + newer_wins + force > 1 or (missing + newer_wins and not is_folder(to)):
+        raise UsageError("--missing and --newer-wins are of files in a folder, -o FOLDER/, and one of them and --force")
+    over: Over = "force" if force else "newer" if newer_wins else "missing"
+    folder = Folder(to, over=over) if is_folder(to) else None
     if folder and part:
         raise UsageError("a folder is written by one call, as several sessions may be in one file: leave --part out")
     if folder and form != "auto":
@@ -117,7 +127,7 @@ def get(
     total = sum(len(version.each) for version in chosen) if folder else len(chosen)
     with Progress("decode", unit="sessions", total=total, shown=wanted(progress)) as bar:
         if folder:
-            code = folder.write(cold, chosen, bar)
+            code = folder.write(cold, files_of(chosen), bar)
         elif destination and form == "pltz":
             destination.write([_as_pltz(cold, chosen, device, threads, bar)])
         elif destination:

@@ -61,6 +61,35 @@ def _document(events: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def exported(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a session of a database as the document that ``opencode import`` takes."""
+    found: dict[str, Any] = {"info": {}, "messages": []}
+    for event in events:
+        row = {key: value for key, value in event.items() if value is not None}
+        own = {"id": row.get("id"), "sessionID": row.get("session_id")}
+        if event["table"] == "message":
+            found["messages"].append({"info": {**row["data"], **own}, "parts": []})
+        elif event["table"] == "part":
+            found["messages"][-1]["parts"].append({**row["data"], **own, "messageID": row.get("message_id")})
+        elif event["table"] == "session":
+            found["info"] = _info(row)
+    return found
+
+
+def _info(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a session as OpenCode shows it. What is in other columns has no place there."""
+    names = {"project_id": "projectID", "parent_id": "parentID", "workspace_id": "workspaceID"}
+    kept = ("id", "slug", "directory", "title", "version")
+    info = {names.get(name, name): row[name] for name in (*kept, *names) if name in row}
+    info.setdefault("slug", row.get("id"))
+    documents = {name: parsed(row.get(name)) for name in ("revert", "permission")}
+    info |= {name: value for name, value in documents.items() if value is not None}
+    for head in ("time", "summary", "share"):
+        own = {name.removeprefix(f"{head}_"): row[name] for name in row if name.startswith(f"{head}_")}
+        info |= {head: own} if own else {}
+    return info
+
+
 def conversation(value: Any) -> list[Message]:
     """Return the messages of a session up to where it was reverted, from the last compaction on."""
     value = _document(value) if isinstance(value, list) else value

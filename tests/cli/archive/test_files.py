@@ -1,15 +1,19 @@
 """``pltz archive get -o FOLDER/``: the files that were put, under names that stay in the folder."""
 
+import gzip
 import io
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path, PurePath
 
 import pytest
+import zstandard
 
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.reader import SessionReader
 from pltz.cli.archive.files import Paths, compared, safe
 from pltz.datasets import file_forms
 from pltz.models.session.session import Session
@@ -60,23 +64,113 @@ def test_the_files_that_were_put_come_back(run: Run, cold: Path, put: dict[str, 
     assert (told["files"], told["sessions"]) == (4, 12 + 1 + 1 + 1)
 
 
-def test_what_is_there_and_equal_or_longer_is_left(
-    run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path
+STORED = jsonl(EVENTS)
+CLASHES = {  # what is there: by what it was made, whether it is older, and what becomes of it by each way
+    "equal": (STORED, True, "there", "there", "there"),
+    "longer": (STORED + b"{}\n", True, "there", "there", "written"),
+    "shorter": (STORED[:40], False, "refused", "written", "written"),
+    "older": (b"mine\n", True, "refused", "written", "written"),
+    "newer": (b"mine\n", False, "refused", "there", "written"),
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+@pytest.mark.parametrize("way", ["--missing", "--newer-wins", "--force"])
+def test_a_file_that_is_there_is_left_refused_or_replaced(
+    run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path, clash: str, way: str
 ) -> None:
-    out, call = tmp_path / "out", ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
-    assert run(*call).exit_code == 0
-    (out / "chats.jsonl").unlink()
-    log = put["shop/0f3a.jsonl"] + jsonl(EVENTS)
-    (out / "shop/0f3a.jsonl").write_bytes(log)  # it has grown since
-    (out / "odd.jsonl").write_bytes(put["odd.jsonl"] + b"}")
-    done = run(*call)
+    found, is_older, *fates = CLASHES[clash]
+    fate = fates[["--missing", "--newer-wins", "--force"].index(way)]
+    log, put_at = tmp_path / "out/shop/0f3a.jsonl", (tmp_path / "in/shop/0f3a.jsonl").stat().st_mtime_ns
+    log.parent.mkdir(parents=True)
+    log.write_bytes(found)
+    os.utime(log, ns=(0, put_at - 1 if is_older else put_at + 1))
+    done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), way, "--json")
     told = json.loads(done.stdout)
-    assert (told["files"], told["there"], told["refused"]) == (1, 2, 1) and done.exit_code == 2
-    assert "0f3a.jsonl goes on where the stored version ends" in done.stderr and "odd.jsonl differs" in done.stderr
-    assert (out / "chats.jsonl").read_bytes() == put["chats.jsonl"]
-    done = run(*call, "--force")  # never over newer bytes
-    assert done.exit_code == 2 and "remove it first" in done.stderr and (out / "shop/0f3a.jsonl").read_bytes() == log
-    assert (out / "odd.jsonl").read_bytes() == put["odd.jsonl"]
+    counts = {"written": told["files"] - 3, "there": told["there"], "refused": told["refused"]}
+    assert counts == {each: int(each == fate) for each in counts}
+    assert done.exit_code == (2 if fate == "refused" else 0), done.output
+    assert log.read_bytes() == (STORED if fate == "written" else found)
+    assert ("goes on where the stored version ends" in done.stderr) == (clash == "longer")
+    assert ("differs" in done.stderr) == (clash in ("older", "newer") and fate != "written")
+    if fate == "refused":
+        assert ("lacks the end" in done.stderr) == (clash == "shorter")
+    assert (log.stat().st_mtime_ns == put_at) == (fate == "written")
+
+
+def test_what_is_there_as_it_was_put_is_not_decoded(
+    run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+    usual = SessionReader.read_many
+
+    def noted(self: SessionReader, versions: list[Version]) -> Iterator[Session]:
+        read.extend(version.name for version in versions)
+        return usual(self, versions)
+
+    monkeypatch.setattr(SessionReader, "read_many", noted)
+    call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
+    assert run(*call).exit_code == 0 and len(read) == 15
+    (tmp_path / "out/notes.txt").unlink()
+    read.clear()
+    told = json.loads(run(*call).stdout)
+    assert read == [*(f"chats/{n}" for n in range(12)), "notes/0"]  # a file of many has no time of its own
+    assert (told["files"], told["there"]) == (1, 3)
+
+
+def test_options_of_a_folder_stand_alone(run: Run, cold: Path, tmp_path: Path) -> None:
+    for words in ((tmp_path / "one.jsonl",), (into(tmp_path), "--force"), (into(tmp_path), "--missing")):
+        assert run("archive", "get", "-r", cold, "--newer-wins", "-o", *words).exit_code == 2
+
+
+ODD = ["new\nline", "tab\t", "back\\slash", "a:b", '"quoted"', "%25", "case", "Case", "end.", "x" * 240, "\u202eover"]
+
+
+def test_names_come_back_byte_for_byte_where_the_file_system_has_them(run: Run, cold: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, name in enumerate(ODD):
+        (tmp_path / "in" / f"{name}.txt").write_bytes(b"text %d" % number)
+    assert run("archive", "put", "-r", cold, tmp_path / "in").exit_code == 0
+    done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"))
+    assert done.exit_code == 0 and "written as" not in done.stderr
+    assert found_in(tmp_path / "out") == found_in(tmp_path / "in")
+    (tmp_path / "long.txt").write_bytes(b"long")
+    assert run("archive", "put", "-r", cold, tmp_path / "long.txt", "--name", "y" * 300).exit_code == 0
+    done = run("archive", "get", "-r", cold, "y*", "-o", into(tmp_path / "cut"))
+    assert done.exit_code == 0 and f"{'y' * 300}: written as {'y' * 200}.txt" in done.stderr
+    assert found_in(tmp_path / "cut") == {f"{'y' * 200}.txt": b"long"}
+
+
+def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) -> None:
+    rows = [{**EVENTS[0], "uuid": f"{n}"} for n in range(2000)]
+    log = jsonl(rows)
+    files = {
+        "a/one.jsonl.zstd": zstandard.compress(log),
+        "a/one/subagents/b.jsonl.zst": zstandard.compress(log),
+        "a/two.jsonl.gz": gzip.compress(log),
+        "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst": zstandard.compress(log),
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    assert run("archive", "put", "-r", cold, tmp_path / "in").exit_code == 0
+    call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
+    assert run(*call).exit_code == 0
+    found = found_in(tmp_path / "out")
+    assert found.pop("2026/01/05/rollout-2026-01-05T09-00-00-a1.jsonl") == log
+    assert gzip.decompress(found.pop("a/two.jsonl.gz")) == log
+    assert found.keys() == files.keys() - {"a/two.jsonl.gz", "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst"}
+    for data in found.values():
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        assert unpacker.decompress(data) == jsonl(rows[:1]) and unpacker.unused_data  # its first line is a frame
+        assert zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read() == log
+    torn = (tmp_path / "out/a/one.jsonl.zstd").read_bytes()[:-9]
+    (tmp_path / "out/a/one.jsonl.zstd").write_bytes(torn)
+    (tmp_path / "out/a/two.jsonl.gz").write_bytes(gzip.compress(log + jsonl(rows[:1])))
+    done = run(*call)  # compared by what is in them
+    told = json.loads(done.stdout)
+    assert (told["there"], told["refused"], done.exit_code) == (3, 1, 2)
+    assert "one.jsonl.zstd lacks the end" in done.stderr and "two.jsonl.gz goes on" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,11 +181,11 @@ def test_what_is_there_and_equal_or_longer_is_left(
         (b"a\nb", b"a\n", "longer"),
         (b"a\nb", b"a", "longer"),
         (b"ab", b"a", "other"),
-        (b"a", b"a\nb\n", "other"),
+        (b"a", b"a\nb\n", "shorter"),
         (b"b\n", b"a\n", "other"),
         (b"", b"", "equal"),
         (b"a", b"", "longer"),
-        (b"", b"a\n", "other"),
+        (b"", b"a\n", "shorter"),
     ],
 )
 def test_files_are_compared_by_their_bytes(tmp_path: Path, there: bytes, stored: bytes, what: str) -> None:
@@ -195,13 +289,15 @@ def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_pa
 
 
 def test_parts_of_names_are_parts_of_paths() -> None:
-    for name in ("..", ".", "", "a/b"[:1], "x" * 300, "\ud800", "nul\0", "ü" * 150, "a:b", "\n"):
-        part = safe(name)
-        assert len(PurePath(part).parts) == 1 and part not in (".", "..") and len(part.encode()) <= 255
+    for name in ("..", ".", "", "x" * 300, "\ud800", "nul\0", "ü" * 150, "a:b", "\n"):
+        for narrow in (False, True):
+            part = safe(name, narrow=narrow)
+            assert len(PurePath(part).parts) == 1 and part not in (".", "..") and "\0" not in part
+            assert part.encode() and (len(part.encode()) <= 255 or not narrow)
 
 
-def test_no_two_files_meet() -> None:
-    paths = Paths()
+def test_no_two_files_meet(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
     found = [paths.free(PurePath(stem), ".txt") for stem in ("a", "A", "a", "a.txt/b", "c/d", "c")]
     assert [str(path) for path in found] == ["a.txt", "A.txt", "a~2.txt", "a.txt~2/b.txt", "c/d.txt", "c.txt"]
 
