@@ -10,7 +10,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.files import Folder, StoredFile, files_of, safe
+from pltz.cli.archive.files import Folder, StoredFile, files_of, parts_of, safe
 from pltz.cli.archive.shared import one_meant, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ArchiveCommand
@@ -114,7 +114,7 @@ def moved_by(moves: tuple[str, ...], project: str) -> str:
 
 def _files(cold: "Archive", whole: "Version", home: "AgentHome") -> tuple[list[StoredFile], list[str]]:
     """Return the files of a session and of those that belong to it, and what of these is not in the archive."""
-    files, notes = list(_parts(whole, home.stem, home.suffix)), list[str]()
+    files, notes = list(parts_of(whole, home.stem, home.suffix)), list[str]()
     listed = cold.directory.ls(whole.tenant) if home.beside else ()
     others = [version for version in listed if version.name != whole.name]
     for name, place in home.beside.items():
@@ -126,14 +126,6 @@ def _files(cold: "Archive", whole: "Version", home: "AgentHome") -> tuple[list[S
             stem = PurePath(place, *file.stem.parts[len(PurePath(name).parts) - 1 :])
             files.append(file._replace(stem=PurePath(*map(safe, stem.parts)), name=stem.as_posix()))
     return files, notes
-
-
-def _parts(whole: "Version", stem: PurePath, suffix: str) -> Iterator[StoredFile]:
-    """Yield the files of a session: its log, and its parts in a folder of the same name."""
-    for version in whole.each:
-        place = PurePath(stem, *version.part.split("/")) if version.part else stem
-        own = "" if version.part else suffix
-        yield StoredFile(PurePath(*map(safe, place.parts)), place.as_posix(), [version], False, own)
 
 
 def _after(cold: "Archive", whole: "Version", home: "AgentHome", folder: Folder) -> Iterator[str]:

@@ -135,6 +135,19 @@ def home_of(session: Session, name: str, parts: Collection[str] = (), *, moved: 
     return made(_Log(agent, value, session, tuple(name.removeprefix("./").split("/")), parts, moved))
 
 
+def root_of(name: str) -> Path | None:
+    """Return the folder below which a log of such a name lies, where the name tells its agent: Claude Code, Codex, pi.
+
+    >>> root_of("./-home-me-shop/4f35e220").parts[-2:], root_of("chats/0")
+    (('.claude', 'projects'), None)
+    """
+    if ROLLOUT.fullmatch(PurePath(name).name):
+        return _folder("CODEX_HOME", ".codex") / "sessions"
+    if name.startswith("./--"):
+        return _folder("PI_CODING_AGENT_DIR", ".pi", "agent") / "sessions"
+    return _folder("CLAUDE_CONFIG_DIR", ".claude") / "projects" if name.startswith("./-") else None
+
+
 def _folder(variable: str, *usual: str) -> Path:
     """Return the folder of an agent: what a variable of the environment says, or one in the home of the user."""
     return Path(os.environ[variable]) if os.environ.get(variable) else Path.home().joinpath(*usual)

@@ -207,13 +207,47 @@ class Folder:
         """Return the files that were written, there and refused, and the bytes written."""
         return {"files": self.written, "there": self.there, "refused": self.refused, "bytes": self.size}
 
-    def report(self, facts: dict[str, Any], as_json: bool) -> None:
-        """Print what was done."""
-        there = f", {self.there:,} there already" if self.there else ""
-        refused = f"; {counted(self.refused, 'file')} refused" if self.refused else ""
-        files, sessions = counted(self.written, "file"), counted(facts["sessions"], "session")
-        text = f"{self.path}: {files} of {sessions}{there}{refused}"
-        write_text(json.dumps(facts) if as_json else printable(text))
+
+def report(facts: dict[str, Any], as_json: bool) -> None:
+    """Print what was done, with the counts of a `Folder`."""
+    there = f", {facts['there']:,} there already" if facts["there"] else ""
+    refused = f"; {counted(facts['refused'], 'file')} refused" if facts["refused"] else ""
+    files, sessions = counted(facts["files"], "file"), counted(facts["sessions"], "session")
+    text = f"{facts['output']}: {files} of {sessions}{there}{refused}"
+    write_text(json.dumps(facts) if as_json else printable(text))
+
+
+def write_in_place(
+    cold: "Archive", chosen: "Iterable[Version]", over: Over, bar: Progress
+) -> tuple[int, dict[str, int]]:
+    """Write logs where their agents keep them. Return the exit code, and counts as of a `Folder`.
+
+    A session of which no place is known is refused, which is told.
+    """
+    from pltz.datasets.agent_homes import home_of, root_of
+
+    folders: dict[Path, Folder] = {}
+    waiting: dict[tuple[Path, str], list[Version]] = {}
+    code = refused = 0
+    for version in chosen:
+        if root := root_of(version.name):
+            waiting.setdefault((root, version.tenant), []).append(version)
+            continue
+        try:
+            home = home_of(cold.sessions.read(version.each[0]), version.name, [part.part for part in version.each[1:]])
+            if home.content is not None:
+                raise UsageError(f"session {version.name!r} was in a database: pltz resume brings it back")
+            folder = folders.setdefault(home.root, Folder(home.root, over=over))
+            code = max(code, folder.write(cold, parts_of(version, home.stem, home.suffix), bar))
+        except (UsageError, ContentError) as error:
+            code, refused = max(code, error.exit_code), refused + 1
+            click.echo(printable(f"refused: {error}"), err=True)
+    for (root, _), versions in waiting.items():
+        folder = folders.setdefault(root, Folder(root, over=over))
+        code = max(code, folder.write(cold, files_of(versions), bar))
+    counts = [folder.counts() for folder in folders.values()]
+    total = {name: sum(one[name] for one in counts) for name in ("files", "there", "refused", "bytes")}
+    return code, total | {"refused": total["refused"] + refused}
 
 
 def compared(path: Path, stored: IO[bytes]) -> str:
@@ -298,6 +332,14 @@ def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
         versions = [one[2] for one in members]
         files.append(StoredFile(PurePath(*map(safe, parts)), "/".join(parts), versions, numbered, suffix))
     return files
+
+
+def parts_of(whole: "Version", stem: PurePath, suffix: str) -> Iterator[StoredFile]:
+    """Yield the files of a session: its log at a path, and its parts in a folder of the same name."""
+    for version in whole.each:
+        place = PurePath(stem, *version.part.split("/")) if version.part else stem
+        own = "" if version.part else suffix
+        yield StoredFile(PurePath(*map(safe, place.parts)), place.as_posix(), [version], False, own)
 
 
 def safe(part: str, *, narrow: bool = os.name == "nt") -> str:

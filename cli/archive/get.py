@@ -4,14 +4,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
-from pltz.cli.archive.files import Folder, Over, files_of, is_folder
+from pltz.cli.archive.files import Folder, Over, files_of, is_folder, report, write_in_place
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import choose, open_archive, tags_of
 from pltz.cli.ui import options
@@ -55,6 +55,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
     "One line of JSON per session, bytes of texts, a list of ids per line, a line per event of a log, or a .pltz file.",
 )
 @shared.TOKENIZERS
+@click.option("--in-place", is_flag=True, help="Write logs where their agents keep them, as into a folder.")
 @click.option("--missing", is_flag=True, help="Of a folder: write only what is not there.  [default]")
 @click.option(
     "--newer-wins", is_flag=True, help="Of a folder: replace files that are older, or lack the end of what is stored."
@@ -73,6 +74,7 @@ def get(
     number: "VersionName | None",
     form: str,
     tokenizers: tuple[str, ...],
+    in_place: bool,
     missing: bool,
     newer_wins: bool,
     force: bool,
@@ -99,44 +101,51 @@ def get(
     Nothing in FOLDER is followed: what lies behind a link is refused. Refused files are named, the others are written,
     and the exit code is 2, or 5 where a session itself cannot be written.
 
+    With --in-place logs go where their agents keep them, as `pltz resume` says; other sessions are refused.
+
     Where parts of the archive are damaged, what is still listed is written, and the exit code is 7.
     """
-    if not names and output is None:
+    if in_place and output is not None:
+        raise UsageError("--in-place says where files go: leave -o out")
+    if not names and output is None and not in_place:
         raise UsageError("name sessions, or where all are to be written: -o FILE, -o FOLDER/, or -o - for stdout")
     if number is not None and not names:
         raise UsageError("--version is that of a session: name it")
-    to = output or "-"
+    to = "in place" if in_place else output or "-"
     if form == "auto" and to.endswith(".pltz"):
         form = "pltz"
-    if missing + newer_wins + force > 1 or (missing + newer_wins and not is_folder(to)):
+    into = in_place or is_folder(to)
+    if missing + newer_wins + force > 1 or (missing + newer_wins and not into):
         raise UsageError("--missing and --newer-wins are of files in a folder, -o FOLDER/, and one of them and --force")
     over: Over = "force" if force else "newer" if newer_wins else "missing"
-    folder = Folder(to, over=over) if is_folder(to) else None
-    if folder and part:
+    folder = Folder(to, over=over) if into and not in_place else None
+    if into and part:
         raise UsageError("a folder is written by one call, as several sessions may be in one file: leave --part out")
-    if folder and form != "auto":
+    if into and form != "auto":
         raise UsageError(f"into a folder files are written as they were put: leave --format {form} out")
-    destination = None if folder else Output(to, force=force, binary=form == "pltz")
+    destination = None if into else Output(to, force=force, binary=form == "pltz")
     cold = open_archive(tokenizers=tokenizers, device=device, threads=threads)
     catalog = cold.parts.catalog
     # the opening looked already, in this same call
     blocks: Blocks | None = {} if names else None
     with catalog.one_look(math.inf), nullcontext() if blocks is None else catalog.lookup.keeping_blocks(blocks):
         chosen = list(choose(cold, names, tenant, tags_of(tags), number=number, part=part))
-    code = 0
-    total = sum(len(version.each) for version in chosen) if folder else len(chosen)
+    code, counts = 0, dict[str, int]()
+    total = sum(len(version.each) for version in chosen) if into else len(chosen)
+    found: dict[str, Any] = {"sessions": len(chosen), "output": to}
     with Progress("decode", unit="sessions", total=total, shown=wanted(progress)) as bar:
-        if folder:
-            code = folder.write(cold, files_of(chosen), bar)
+        if in_place:
+            code, counts = write_in_place(cold, chosen, over, bar)
+        elif folder:
+            code, counts = folder.write(cold, files_of(chosen), bar), folder.counts()
         elif destination and form == "pltz":
             destination.write([_as_pltz(cold, chosen, device, threads, bar)])
         elif destination:
             destination.write(_rendered(cold, chosen, blocks, form, bar), whole=bool(names))
     if not names:
         cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
-    found = {"sessions": len(chosen), "output": to}
-    if folder:
-        folder.report(report_of(part, found | folder.counts()), as_json)
+    if into:
+        report(report_of(part, found | counts), as_json)
     elif destination and as_json:
         destination.report(json.dumps(report_of(part, found | {"bytes": destination.written})))
     elif destination and to != "-":

@@ -318,3 +318,25 @@ def test_no_id_leads_out_of_the_folder_of_its_agent(run: Run, cold: Path, home: 
     found = resumed(run, cold, "a/b")
     assert found["places"] == [str(home / ".copilot/session-state/%2E%2E/%2E%2E/%2E%2E/evil/events.jsonl")]
     assert not [path for path in home.rglob("*evil*") if ".copilot" not in str(path)]
+
+
+def test_logs_come_back_in_place(run: Run, cold: Path, home: Path) -> None:
+    files = dict[str, bytes]()
+    for agent in AGENTS:
+        root, name, value, _ = of_agent(agent, home)
+        files[f"{root}/{name}"] = jsonl(value) if isinstance(value, list) else json.dumps(value).encode()
+    files[f".claude/projects/{dashed(home / 'shop')}/{UUID}/tool-results/1.txt"] = b"row\n"
+    (home / "chat.json").write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+    stored(run, cold, home, files)
+    assert run("archive", "put", "-r", cold, home / "chat.json").exit_code == 0
+    done = run("archive", "get", "-r", cold, "--in-place", "--json")
+    assert done.exit_code == 2 and "session 'chat/0': no agent that goes on with it is known" in done.stderr
+    assert (json.loads(done.stdout)["files"], json.loads(done.stdout)["refused"]) == (6, 1)
+    for name, data in files.items():
+        assert (home / name).read_bytes() == data and (home / name).stat().st_mtime == 1_700_000_000
+    log = home / next(iter(files))
+    log.write_bytes(log.read_bytes() + b"{}\n")
+    done = run("archive", "get", "-r", cold, "./-*", "--in-place", "--json")
+    assert done.exit_code == 0 and f"left: {log} goes on" in done.stderr
+    assert json.loads(done.stdout)["there"] == 3
+    assert run("archive", "get", "-r", cold, "--in-place", "-o", home).exit_code == 2
