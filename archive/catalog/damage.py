@@ -1,6 +1,5 @@
-"""The damage report: the state of each pack, and what damage may hide.
+"""The damage report: what damage may hide.
 
-    damage.state(pack)                    one of PackState, for any pack that something named
     damage.hiding()                       packs that may hold sessions that look-ups miss
     damage.hides(SESSIONS, key)           the state of the pack that keeps one session from being read
 """
@@ -32,15 +31,6 @@ class DamageReport:
     def note(self, kind: str, name: str, what: str) -> None:
         """Add a problem, as `Problems.note` does."""
         self._problems.note(kind, name, what)
-
-    def state(self, pack: bytes) -> PackState:
-        """Return the state of a pack that was named once."""
-        listing = self._listing
-        if pack in listing.packs:
-            return PackState.DAMAGED if pack in self._problems.packs else PackState.PRESENT
-        if pack in listing.missing():
-            return PackState.MISSING
-        return PackState.LOST if any(loss.pack == pack for loss in listing.losses()) else PackState.DELETED
 
     def damaged(self) -> set[bytes]:
         """Return the packs that are there and have bytes that could not be read."""

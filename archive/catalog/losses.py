@@ -27,11 +27,9 @@ KEY_SIZE = 5  # bytes of the key of a session or segment, as indexes have it
 
 
 class PackState(Enum):
-    """The state of a pack."""
+    """The state of a pack that hides what it may hold."""
 
-    PRESENT = "present"
     DAMAGED = "damaged"  # there, with bytes that cannot be read
-    DELETED = "deleted"  # by a collector, after it proved that nothing needs the pack
     LOST = "lost"  # repair gave it up
     MISSING = "missing"  # damage: the manifest names it, and it is not there
 

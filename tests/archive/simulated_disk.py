@@ -116,6 +116,20 @@ class SimDisk:
             states = [*different.values()]
         yield from states
 
+    def left_by(self, work: Callable[[], object]) -> list[DiskState]:
+        """Do work, and return each state that a power cut may leave meanwhile. Files in tmp/ tell none apart."""
+        states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
+
+        def watch() -> None:
+            for state in self.crashes("tmp"):
+                states.setdefault(frozenset(f for f in state.files().items() if not f[0].startswith("tmp/")), state)
+
+        self.flush()
+        self.watch = watch
+        work()
+        self.watch = lambda: None
+        return [*states.values()]
+
     def flush(self) -> None:
         """Make all durable that was written so far, as a system does within seconds."""
         self.durable, self.pending = self.seen.copy(), []

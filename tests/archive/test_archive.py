@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pltz
 from pltz import PutRequest
 from pltz.archive import archive as module
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.errors import MissingPack
-from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
 from pltz.benchmarks.random_weights import random_weights
 from pltz.datasets.given import as_session
@@ -23,7 +20,7 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import S3Server
-from tests.archive.towers import SessionArchive, inside
+from tests.archive.towers import inside
 
 BAD: Any = 2.5  # no session
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
@@ -190,24 +187,6 @@ def test_ids_of_a_target_with_prefixes(
         pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("one")
 
 
-def test_ids_of_one_archive_are_those_of_the_other(
-    cold: pltz.Archive, tmp_path: Path, bundle: Bundle, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    """What a hook's worker puts is found by the facade, and the other way round, salts and all."""
-    spec, ids = tiny_tokenizer_json(1536), np.arange(40, 90)
-    worker = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=[spec])
-    fingerprint = worker.add(spec)
-    list(worker.put([PutRequest("w", Session("ids", ids), tenant_of("acme", "s3cret"), tokenizer=fingerprint)]))
-    reader = pltz.Archive.open(tmp_path / "cold", bundle=bundle, tokenizers=[spec])
-    assert np.array_equal(reader.get("w", tenant="acme", salt="s3cret").ids, ids)
-    with pytest.raises(pltz.NotFound):
-        reader.get("w", tenant="acme")
-    reader.put("f", ids, tokenizer=spec, tenant="acme", salt=b"s3cret")
-    with pytest.raises(pltz.NotFound):
-        worker.get_ids("f", "acme")
-    assert np.array_equal(worker.get_ids("f", "acme", salt=b"s3cret").ids, ids)
-
-
 def test_a_target_keeps_the_ids_it_would_see(cold: pltz.Archive, foreign: Path) -> None:
     stranger = pltz.Target.load(foreign)
     cold.put("chat", CHAT, target=stranger)
@@ -232,14 +211,6 @@ def test_arguments_without_sense_are_refused(cold: pltz.Archive, options: dict[s
     with pytest.raises(pltz.UsageError, match=error):
         cold.put("a", "text", **options)
     assert cold.stat().sessions == 0
-
-
-def test_images_are_refused_or_kept(cold: pltz.Archive) -> None:
-    image = {"messages": [{"role": "user", "content": [{"type": "image", "source": "x"}]}]}
-    with pytest.raises(pltz.OpaqueContentError):
-        cold.put("a", image)
-    assert not cold.put("a", image, keep_opaque=True).by_model
-    assert cold.get("a").value == image
 
 
 def test_many_of_all_kinds_come_back_in_their_order(
@@ -287,18 +258,6 @@ def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive)
         (p.size, p.segments, p.tokens, p.tower) for p in put
     ]
     assert dry == many[0] and dry.size > 0
-
-
-def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_path: Path) -> None:
-    cold.put("a", CHAT)
-    shutil.copytree(tmp_path / "cold", tmp_path / "older")
-    old = cold.token()
-    cold.put("b", "a text")
-    new = cold.token()
-    assert old != new == cold.token()
-    older = pltz.Archive.open(tmp_path / "older")
-    assert older.verify(expect=old).sound and not older.verify(expect=new).sound
-    assert cold.verify(expect=new).sound and cold.verify(expect=old).sound
 
 
 @pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_BYTES, 2)])
@@ -386,23 +345,6 @@ def test_a_policy_expires_versions(cold: pltz.Archive) -> None:
     assert [v.version for v in cold.expire(Policy(keep_within=0, drop_last=True), "s")] == [1, 2, 3]
 
 
-def test_absence_is_not_said_of_what_damage_may_hide(
-    cold: pltz.Archive, tmp_path: Path, bundle: Bundle
-) -> None:
-    for name in ("a", "b"):
-        cold.put(name, f"a text of {name}")
-    (tmp_path / "cold" / "packs" / inside(cold).version("b").location.pack.hex()).unlink()
-    other = pltz.Archive.open(tmp_path / "cold", bundle=bundle)
-    listed = other.list()
-    assert next(listed).name == "a"
-    with pytest.raises(pltz.ArchiveError, match="sessions may be missing"):
-        next(listed)
-    assert names(other.list(partial=True)) == ["a"]
-    for call in (other.get, other.history, other.forget, other.undelete):
-        with pytest.raises(MissingPack):
-            call("b")
-
-
 # ---- verify, erase
 
 
@@ -435,23 +377,6 @@ def test_an_open_archive_erases_nothing(cold: pltz.Archive) -> None:
 
 
 # ---- thaw
-
-
-def test_a_thaw_has_the_ids_of_its_tenant_salt_and_target(cold: pltz.Archive) -> None:
-    target = pltz.Target.load("mini-llama")
-    session = pltz.sample_sessions()[0]
-    cold.put("chat", session, target=target, tenant="acme", salt="s3cret")
-    cold.put("chat", [40, 41, 42], target=target.fingerprint, tokenizer=target.tokenizer_json)
-    thawer = pltz.Thawer(cold, target)
-    thawed = thawer.thaw("chat", "acme", salt="s3cret")
-    assert thawed.token_ids.tolist() == target.render(session.value) and thawed.timings["total"] > 0
-    assert thawer.thaw("chat").token_ids.tolist() == [40, 41, 42]
-    with pytest.raises(pltz.NotFound):
-        thawer.thaw("chat", "acme")
-    cold.put("theirs", [40, 41], target=b"T" * 16, tokenizer=target.tokenizer_json)
-    with pytest.raises(pltz.TargetMismatch):
-        thawer.thaw("theirs")
-    assert pltz.Thawer(cold, target, any_target=True).thaw("theirs").token_ids.tolist() == [40, 41]
 
 
 def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> None:

@@ -299,12 +299,3 @@ def step_on(world: World, name: str) -> None:
         check(world, state, [world.facts, after])
     check(world, world.disk.durable, [after])
     world.facts = after
-
-
-def test_init_is_whole_or_not_there(codec: SegmentCodec) -> None:
-    disk = SimDisk()
-    left: list[dict[str, bytes]] = []
-    disk.watch = lambda: left.extend(s.files() for s in disk.crashes())
-    TowerArchive.create(DirectoryStore(disk), [codec])
-    final = disk.seen.files()["archive.json"]
-    assert {files.get("archive.json") for files in left} == {None, final}

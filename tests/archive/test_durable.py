@@ -14,7 +14,7 @@ import pytest
 
 from pltz.archive.catalog import index_keeper as module
 from pltz.archive.catalog.listing import Listing
-from pltz.archive.catalog.lookup import RecordLookup, Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.maintenance.collect import Collector
@@ -24,7 +24,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive, copy
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
 
@@ -71,48 +71,6 @@ def test_a_version_that_is_there_already(disk: SimDisk, archive: TowerArchive, c
     [receipt] = reopen(disk, codec).put([NewSession("empty", [])])
     assert receipt.unchanged
     after_each_crash(disk, codec, lambda a: [v.name for v in a.ls()] == ["empty"])
-
-
-def test_a_version_that_is_forgotten_already(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
-    archive.put([NewSession("a", [PROMPT])])
-    with killed_before_sync(disk, "manifest"):
-        archive.forget([archive.version("a")])
-    other = reopen(disk, codec)
-    assert other.forget([other.version("a", version=1)]) == 0
-    after_each_crash(disk, codec, lambda a: not list(a.ls()))
-
-
-def test_a_version_that_was_copied_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
-    source = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [codec])
-    source.put([NewSession("a", [PROMPT])])
-    with killed_before_sync(disk, "manifest"):
-        list(copy(source, source.ls(), archive))
-    [done] = copy(source, source.ls(), reopen(disk, codec))
-    assert done.there
-    after_each_crash(disk, codec, lambda a: a.get("a").tokens.tolist() == PROMPT.tolist())
-
-
-def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
-    """Kill a collector after it copied the live records: the next finds the copies and has nothing to copy."""
-    archive.put([NewSession("a", [PROMPT, PROMPT])])
-    archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
-    archive.collect()
-    with killed_before_sync(disk, "packs"):
-        archive.collect()
-    other = reopen(disk, codec)
-    cases = 0
-
-    def watch() -> None:
-        nonlocal cases
-        cases += after_each_crash(disk, codec, lambda a: [len(a.tower(v).tokens) for v in a.ls()] == [60, 39])
-
-    disk.flush()
-    disk.watch = watch
-    assert other.collect().deleted == 2 and cases > 10
 
 
 # After a failed sync
@@ -186,14 +144,6 @@ def test_an_index_is_written_before_opening_takes_long(
     fresh = reopen(disk, codec)
     assert fresh.catalog.listing.tail.count == 0 and len(fresh.catalog.listing.indexes) == 1
     assert fresh.get("s599").tokens.tolist() == (PROMPT + 599).tolist()
-
-
-def test_an_index_is_written_where_packs_are_large(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "INDEX_BYTES", 1000)
-    archive.put([NewSession("a", [np.random.default_rng(0).integers(0, 1 << 31, 500)])])
-    assert len(reopen(disk, codec).catalog.listing.indexes) == 1
 
 
 def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
@@ -273,18 +223,6 @@ def test_more_packs_than_an_index_covers(
 # Collectors and the packs that others are using
 
 
-def test_what_a_collector_moved_is_still_a_base(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
-    for n in range(2):
-        archive.put([NewSession(f"s{n}", [PROMPT, PROMPT + n], shared=1, base="prompts")])
-    reader = reopen(disk, codec)
-    tower = reader.get("s0")
-    for _ in range(2):
-        archive.collect()
-    assert reader.parts.reader.base_of(tower) == (1, "prompts")
-
-
 @pytest.mark.parametrize("deleted", [False, True])
 def test_what_others_do_while_one_lists_is_no_damage(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
@@ -358,34 +296,6 @@ def test_two_collectors_at_once(
         slow.collect()
     slow.collect()
     assert [v.name for v in reopen(disk, codec).ls()] == ["s0", "s1"]
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_the_last_version_is_found_while_a_collector_moves_it(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, reads: bool
-) -> None:
-    """Do not take an older version in a remaining pack for the last one, nor its number for the highest."""
-    archive.put([NewSession("a", [PROMPT])])
-    for n in range(2):
-        archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
-    stays = archive.version("a", version=1).location.pack
-    going = archive.catalog.listing.packs.keys() - {stays}
-    archive.catalog.listing.publish(lambda manifest: manifest.condemning(going, 0))
-    other, known = reopen(disk, codec), RecordLookup.known
-
-    def late(*about: Any) -> set[bytes]:
-        monkeypatch.setattr(RecordLookup, "known", known)
-        archive.collect()
-        return known(*about)
-
-    if reads:
-        archive.collect()
-        assert other.get("a").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
-        assert [v.version for v in other.history("b")] == [1, 2]
-    else:
-        monkeypatch.setattr(RecordLookup, "known", late)
-        assert [r.version for r in other.put([NewSession("a", [PROMPT + 2])])] == [4]
-        assert reopen(disk, codec).get("a").tokens.tolist() == (PROMPT + 2).tolist()
 
 
 def test_a_collector_counts_what_another_moves(

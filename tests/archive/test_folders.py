@@ -10,7 +10,6 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -51,68 +50,6 @@ def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | Non
         fresh.collect(dead_share=0.01)
     last = TowerArchive.open(DirectoryStore(copy), [codec], key=key)
     assert len(last.get("new").tokens) == 60 and last.verify(decode=True).sound
-
-
-def test_what_is_acknowledged_lasts_with_its_folder(codec: SegmentCodec) -> None:
-    """Let one writer find the folders that another has remade but not yet synced."""
-    disk = SimDisk()
-    TowerArchive.create(DirectoryStore(disk), [codec])
-    copy = dropped(disk)
-    sync = copy.sync_directory
-
-    class Killed(BaseException):
-        pass
-
-    def stop(path: str) -> None:
-        if path == "":
-            raise Killed
-        sync(path)
-
-    for writer in range(3):
-        if writer < 2:
-            copy.sync_directory = stop  # type: ignore[method-assign]
-            with pytest.raises(Killed):
-                TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("killed", [PROMPT])])
-            copy.sync_directory = sync  # type: ignore[method-assign]
-        else:
-            TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
-    fresh = TowerArchive.open(DirectoryStore(SimDisk(copy.durable)), [codec])
-    assert fresh.get("a").tokens.tolist() == PROMPT.tolist()
-
-
-def test_every_crash_of_the_first_put(codec: SegmentCodec) -> None:
-    disk = SimDisk()
-    TowerArchive.create(DirectoryStore(disk), [codec])
-    copy = dropped(disk)
-    seen = 0
-
-    def watch() -> None:
-        nonlocal seen
-        for state in copy.crashes("tmp"):
-            seen += 1
-            left = TowerArchive.open(DirectoryStore(SimDisk(state, seed=2)), [codec])
-            assert [v.name for v in left.ls()] in ([], ["a"]) and left.verify().sound
-
-    copy.flush()
-    copy.watch = watch
-    TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
-    copy.watch = lambda: None
-    assert seen > 20
-    assert len(TowerArchive.open(DirectoryStore(SimDisk(copy.durable)), [codec]).get("a").tokens) == 30
-
-
-def test_real_folders(tmp_path: Path) -> None:
-    place = tmp_path / "cold"
-    TowerArchive.create(place, [BytesCodec()]).put([NewSession("a", [PROMPT])])
-    for folder in FOLDERS:
-        if not any((place / folder).iterdir()):
-            (place / folder).rmdir()
-    assert not (place / "tmp").exists()
-    archive = TowerArchive.open(place, [BytesCodec()])
-    assert archive.get("a").tokens.tolist() == PROMPT.tolist()
-    archive.put([NewSession("b", [PROMPT])])
-    archive.write_index()
-    assert [v.name for v in TowerArchive.open(place, [BytesCodec()]).ls()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("left", ["parity", "index"])

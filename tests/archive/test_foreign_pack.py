@@ -78,16 +78,6 @@ def test_repair_moves_it_aside_and_saves_nothing_of_it(
     assert again.whole and not again.aside and not again.restored
 
 
-def test_a_damaged_one_is_not_saved_either(mixed: SimDisk, other: SimDisk, codec: SegmentCodec) -> None:
-    [path] = [p for p in other.seen.files() if p.startswith("packs/")]
-    data = bytearray(mixed.seen.files()[path])
-    data[len(data) // 2] ^= 1
-    mixed.overwrite(path, bytes(data))
-    done = Repairer(DirectoryStore(mixed)).run()
-    assert done.whole and not done.salvaged and path not in mixed.seen.files()
-    assert reopened(mixed, codec).verify().sound
-
-
 def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong(
     disk: SimDisk, archive: TowerArchive, other: SimDisk
 ) -> None:

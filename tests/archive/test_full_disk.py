@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 SIZE = 2000  # tokens per session, which do not compress
@@ -58,50 +58,6 @@ def check(archive: TowerArchive, numbers: list[int]) -> None:
 
 def forget(archive: TowerArchive, numbers: list[int]) -> None:
     archive.forget([archive.version(f"s{n}") for n in numbers])
-
-
-def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None:
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    disk.capacity = 900_000
-    done = fill(archive)
-    assert len(done) > 10 and LEAST - 50_000 < disk.free() < LEAST
-    check(archive, done)
-    forget(archive, done[::2])
-    assert archive.collect().condemned
-    assert archive.collect().deleted
-    kept = done[1::2]
-    check(TowerArchive.open(DirectoryStore(disk), [codec]), kept)
-    more = fill(archive, 1000)
-    assert len(more) >= len(done[::2]) // 2
-    check(archive, kept + more)
-
-
-def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> None:
-    """Erase tenants of one session each.
-
-    Erasing one of many sessions writes keys, which may take more than it frees.
-    """
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
-    disk.capacity = 1_100_000
-    done: list[int] = []
-    with pytest.raises(FullError):
-        for number in range(1000):
-            archive.put([replace(session(number), tenant=f"t{number}")])
-            done.append(number)
-    gone, kept = done[: len(done) // 2], done[len(done) // 2 :]
-    for number in gone:
-        assert archive.erase(f"t{number}").records
-    for _ in range(2):
-        archive.collect(dead_share=0.01)
-    assert {v.name for v in archive.ls()} == {f"s{n}" for n in kept}
-    more = fill(archive, 1000)
-    assert more
-    last = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
-    for number in kept:
-        assert np.array_equal(last.get(f"s{number}", f"t{number}").tokens, session(number).segments[0])
-    assert last.verify(decode=True).sound and len(list(last.ls())) == len(kept) + len(more)
 
 
 def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
@@ -200,18 +156,10 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
         ways["forget"] = lambda archive: forget(archive, [1])
     opened = 0
     for number, (name, way) in enumerate(ways.items()):
-        left: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-        def watch(left: dict[frozenset[tuple[str, bytes]], DiskState] = left) -> None:
-            for state in disk.crashes("tmp"):
-                files = frozenset((p, d) for p, d in state.files().items() if not p.startswith("tmp/"))
-                left.setdefault(files, state)
-
-        disk.flush()
-        disk.watch = watch if name == killed else lambda: None
-        way(archive)
-        disk.watch = lambda: None
-        for state in list(left.values())[:: 1 if os.environ.get("PLTZ_ALL_FAULTS") else 6]:
+        if name != killed:
+            way(archive)
+            continue
+        for state in disk.left_by(partial(way, archive))[:: 1 if os.environ.get("PLTZ_ALL_FAULTS") else 6]:
             opened += 1
             after = SimDisk(state, seed=9 + opened)
             after.capacity = capacity

@@ -11,7 +11,6 @@ import pytest
 
 from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.format import record
 from pltz.archive.maintenance import join
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -39,10 +38,6 @@ def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:
     ):
         archive.put([NewSession("small", [piece[:5]]), NewSession("big", tower)])
     assert not list(archive.ls())
-
-
-def test_a_record_may_not_claim_more() -> None:
-    assert record.tokens_fit(MAX_TOKENS, 1 << 20) and not record.tokens_fit(MAX_TOKENS + 1, 1 << 20)
 
 
 def test_a_tower_that_claims_more_is_never_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,16 +125,3 @@ def test_the_hook_joins_turns(
         drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, merge_turns=merge_turns)
     assert cold.get_ids("a").ids.tolist() == [*range(20)]
     assert len(peek(cold, "a")) == (2 if merge_turns else 5)
-
-
-def test_the_hook_sends_large_sessions_to_zstd(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "ZSTD_ABOVE", 1000)
-    SessionArchive.open(tmp_path / "cold", [bundle], create=True)
-    with EvictionHook.open(tmp_path / "journal") as hook:
-        hook.on_evict(EvictionRequest("small", [*range(60)]))
-        hook.on_evict(EvictionRequest("large", [*range(260)]))
-        assert hook.flush(20)
-    done = drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle)
-    assert (done.stored, done.by_zstd) == (2, 1) and done.as_fields()["by_zstd"] == 1

@@ -16,8 +16,7 @@ import pytest
 from pltz import PutReceipt, PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import ArchiveError, NotFound
-from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.errors import NotFound
 from pltz.archive.retention import Policy
 from pltz.archive.writing import commits, cut
 from pltz.archive.writing.commits import Pace
@@ -30,7 +29,7 @@ from pltz.coding.log.kept import Kept
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import CorruptError, PltzError
+from pltz.plt_codec.errors import CorruptError
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, inside
 from tests.coding.log.sources import from_sources
@@ -296,39 +295,6 @@ def test_maintenance_keeps_logs(place: Path) -> None:
     assert SessionArchive.open(place).get("log") == Session("chat", lines(56))
 
 
-def test_a_damaged_pack_is_told_and_repaired(place: Path) -> None:
-    put(SessionArchive.open(place), 40)
-    pack = next((place / "packs").rglob("*.pack"), None) or max((place / "packs").rglob("*"), key=lambda p: p.is_file())
-    data = bytearray(pack.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    pack.chmod(0o600)
-    pack.write_bytes(data)
-    with pytest.raises((PltzError, ArchiveError)):
-        SessionArchive.open(place).get("log")
-    archive = SessionArchive.open(place).archive
-    Repairer(archive.store).run()
-    assert SessionArchive.open(place).get("log") == Session("chat", lines(40))
-
-
-def test_a_sealed_log_grows_and_can_be_erased(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(b"k" * 40)
-    key.chmod(0o600)
-
-    def opened() -> SessionArchive:
-        return SessionArchive.open(tmp_path / "sealed", key=Secret.file(key), create=True)
-
-    put(opened(), 40)
-    grown = put(opened(), 44)
-    assert (grown.segments, grown.tower) == (1, 2)
-    assert put(opened(), 44).unchanged
-    cold = opened()
-    assert cold.get("log") == Session("chat", lines(44))
-    assert cold.archive.erase("default", "log").segments == 2
-    with pytest.raises(PltzError):
-        opened().get("log")
-
-
 def test_the_codec_checks_its_bytes() -> None:
     codec = LogCodec(Bundle.load("mini"))
     content = np.frombuffer(Session("chat", lines(12)).to_bytes(), np.uint8)
@@ -407,10 +373,3 @@ def test_the_fuller_version_of_a_rewritten_log_outlives_a_policy(place: Path) ->
         assert [v.version for v in cold.expire(Policy(keep_last=1), dry_run=True)] == [1, 3, 4]
         cold.expire(Policy(keep_last=2))
         assert cold.get("log", version=2).session.value == before and cold.get("log").session.value == states[-1]
-
-
-def test_a_short_log_under_the_name_of_another_is_another_version(place: Path) -> None:
-    with Archive.open(place, bundle="nano") as cold:
-        cold.put("log", b"".join(json.dumps(line).encode() + b"\n" for line in lines(40)), continues=True)
-        short = b'{"another": "log"}\n' * 3
-        assert cold.put("log", short, continues=False).version == 2 and cold.get("log").value == short

@@ -12,7 +12,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain, reader
-from pltz.archive.errors import NotFound, Outdated
+from pltz.archive.errors import Outdated
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import beginning, commits, cut
 from pltz.archive.writing.beginning import Beginning
@@ -189,19 +189,6 @@ def test_another_log_of_the_name_is_another_version(cold: Archive, log: Path) ->
     receipt = put(cold, log)
     assert receipt.version == 2 and 0 < receipt.segments < receipt.tower
     assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == before
-
-
-def test_a_dry_run_stores_nothing(cold: Archive, log: Path) -> None:
-    found = cold.put("log", Session("text", LongText.of(log)), dry_run=True)
-    assert found.segments == found.tower > 5 and not list(cold.list())
-
-
-def test_an_erased_log_is_gone(cold: Archive, log: Path) -> None:
-    if cold.parts.settings.sealed:
-        put(cold, log)
-        cold.erase("log", tenant="default")
-        with pytest.raises(NotFound):
-            cold.get("log")
 
 
 def test_a_log_that_becomes_shorter_is_refused(cold: Archive, log: Path) -> None:

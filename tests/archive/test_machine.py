@@ -290,38 +290,6 @@ class AlikeMachine(ArchiveMachine):
         return NewSession(name, [own, *others], tenant)
 
 
-TestAlike = AlikeMachine.TestCase
-TestAlike.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
-
-
-class JoiningMachine(ArchiveMachine):
-    """The same machine with sessions that grow, or begin as a fork of another, and whose turns are joined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.codec = ZlibCodec(TOWER, b"zlib with tower.")
-        self.turns: dict[str, list[list[int]]] = {}
-
-    @rule(
-        handle=st.integers(0, HANDLES - 1),
-        name=NAMES,
-        fork=NAMES,
-        kept=st.integers(0, 3),
-        turn=st.lists(st.integers(0, 255), min_size=1, max_size=4),
-    )
-    def grow(self, handle: int, name: str, fork: str, kept: int, turn: list[int]) -> None:
-        begun = self.turns[name] if name in self.turns else self.turns.get(fork, [])[:kept]
-        turns = [*begun, turn]
-        session, known = self.session("g", name, turns), set(self.handles[handle].problems)
-        [receipt] = self.handles[handle].put_and_join([session])
-        assert not set(self.handles[handle].problems) - known  # a fault before it may have left some
-        self.learn(session, receipt.id)
-        self.turns[name] = turns
-
-
-TestJoining = JoiningMachine.TestCase
-TestJoining.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
-
 
 @pytest.mark.parametrize("call", range(3, 16))
 def test_a_pack_that_found_no_room_is_not_missed(call: int) -> None:

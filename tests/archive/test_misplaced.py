@@ -186,39 +186,6 @@ def test_a_process_that_met_a_misplaced_pack_reads_what_repair_brought_back() ->
     assert [reader.get(name).tokens.tolist() for name in ("a", "b")] == [[7, ord("a")], [7, ord("b")]]
 
 
-def test_what_a_row_of_the_manifest_names_is_lost_and_not_gone() -> None:
-    """Repair took the records of the other pack for its remains, and said that nothing was lost."""
-    disk = SimDisk()
-    store = DirectoryStore(disk)
-    archive = TowerArchive.create(store, [CODEC])
-    archive.put([NewSession("adam", [np.arange(9)])])
-    [first] = packs_of(disk)
-    archive.put([NewSession("eve", [np.arange(8)])])
-    [second] = {*packs_of(disk)} - {first}
-    place(disk, second, disk.seen.files()[first])
-    disk.vanish(second.replace("packs", "parity"))
-    report = Repairer(store).run()
-    assert not report.whole and len(report.unnamed) == 1
-    archive = opened(disk, "open")
-    assert not archive.verify().sound and archive.get("adam").tokens.tolist() == [*range(9)]
-    with pytest.raises(LostError):
-        archive.get("eve")
-
-
-def test_a_pack_that_was_moved_comes_back_without_parity() -> None:
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [CODEC])
-    for name in "abc":
-        archive.put([NewSession(name, [np.array([7, ord(name)])])])
-    before = disk.seen.files()
-    first, second, third = packs_of(disk)
-    place(disk, first, before[second])
-    place(disk, second, before[third])
-    place(disk, third, before[first])
-    assert Repairer(DirectoryStore(disk)).run().whole
-    assert {path: disk.seen.files()[path] for path in packs_of(disk)} == {p: before[p] for p in (first, second, third)}
-
-
 @pytest.mark.parametrize("number", range(1, 11))
 def test_a_store_that_fails_is_no_damage(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first three listings failed as damage does: a busy bucket had the badge of it."""
@@ -234,27 +201,6 @@ def test_a_store_that_fails_is_no_damage(number: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(DirectoryStore, "list", failing)
     with pytest.raises(StoreError):
         verifier.verify()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_repair_looks_at_parity_of_deleted_packs(way: str) -> None:
-    """Verify looked at it, and stayed unsound after a repair that was whole."""
-    files = dict(made(way, 1)[0][-1])
-    for path, data in made(way, 1)[0][-3].items():  # what collectors deleted came back, with parity that was cut
-        if path not in files and folder_of(path) in ("packs", "parity"):
-            files[path] = data if folder_of(path) == "packs" else data[:30]
-    disk = disk_of(files)
-    assert Repairer(DirectoryStore(disk)).run().whole and is_sound(disk, way)
-
-
-def test_a_key_file_in_the_place_of_another_is_told() -> None:
-    """The other copy served readers, and verify called both sound."""
-    files = dict(made("sealed", 1)[0][-1])
-    first, _, second, _ = sorted(path for path in files if path.startswith("keys/"))[-4:]
-    files[first] = files[second]
-    disk = disk_of(files)
-    assert not is_sound(disk, "sealed") and whole(disk, "sealed", made("sealed", 1)[1])
-    assert Repairer(DirectoryStore(disk)).run().whole and is_sound(disk, "sealed")
 
 
 def test_an_index_with_the_bytes_of_another_is_refused() -> None:
@@ -311,28 +257,3 @@ def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
     with pytest.raises(LostError):
         opened(disk, "open").get("ghost")
     assert not is_sound(disk, "open")
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", ["archive.json", "parity/archive.json"])
-def test_an_archive_json_of_another_archive_comes_back_from_the_copy(way: str, place: str) -> None:
-    """Repair put it in the place of the other copy, and said that nothing was changed."""
-    files = made(way, 1)[0][-1]
-    disk = disk_of({**files, place: made("open", 2)[0][-1]["archive.json"]})
-    assert Repairer(DirectoryStore(disk)).run().whole
-    assert disk.seen.files()[place] == files[place]
-    assert whole(disk, way, made(way, 1)[1]) and is_sound(disk, way)
-
-
-def test_a_pack_of_another_archive_in_the_place_of_ours_is_a_loss() -> None:
-    """Repair moved it aside and recorded ours as deleted: nothing was lost, and verify was sound."""
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [CODEC])
-    for name in "ab":
-        archive.put([NewSession(name, [np.arange(9)])])
-    path = f"packs/{archive.version('b').location.pack.hex()}"
-    place(disk, path, next(data for name, data in made("open", 2)[0][-1].items() if name.startswith("packs/")))
-    disk.vanish(path.replace("packs", "parity"))
-    assert not Repairer(DirectoryStore(disk)).run().whole
-    with pytest.raises(LostError):
-        opened(disk, "open").get("b")

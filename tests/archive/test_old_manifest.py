@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.errors import NotFound, Outdated, RolledBack
+from pltz.archive.errors import NotFound, RolledBack
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
@@ -121,22 +121,6 @@ def test_what_an_older_look_decided_is_not_acknowledged(
     assert opened().get("a").tokens.tolist() == tokens("a", 3)
 
 
-def test_who_always_meets_an_older_manifest_is_told(
-    disk: SimDisk, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is acknowledged, and the work is not tried for ever."""
-    archive, calls = opened(), list[int]()
-
-    def publish(*_: Any, **__: Any) -> bool:
-        calls.append(1)
-        raise Outdated("again")
-
-    monkeypatch.setattr(archive.catalog.listing, "publish", publish)
-    with pytest.raises(Outdated):
-        archive.put([session("a", 2)])
-    assert len(calls) < 20
-
-
 @pytest.mark.parametrize("puts", range(1, 5))
 def test_what_a_machine_put_that_saw_nothing_newer_stays_the_newest(disk: SimDisk, opened: Open, puts: int) -> None:
     """Retention took it once: its versions had the numbers of those that the old manifest hid."""
@@ -166,23 +150,6 @@ def test_what_a_machine_put_that_saw_nothing_newer_stays_the_newest(disk: SimDis
         newest()
     assert opened().put([session("a", 9)])[0].version == len(opened().history("a"))
     assert opened().verify(decode=True).sound
-
-
-def test_old_manifests_that_come_back_again_and_again_leave_the_order_as_it_is(disk: SimDisk, opened: Open) -> None:
-    """Nobody repairs between, and all machines saw nothing."""
-    put = [tokens("a", 1)]
-    for turn in (10, 20, 30):
-        kept = kept_manifest(disk)
-        for number in (2, 3, 4):
-            if number == 4:
-                bring_back(disk, kept)
-            opened(elsewhere=True).put([session("a", turn + number)])
-            put.append(tokens("a", turn + number))
-    Repairer(DirectoryStore(disk)).run()
-    for archive in opened(), opened(elsewhere=True):
-        assert [archive.tower(v).tokens.tolist() for v in archive.history("a")] == put
-        assert [v.version for v in archive.history("a")] == [*range(1, 11)]
-    assert expire(opened()) == [*range(1, 10)] and opened().get("a").tokens.tolist() == put[-1]
 
 
 def test_turns_joined_with_what_an_older_manifest_hid_keep_their_order(

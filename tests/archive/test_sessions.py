@@ -95,19 +95,6 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     assert cold.get("s").value.tolist() == ids.tolist()
 
 
-def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: Path) -> None:
-    cold = SessionArchive.create(tmp_path / "cold", [bundle], key=Secret(b"sixteen bytes or more", 0))
-    chat = [
-        {"role": "user", "content": "Why is the sky blue?"},
-        {"role": "assistant", "content": "Rayleigh."},
-    ]
-    more = [{"role": "user", "content": "And at dusk?"}, {"role": "assistant", "content": "Longer paths."}]
-    for turns, known in ((chat, 0), (chat + more, 1)):
-        [stored] = cold.put([PutRequest("s", Session("chat", {"messages": turns}), tenant="acme")])
-        assert (stored.tower, stored.segments) == (known + 1, 1)
-    assert cold.get("s", "acme").value == {"messages": chat + more}
-
-
 @pytest.mark.parametrize("layout", ["default", "fast"])
 def test_sessions_that_one_list_extends_are_decoded_side_by_side(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName

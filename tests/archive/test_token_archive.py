@@ -12,17 +12,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pltz import PutReceipt, PutRequest
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.cut import MAX_SEGMENT
-from pltz.coding.codecs.bundle_codecs import codecs_of
-from pltz.coding.codecs.codec import BundleCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.identity import NONE
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.test_durable import killed_before_sync
-from tests.archive.towers import SessionArchive, TowerArchive
+from tests.archive.towers import SessionArchive
 from tests.examples import examples
 from tests.models.target_tokenizers import PAGE, target
 
@@ -54,50 +49,12 @@ def lengths(cold: SessionArchive, name: str, **options: Any) -> list[int]:
     return [len(tokens) for _, tokens in cold.get_ids(name, **options).segments]
 
 
-def test_a_session_that_grew_adds_what_is_new(cold: SessionArchive) -> None:
-    assert not put(cold, "a", ids(50)).unchanged
-    more = np.concatenate([ids(50), ids(30, 9)[80:]])
-    grown = put(cold, "a", more)
-    assert (grown.segments, grown.version) == (1, 2)
-    assert lengths(cold, "a") == [130, 30]
-    assert np.array_equal(cold.get_ids("a").ids, more) and np.array_equal(cold.get_ids("a", version=1).ids, ids(50))
-
-
-def test_a_session_that_grows_is_not_decoded_again(
-    cold: SessionArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(cold, "a", ids(50), prefixes=(80,), base="b")
-    with monkeypatch.context() as patched:
-        patched.setattr(type(cold.archive), "tower", lambda self, version: pytest.fail("decoded"))
-        grown = put(cold, "a", np.append(ids(50), ids(9)))
-        assert grown.segments == 1
-        assert put(cold, "a", np.append(ids(50), ids(9))).unchanged
-    assert lengths(cold, "a") == [80, 50, 89]
-
-
-def test_a_session_that_went_back_shares_what_it_can(cold: SessionArchive) -> None:
-    put(cold, "a", ids(50))
-    put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
-    back = np.concatenate([ids(50), ids(20, 8)])
-    put(cold, "a", back)
-    assert lengths(cold, "a") == [130, 100] and np.array_equal(cold.get_ids("a").ids, back)
-
-
 def test_the_same_again_is_stored_once(cold: SessionArchive) -> None:
     first = put(cold, "a", ids(50), time=5, tags={"k": "v"}, target=bytes(range(16)))
     again = put(cold, "a", ids(50), time=9, tags={"k": "v"}, target=bytes(range(16)))
     assert not first.unchanged and again.unchanged and again.size == 0
     assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(range(16))).unchanged
     assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(16)).unchanged
-
-
-def test_a_replay_of_versions_stores_nothing(cold: SessionArchive) -> None:
-    """Repeat a put, as a worker does that was killed between the commit and its mark, more than once."""
-    items = [request("a", ids(10 * n), time=1000 + n // 2) for n in range(1, 6)]
-    assert [done.unchanged for done in cold.put(items)] == [False] * 5
-    for _ in range(2):
-        assert [done.unchanged for done in cold.put(items)] == [True] * 5
-    assert len(cold.archive.history("a")) == 5 and np.array_equal(cold.get_ids("a").ids, ids(50))
 
 
 def test_a_system_prompt_is_stored_once(cold: SessionArchive) -> None:
@@ -199,19 +156,3 @@ def test_a_chat_is_not_taken_for_token_ids(tmp_path: Path, bundle: Bundle) -> No
     assert np.array_equal(cold.get_ids("chat").ids, ids(5)) and cold.get_ids("chat").target is None
     ids_of_bundle = SessionArchive.open(tmp_path / "cold", [bundle])
     assert np.array_equal(ids_of_bundle.get("chat").value, ids(5))
-
-
-def test_what_is_there_already_lasts(bundle: Bundle) -> None:
-    """Put a session again after another process was killed between link and fsync of its pack.
-
-    The put adds nothing and is acknowledged.
-    """
-    disk = SimDisk()
-    cold = SessionArchive(TowerArchive.create(DirectoryStore(disk), codecs_of([bundle])), [bundle])
-    with killed_before_sync(disk, "manifest"):
-        put(cold, "a", ids(20), time=7)
-    other = SessionArchive(TowerArchive.open(DirectoryStore(disk), codecs_of([bundle])), [bundle])
-    assert put(other, "a", ids(20), time=7).unchanged
-    for state in disk.crashes("tmp"):
-        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [BundleCodec(bundle)])
-        assert left.get("a").tokens.tolist() == ids(20).tolist()

@@ -6,21 +6,18 @@ The archive relies on no record that it has not checked.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError, StoreError, WriterFailed
+from pltz.archive.errors import StoreError, WriterFailed
 from pltz.archive.format import ids as identity
-from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -36,72 +33,11 @@ def reopen(disk: SimDisk, *codecs: SegmentCodec) -> TowerArchive:
     return TowerArchive.open(DirectoryStore(disk), codecs)
 
 
-def test_a_tower_comes_back(archive: TowerArchive) -> None:
-    (receipt,) = archive.put(
-        [chat("a", [1, 2, 3], [4], tenant="acme", kind="chat", target=b"t" * 16, tags={"k": "v"})]
-    )
-    tower = archive.get("a", "acme")
-    assert tower.tokens.tolist() == [*range(100), 1, 2, 3, 4]
-    assert [len(t) for _, t in tower.segments] == [100, 3, 1]
-    v = tower.version
-    assert (v.id, v.leaf, v.kind, v.target, v.tags) == (
-        receipt.id,
-        receipt.leaf,
-        0,
-        b"t" * 16,
-        {"k": "v"},
-    )
-    assert (receipt.new, receipt.version, receipt.unchanged) == (3, 1, False)
-
-
-def test_a_session_without_tokens_and_one_of_empty_segments(archive: TowerArchive) -> None:
-    archive.put([NewSession("none", []), NewSession("empty", [np.zeros(0, np.int64)])])
-    assert archive.get("none").segments == [] and len(archive.get("empty").segments) == 1
-
-
 def test_a_shared_prompt_is_stored_once(archive: TowerArchive) -> None:
     first, *others = archive.put([chat(f"s{i}", [i], tenant=f"t{i % 3}") for i in range(30)])
     assert first.new == 2 and {r.new for r in others} == {1}
     assert archive.put([chat("later", [99])])[0].new == 1
     assert archive.stat().segments == 32
-
-
-def test_tenants_share_nothing_of_their_own(archive: TowerArchive) -> None:
-    a, b = archive.put([chat("x", [5], tenant="a"), chat("x", [5], tenant="b")])
-    assert a.leaf != b.leaf and b.new == 1
-    assert archive.get("x", "a").tokens.tolist() == archive.get("x", "b").tokens.tolist()
-
-
-def test_history_stays_and_the_same_again_adds_nothing(archive: TowerArchive, disk: SimDisk) -> None:
-    archive.put([chat("a", [1])])
-    assert archive.put([chat("a", [1], [2])])[0].version == 2
-    packs = archive.stat().packs
-    again = archive.put([chat("a", [1], [2])])[0]
-    assert again.unchanged and again.version == 2 and archive.stat().packs == packs
-    assert [v.version for v in archive.history("a")] == [1, 2]
-    assert len(archive.get("a", version=1).tokens) == 101 and len(archive.get("a").tokens) == 102
-    assert [v.version for v in archive.ls()] == [2] and [v.version for v in archive.ls(history=True)] == [1, 2]
-
-
-def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: TowerArchive) -> None:
-    archive.put([chat("a", [1]), chat("a", [2])])
-    assert [v.version for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
-
-
-def test_ancestors_are_the_context_of_a_codec_that_wants_them(
-    disk: SimDisk, tower_codec: SegmentCodec
-) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
-    turn = list(range(40, 90))  # part of the prompt
-    receipt = archive.put([chat("a", turn)])[0]
-    alone = len(tower_codec.encode([Plain(np.array(turn), np.zeros(0, np.int64))])[0])
-    prompt = len(tower_codec.encode([Plain(PROMPT, np.zeros(0, np.int64))])[0])
-    assert receipt.size - prompt < alone / 2
-    fresh = reopen(disk, tower_codec)
-    assert fresh.get("a").tokens.tolist() == [*range(100), *turn]
-    assert fresh.verify(decode=True).sound
-    assert fresh.put([chat("b", turn, [7])])[0].new == 1
-    assert fresh.get("b").tokens[-1] == 7
 
 
 def test_other_bundles_are_refused_and_stored_beside(
@@ -149,42 +85,6 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
     with pytest.raises((ContentError, UsageError)):
         archive.put([chat("fine", [1]), session])
     assert list(archive.ls()) == [] and archive.stat().packs == 0
-
-
-class LyingCodec(SegmentCodec):
-    """A codec that decodes to other tokens than it was given."""
-
-    mode, method, fast, reach, bundle_id, tokenizer = 0, 0, False, 0, b"b" * 16, b"t" * 16
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        return [bytes(len(p.tokens)) for p in batch]
-
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        return [np.zeros(c.count, np.int64) for c in batch]
-
-
-def test_nothing_is_acknowledged_that_does_not_decode(disk: SimDisk) -> None:
-    codec = LyingCodec()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    with pytest.raises(ArchiveError, match="does not decode"):
-        archive.put([chat("a", [1])])
-    assert archive.stat().packs == 0
-
-
-def test_init_twice_and_open_nothing(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="already"):
-        TowerArchive.create(DirectoryStore(disk), [codec])
-    with pytest.raises(UsageError, match="no archive at"):
-        TowerArchive.open(tmp_path / "nowhere", [codec])
-
-
-def test_names_stay_out_of_file_names(tmp_path: Path, codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(tmp_path / "cold", [codec])
-    archive.put([chat("secret-name", [1], tenant="secret-tenant")])
-    archive.write_index()
-    assert not [p for p in (tmp_path / "cold").rglob("*") if "secret" in p.name]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
@@ -269,43 +169,6 @@ def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
     assert moments == moment and [v.name for v in other.ls()] == ["a"]
     report = other.verify(decode=True)
     assert report.sound and not report.missing_copies
-
-
-def test_a_clock_that_is_behind_does_not_end_a_grace(archive: TowerArchive, disk: SimDisk) -> None:
-    for n in range(2):
-        archive.put([chat(f"s{n}", [n])])
-    assert archive.collect(grace=86400).condemned == 2
-    now, disk.clock = disk.clock, 5
-    assert archive.collect(grace=86400).condemned == 0
-    disk.clock = now + 80_000
-    assert archive.collect(grace=86400).deleted == 0
-
-
-def test_indexes_are_written_and_merged_as_packs_come(
-    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    for i in range(70):
-        archive.put([chat(f"s{i}", [i])])
-    stat = archive.stat()
-    assert stat.packs == 70 and stat.indexes >= 1 and stat.tail < 32
-    fresh = reopen(disk, codec)
-    assert all(fresh.get(f"s{i}").tokens[-1] == i for i in range(70)) and fresh.verify().sound
-    archive.write_index()
-    assert archive.stat().indexes == 1 and archive.stat().tail == 0
-
-
-def test_everything_is_rebuilt_from_the_packs_alone(
-    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    archive.put([chat(f"s{i}", [i], tags={"i": str(i)}) for i in range(20)])
-    archive.write_index()
-    before = list(archive.ls(history=True))
-    for path in [p for p in disk.seen.names if p.startswith("index/")]:
-        disk.unlink(path)
-    fresh = reopen(disk, codec)
-    assert list(fresh.ls(history=True)) == before
-    fresh.rebuild()
-    assert list(fresh.ls(history=True)) == before and fresh.stat().indexes == 1
 
 
 def test_a_crafted_collision_is_refused(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:

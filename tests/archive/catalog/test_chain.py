@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog import chain
-from pltz.archive.catalog.chain import BATCH, Chains, KnownSegment
+from pltz.archive.catalog.chain import Chains, KnownSegment
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
@@ -19,7 +19,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded, Plain
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.errors import BundleMismatch, CorruptError
+from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records
 from tests.archive.simulated_disk import SimDisk
@@ -103,26 +103,6 @@ def test_many_sessions_decode_what_they_share_once(filled: TowerArchive, disk: S
     assert sum(codec.batches) <= 122 + 2 + 40 + 40  # each once, and each ancestor once
 
 
-def test_no_more_than_the_reach_is_handed_on(filled: TowerArchive, disk: SimDisk) -> None:
-    codec = Counting()
-    codec.reach = 4
-    archive = TowerArchive.open(DirectoryStore(disk), [codec])
-    with pytest.raises(LostError):  # it was coded after more, so this codec cannot decode it
-        archive.get("s07")
-    assert codec.above == {0, 4}
-
-
-def test_a_codec_with_towers_reads_what_was_coded_alone(disk: SimDisk) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")])
-    archive.put([NewSession("a", [PROMPT, PROMPT[1:3]])])
-    assert TowerArchive.open(DirectoryStore(disk), [Counting()]).get("a").tokens.tolist() == [*PROMPT, 1, 2]
-    archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
-    archive.put([NewSession("b", [PROMPT, PROMPT + 1])])
-    assert archive.get("b").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
-    with pytest.raises(BundleMismatch):
-        TowerArchive.open(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")]).get("b")
-
-
 def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerArchive) -> None:
     class Deaf(ZlibCodec):
         """A codec that cannot decode the second turn of one session."""
@@ -200,15 +180,6 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
     assert fresh.verify(decode=True).sound
     again = fresh.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far, near])])
     assert [r.new for r in again] == [0, 1] and again[0].unchanged
-
-
-def test_batches_are_bounded(disk: SimDisk) -> None:
-    codec = Counting()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    archive.put([NewSession(f"{n:04}", [PROMPT, np.array([n])]) for n in range(BATCH + 5)])
-    codec.batches.clear()
-    archive.towers(list(archive.ls()))
-    assert codec.batches == [1, BATCH, 5]
 
 
 def test_batches_are_bounded_by_what_they_claim(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:

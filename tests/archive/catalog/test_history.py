@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
+from pltz.archive.errors import LostError, MissingPack, NotFound
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import key_of
 from pltz.archive.maintenance.repair import Repairer
@@ -126,20 +125,6 @@ def test_a_put_whose_clock_is_behind_is_newer_than_what_it_sees(codec: SegmentCo
     assert fresh.version(NAME).time == disk.clock, "its time is that of its clock"
 
 
-@BOTH
-def test_what_is_put_again_is_not_taken_for_the_last(codec: SegmentCodec, sealed: bool) -> None:
-    """The newest version that can be read is the same as what is put, and a newer one is hidden."""
-    disk = grown(codec, sealed, merged=False)
-    archive = reopen(disk, codec, sealed)
-    path = f"packs/{archive.version(NAME).location.pack.hex()}"
-    data = disk.seen.files()[path]
-    disk.unlink(path)
-    [receipt] = reopen(disk, codec, sealed).put([NewSession(NAME, TURNS[:3])])
-    assert not receipt.unchanged
-    disk.write_new(path, data)
-    assert newest(reopen(disk, codec, sealed)) == 3
-
-
 @pytest.mark.parametrize("acknowledged", [False, True])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_put_after_a_loss_is_newer_than_what_comes_back(
@@ -248,16 +233,6 @@ def test_verify_names_a_run_that_is_damaged(codec: SegmentCodec, sealed: bool, k
     assert any(p.kind == "session" and name in p.name and last.id[:4].hex() in p.what for p in report.problems)
 
 
-@BOTH
-def test_verify_names_the_sessions_of_a_pack_that_is_gone(codec: SegmentCodec, sealed: bool) -> None:
-    disk = grown(codec, sealed, merged=False)
-    archive = reopen(disk, codec, sealed)
-    disk.unlink(f"packs/{archive.version(NAME).location.pack.hex()}")
-    disk.unlink(f"packs/{archive.version('other').location.pack.hex()}")
-    found = {p.name for p in reopen(disk, codec, sealed).verify().problems if p.kind == "session"}
-    assert f"default  {NAME}" in found and len(found) == 2, "the other by its key"
-
-
 def opened(disk: SimDisk, codec: SegmentCodec) -> Archive:
     return Archive(reopen(disk, codec, False).parts)
 
@@ -294,29 +269,6 @@ def test_retention_leaves_a_session_with_a_hole_as_it_is(codec: SegmentCodec, ho
         cold.expire(Policy(keep_last=1), [NAME])
 
 
-def test_a_collector_stops_at_a_hole(codec: SegmentCodec) -> None:
-    disk = grown(codec, False, merged=True)
-    spoil_run(disk, codec, False)
-    before = disk.seen.files()
-    with pytest.raises(ArchiveError):
-        reopen(disk, codec, False).collect()
-    assert disk.seen.files() == before
-
-
-def test_a_copy_is_newer_than_what_its_archive_may_hide(codec: SegmentCodec) -> None:
-    from tests.archive.towers import copy
-
-    source, there = grown(codec, False, merged=False), grown(codec, False, merged=False)
-    files = all_away(there, reopen(there, codec, False))
-    put(reopen(source, codec, False), 5)
-    archive = reopen(source, codec, False)
-    with suppress(ArchiveError):
-        list(copy(archive, archive.ls(history=True), reopen(there, codec, False)))
-    for name, data in files.items():
-        there.write_new(name, data)
-    assert newest(reopen(there, codec, False)) == 5
-
-
 def test_another_tenants_damage_hides_nothing(codec: SegmentCodec) -> None:
     """A pack whose table names one tenant hides no session of others, without any index."""
     disk, archive = made(codec, False)
@@ -333,34 +285,6 @@ def test_another_tenants_damage_hides_nothing(codec: SegmentCodec) -> None:
         fresh.get("a", "beta")
     receipts = fresh.put([NewSession("b", [np.arange(3)], tenant=tenant) for tenant in ("acme", "beta")])
     assert [receipt.version for receipt in receipts] == [1, 1]
-
-
-def test_a_healthy_archive_is_looked_at_in_memory(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts of new sessions read no records for the look."""
-    _, archive = made(codec, False)
-    archive.put([NewSession("a", [np.arange(5)])])
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a look-up that a healthy archive does not need")
-
-    monkeypatch.setattr(archive.catalog.damage, "hides", refuse)
-    monkeypatch.setattr(archive.catalog.damage, "uncatalogued", refuse)
-    receipts = archive.put([NewSession("b", [np.arange(3)]), NewSession("a", [np.arange(6)])])
-    assert [receipt.version for receipt in receipts] == [1, 2]
-
-
-@BOTH
-def test_a_version_that_was_lost_is_not_called_absent_after_a_newer_put(codec: SegmentCodec, sealed: bool) -> None:
-    disk = grown(codec, sealed, merged=False)
-    for name in all_away(disk, reopen(disk, codec, sealed)):
-        disk.unlink(name.replace("packs", "parity"))
-    assert not Repairer(DirectoryStore(disk)).run().whole
-    disk.clock += 60
-    archive = reopen(disk, codec, sealed)
-    put(archive, 5)
-    assert newest(archive) == 5
-    with pytest.raises(LostError):
-        archive.get(NAME, version=2)
 
 
 @BOTH

@@ -9,14 +9,11 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.lookup import RecordLookup, version_of
-from pltz.archive.errors import UnreadableError
-from pltz.archive.format import object_names
+from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.format.block import Block
-from pltz.archive.format.ids import NO_SEGMENT, TENANT
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.pack import FIRST_READ, Pack
-from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -38,22 +35,6 @@ def opened(archive: TowerArchive) -> Catalog:
     fresh = Catalog(archive.store, archive.keys)
     fresh.refresh()
     return fresh
-
-
-def test_a_segment_is_found_at_the_place_of_its_record(archive: TowerArchive, lookup: RecordLookup) -> None:
-    leaf = archive.version("b").leaf
-    [place], [item] = lookup.places(SEGMENTS, leaf), lookup.find(SEGMENTS, leaf)
-    assert item.location.block == place and item.record.id == leaf and lookup.at(item.location) == item
-    assert lookup.find(SEGMENTS, item.record.parent)[0].record.parent == NO_SEGMENT
-
-
-def test_all_versions_of_a_session_are_found_by_its_key(archive: TowerArchive, lookup: RecordLookup) -> None:
-    domain = archive.keys.domain(TENANT, "default")
-    found = lookup.find(SESSIONS, archive.keys.session_key(domain, "a"))
-    versions = lookup.versions(domain, "a")
-    assert [v.version for v in versions] == [1, 2]
-    assert {version_of(item) for item in found} == {v.id for v in versions}
-    assert lookup.versions(domain, "c") == []
 
 
 @pytest.mark.parametrize("change", ["gone", "cut"])
@@ -90,50 +71,6 @@ def test_absent_identities_are_told_from_the_indexes_alone(
     assert lookup.known(SEGMENTS, []) == set()
 
 
-def test_a_mark_in_force_is_the_one_of_the_highest_counter(archive: TowerArchive, lookup: RecordLookup) -> None:
-    first, _ = archive.history("a")
-    assert not lookup.marked() and lookup.mark(first.id) == (UNDELETE, 0)
-    archive.forget([first])
-    now = archive.store.now()
-    assert lookup.marked() and lookup.mark(first.id) == (FORGET, now)
-    archive.undelete([first])
-    assert lookup.mark(first.id) == (UNDELETE, now + 1), "of two marks of one second the later one has the higher"
-
-
-def test_a_damaged_record_is_noted_and_left_out(
-    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
-) -> None:
-    version = archive.version("b")
-    path = object_names.pack(version.location.pack)
-    data = bytearray(disk.seen.files()[path])
-    data[version.location.offset + 8] ^= 1
-    disk.overwrite(path, bytes(data))
-    fresh = opened(archive)
-    assert fresh.lookup.find(SEGMENTS, version.leaf) == []
-    assert fresh.damage.damaged() == {version.location.pack}
-    assert [p.kind for p in fresh.damage.problems] == ["record"]
-
-
-def test_a_deleted_pack_makes_the_listing_stale(
-    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
-) -> None:
-    version, fresh = archive.version("b"), opened(archive)
-    disk.unlink(object_names.pack(version.location.pack))
-    before = fresh.listing.staleness
-    assert fresh.lookup.find(SEGMENTS, version.leaf) == [] and fresh.listing.staleness > before
-
-
-def test_what_the_disk_cannot_read_is_noted(
-    archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bad(*about: object) -> bytes:
-        raise UnreadableError("a bad sector")
-
-    leaf, fresh = archive.version("b").leaf, opened(archive)
-    monkeypatch.setattr(archive.store, "read", bad)
-    assert fresh.lookup.find(SEGMENTS, leaf) == [] and len(fresh.damage.damaged()) == 1
-
-
 def test_records_of_versions_are_read_once(
     archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,40 +88,6 @@ def test_records_of_versions_are_read_once(
     assert [v.forgotten for v in lookup.versions(domain, "a")] == [False, False]
     archive.forget([versions[0][0]])
     assert [v.forgotten for v in lookup.versions(domain, "a")] == [True, False], "marks are looked up every time"
-
-
-def test_an_unchanged_put_reads_the_record_it_relies_on(
-    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
-) -> None:
-    session = NewSession("b", [np.arange(5), np.arange(4) + 7])
-    assert archive.put([session])[0].unchanged
-    version = archive.version("b")
-    path = object_names.pack(version.location.pack)
-    data = bytearray(disk.seen.files()[path])
-    data[version.location.offset + 8] ^= 1
-    disk.overwrite(path, bytes(data))
-    assert not archive.put([session])[0].unchanged, "damaged since"
-
-
-def test_a_get_parses_each_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of the session and its segments lie in one block, which is read and parsed for all of them."""
-    with Archive.open(tmp_path / "cold", create=True) as cold:
-        turns = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n}"} for n in range(6)]
-        for count in (2, 4, 6):
-            cold.put("s", {"messages": turns[:count]})
-        cold.put("other", "text")
-    parsed = list[tuple[bytes, int]]()
-    block = Pack.block
-
-    def counted(pack: Pack, offset: int, **options: int) -> Block:
-        parsed.append((bytes(pack.head.salt), offset))
-        return block(pack, offset, **options)
-
-    monkeypatch.setattr(Pack, "block", counted)
-    again = Archive.open(tmp_path / "cold")
-    parsed.clear()  # opening scans packs
-    assert len(again.get("s").value["messages"]) == 6
-    assert len(parsed) == len(set(parsed)) > 0
 
 
 def test_a_get_of_many_parses_each_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 from tests.examples import examples
 
@@ -93,45 +93,13 @@ def test_a_loss_is_known_until_it_is_acknowledged(codec: SegmentCodec, indexed: 
     assert reopen(disk, codec).get("b").tokens.tolist() == [1, 2]
 
 
-def test_a_session_that_is_put_again_is_read_though_an_older_version_is_lost(codec: SegmentCodec) -> None:
-    disk = lost(codec, indexed=True)
-    disk.clock += 1000
-    reopen(disk, codec).put([NewSession("b", [np.array([1, 2])])])
-    assert reopen(disk, codec).get("b").tokens.tolist() == [1, 2]
-
-
-def test_a_lost_pack_that_is_back_is_no_loss(codec: SegmentCodec) -> None:
-    whole = three(codec, condemned=False, indexed=True)
-    path = pack_of(reopen(whole, codec), "b")
-    disk = lost(codec, indexed=True)
-    disk.write_new(path, whole.seen.files()[path])
-    assert not reopen(disk, codec).verify().sound
-    assert repaired(disk).whole
-    archive = reopen(disk, codec)
-    assert archive.get("b").tokens.tolist() == tokens("b") and not archive.losses()
-    archive.want_whole("listed")
-    for _ in range(2):
-        archive.collect(dead_share=0.01)
-    fresh = reopen(disk, codec)
-    assert fresh.get("b").tokens.tolist() == tokens("b") and not fresh.losses() and fresh.verify().sound
-
-
 def test_every_crash_of_giving_up_ends_in_a_loss_that_is_known(codec: SegmentCodec) -> None:
     disk = three(codec, condemned=False, indexed=True)
     path = pack_of(reopen(disk, codec), "b")
     disk.unlink(path.replace("packs", "parity"))
     disk.overwrite(path, b"rot")
     disk = SimDisk(disk.seen)
-    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
-
-    disk.flush()
-    disk.watch = watch
-    assert not repaired(disk).whole
-    for state in states.values():
+    for state in disk.left_by(lambda: repaired(disk)):
         left = SimDisk(state, seed=5)
         for _ in range(2):
             archive = reopen(left, codec)

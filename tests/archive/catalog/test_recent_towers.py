@@ -15,7 +15,6 @@ from pltz.archive.format.index_file import Location
 from pltz.archive.writing.verified_segments import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
-from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive
 
 
@@ -89,14 +88,6 @@ def test_a_put_of_a_turn_decodes_that_turn_alone(tmp_path: Path, decoded: list[i
     _, without = grown(tmp_path / "b", remember=False)
     assert with_memory == without and sum(decoded) > remembered
     assert cold.get("chat").value == chat(6)
-
-
-def test_a_base_that_was_damaged_since_is_no_error(tmp_path: Path) -> None:
-    """The tower is remembered, but its root is not found any more: the session is cut anew."""
-    cold, _ = grown(tmp_path / "a", remember=True)
-    damage(tmp_path / "a", peek(cold, "chat")[0].location)
-    [stored] = cold.put([PutRequest("chat", Session("chat", chat(8)))])
-    assert not stored.unchanged
 
 
 def damage(folder: Path, at: Location) -> None:

@@ -411,18 +411,6 @@ def test_a_named_pack_that_is_gone_is_missing_and_not_absent(
         reopen(disk, codec).get("b")
 
 
-def test_an_index_that_is_gone_is_made_up_for_by_the_packs(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
-    archive.write_index()
-    [index] = named(disk).indexes
-    disk.vanish(f"index/{index}")
-    fresh = reopen(disk, codec)
-    assert fresh.get("a").tokens.tolist() == tokens("a")
-    fresh.put([session("c")])
-    assert {v.name for v in reopen(disk, codec).ls()} == {"a", "b", "c"}
-
-
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_writer_puts_again_what_was_condemned_before_its_swap(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, runs: int

@@ -18,10 +18,9 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption import keys
 from pltz.archive.encryption.box import KEY, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
-from pltz.archive.encryption.key_files import KeyFile, KeyFolder
-from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.key_files import KeyFile
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import KeyMismatch, LostError, NotFound
+from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, domain_id
 from pltz.archive.format.manifest import NamedPack
@@ -31,7 +30,6 @@ from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
-from tests.archive import towers
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -60,31 +58,6 @@ def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], d
 # Sealed archives
 
 
-def test_a_sealed_archive_gives_back_what_was_put(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1, 2]), chat("b", [1, 2], [3]), chat("a", [9], tenant="other")])
-    sealed.put([NewSession("empty", [], "acme")])
-    archive = reopen(disk, codec)
-    assert tokens(archive, "a") == [1, 2] and tokens(archive, "b") == [1, 2, 3]
-    assert tokens(archive, "a", "other") == [9] and not len(archive.get("empty", "acme").tokens)
-    assert [(v.tenant, v.name) for v in archive.ls()] == [
-        ("acme", "a"),
-        ("acme", "b"),
-        ("acme", "empty"),
-        ("other", "a"),
-    ]
-    assert [v.name for v in archive.ls() if v.tags == {"topic": "b-tag"}] == ["b"]
-    assert archive.put([chat("a", [1, 2])])[0].unchanged
-    assert archive.put([chat("c", [1, 2], [4])])[0].new == 1  # the shared turns are there
-    archive.forget([archive.version("c", "acme")])
-    archive.undelete([v for v in archive.ls(forgotten=True) if v.forgotten])
-    archive.collect(dead_share=0)
-    archive.collect(dead_share=0)
-    report = reopen(disk, codec).verify(decode=True)
-    assert report.sound and tokens(reopen(disk, codec), "c") == [1, 2, 4]
-
-
 def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: Path) -> None:
     from pltz.coding.codecs.codec import BytesCodec
 
@@ -108,35 +81,6 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
     clear.put([NewSession(name, text, tenant, shared=1, tags={label: label})])
     raw = b"".join(p.read_bytes() for p in (tmp_path / "clear" / "packs").iterdir())
     assert all(word.encode() in raw for word in words)  # the search above can find
-
-
-def test_ids_of_a_sealed_archive_cannot_be_guessed(sealed: TowerArchive, codec: SegmentCodec) -> None:
-    other = TowerArchive.create(DirectoryStore(SimDisk(seed=5)), [codec], key=RAW)
-    clear = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
-    leaves = [a.put([chat("a", [1])])[0].leaf for a in (sealed, other, clear)]
-    assert len(set(leaves)) == 3
-    towers = {a.segment(leaf)[0][0] for a, leaf in zip((sealed, other, clear), leaves, strict=True)}
-    assert len(towers) == 3
-    mine = sealed.put([chat("a", [1], tenant="x")])[0].leaf
-    assert mine not in leaves  # nor across tenants
-
-
-def test_a_wrong_or_missing_key_is_named(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    sealed.put([chat("a", [1])])
-    with pytest.raises(KeyMismatch, match="not the key"):
-        reopen(disk, codec, Secret(b"another sixteen bytes", 0))
-    with pytest.raises(KeyMismatch, match="key file or key command"):
-        reopen(disk, codec, Secret.passphrase("words"))
-    locked = reopen(disk, codec, None)
-    with pytest.raises(KeyMismatch, match="sealed"):
-        locked.get("a", "acme")
-    with pytest.raises(KeyMismatch, match="sealed"):
-        locked.put([chat("b", [1])])
-    assert locked.verify().sound and [v.name[:7] for v in locked.ls()] == ["sealed "]
-    with pytest.raises(UsageError, match="not sealed"):
-        clear = SimDisk()
-        TowerArchive.create(DirectoryStore(clear), [codec])
-        reopen(clear, codec)
 
 
 def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCodec) -> None:
@@ -232,25 +176,6 @@ def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
         reopen(rewritten(disk, renumbered), codec).get("b", "acme")
 
 
-def test_collecting_needs_no_key_and_keeps_boxes_as_they_are(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    for name in "abc":
-        sealed.put([chat(name, [ord(name)])])
-    locked = reopen(disk, codec, None)
-    locked.collect()
-    assert locked.collect().deleted == 3
-    assert [tokens(reopen(disk, codec), n) for n in "abc"] == [[97], [98], [99]]
-
-
-def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: SegmentCodec) -> None:
-    begun = DirectoryStore(disk)
-    begun.make()
-    Keyring.create(begun, b"a" * 16, RAW)
-    with pytest.raises(UsageError, match="somebody else"):
-        Keyring.create(DirectoryStore(disk), b"a" * 16, Secret(b"another sixteen bytes", 0))
-
-
 # Parsers and limits
 
 
@@ -285,17 +210,6 @@ def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> N
         KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))
 
 
-def test_keys_survive_the_loss_of_one_copy(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    sealed.put([chat("a", [1])])
-    for copy in "01":
-        state = disk.seen.copy()
-        for path in [p for p in state.names if p.startswith("keys/") and p.endswith(copy)]:
-            state.data[state.names[path]] = b"rot"
-        assert tokens(reopen(SimDisk(state), codec), "a") == [1]
-    folder = KeyFolder(DirectoryStore(disk))
-    assert all(len(g) == 1 for g in folder.generations().values())
-
-
 def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
     sizes = []
     for key in (None, RAW):
@@ -318,30 +232,6 @@ def test_sealed_and_erased_over_each_store(store: Store, codec: SegmentCodec) ->
     assert again.verify(decode=True).sound
     with pytest.raises(UsageError, match="already"):
         TowerArchive.create(store, [codec], key=RAW)
-
-
-def test_a_base_keeps_its_name_in_a_copy(sealed: TowerArchive, codec: SegmentCodec) -> None:
-    """Contexts of a sealed archive do not say it: the keys do."""
-    sealed.put([dataclasses.replace(chat("a", [1]), base="prompts")])
-    other = TowerArchive.create(DirectoryStore(SimDisk(seed=2)), [codec], key=RAW)
-    assert len(list(towers.copy(sealed, sealed.ls(), other))) == 1
-    assert other.parts.reader.base_of(other.get("a", "acme")) == (1, "prompts")
-    assert sealed.parts.reader.base_of(sealed.get("a", "acme")) == (1, "prompts")
-
-
-def test_a_record_that_was_damaged_since_is_not_relied_on(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1])])
-    [item] = sealed.catalog.lookup.find(0, sealed.version("a", "acme").leaf)
-    [root] = sealed.catalog.lookup.find(0, item.record.parent)
-    path = f"packs/{root.location.pack.hex()}"
-    data = bytearray(disk.read(path, 0, 1 << 20))
-    data[root.location.offset + 30] ^= 1
-    disk.overwrite(path, bytes(data))
-    [receipt] = sealed.put([chat("b", [2])])
-    fresh = reopen(disk, codec)
-    assert fresh.get("b", "acme", receipt.id).tokens[30:].tolist() == [2]
 
 
 def test_records_under_keys_made_since_the_last_refresh_are_read(

@@ -91,12 +91,3 @@ def test_a_record_from_before_the_erase_of_its_slot_does_not_open_whichever_root
     roots = [root_id(b"line", n) for n in range(keys.since)]
     assert not any(keys.has(root, 5) for root in roots) and all(keys.has(root, 6 << 52) for root in roots)
     assert keys.has(keys.newest, 5) and not keys.has(root_id(b"line", keys.generation + 1), 5)
-
-
-@given(st.text(max_size=20), st.sets(units, max_size=4), st.sets(units, max_size=4))
-@settings(max_examples=examples(50))
-def test_keys_come_back(name: str, going: set[int], live: set[int]) -> None:
-    dice = Dice()
-    keys = keys_of(dice, name.encode("utf-8", "ignore").decode()).begin(dice, going, live)
-    for known in (keys, keys.finish(live), keys.following(roots=(), slots={})):
-        assert DomainKeys.decode(bytes(16), known.generation, known.encode(), known.lineages) == known

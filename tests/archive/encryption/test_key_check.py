@@ -20,7 +20,6 @@ from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 Files = dict[str, bytes]
-LIMIT = 1 << 20
 
 
 def keys_of(archive: TowerArchive, disk: SimDisk, name: str = "acme", kind: int = TENANT) -> Files:
@@ -80,21 +79,6 @@ def test_a_session_whose_keys_are_gone_is_neither_absent_nor_put_anew(disk: SimD
         with pytest.raises(ArchiveError, match="sessions are missing"):
             archive.want_whole("listed", tenant)
     archive.want_whole("listed", "other")
-
-
-def test_the_keys_of_others_are_not_concerned(
-    lost: Files, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    archive = reopen(disk, codec)
-    archive.put([chat("d", [4], tenant="other"), chat("e", [5], tenant="new")])
-    archive.erase("other", "c")
-    assert tokens(archive, "d", "other") == [4] and tokens(archive, "e", "new") == [5]
-    for path, data in lost.items():
-        disk.write_new(path, data)
-    whole = reopen(disk, codec)
-    assert tokens(whole, "a") == [1] and whole.verify(decode=True).sound and repaired(disk).whole
-    whole.put([chat("new", [9])])
-    assert tokens(reopen(disk, codec), "new") == [9]
 
 
 def test_keys_that_come_back_never_cost_what_was_put_meanwhile(
@@ -219,18 +203,6 @@ def test_lost_keys_that_come_back_after_that_are_destroyed_again(
     assert report.sound and len(report.unfinished) == 1
     assert set(repaired(disk).finished) == set(lost)
     assert tokens(reopen(disk, codec), "a") == [5] and reopen(disk, codec).verify(decode=True).sound
-
-
-def test_the_archives_own_key_file_is_missed_without_the_key(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1])])
-    own = sealed.catalog.listing.archive.hex()
-    remove(disk, {path: b"" for path in disk.seen.files() if path.startswith(f"keys/{own}")})
-    assert [p.name for p in reopen(disk, codec, None).verify().problems] == [own]
-    assert not repaired(disk).whole
-    with pytest.raises(PltzError, match="key file is missing"):
-        reopen(disk, codec)
 
 
 def test_first_keys_that_were_overtaken_are_never_used(

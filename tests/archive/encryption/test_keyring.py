@@ -10,7 +10,7 @@ import pytest
 from pltz.archive.encryption.key_files import LINEAGE, root_id
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import Erased, Fenced, KeyMismatch
+from pltz.archive.errors import Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
@@ -68,26 +68,6 @@ def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) ->
             keys.bits(context, moved)
 
 
-def test_a_sealed_session_keeps_name_and_tags(store: DirectoryStore) -> None:
-    keys = opened(store)
-    context = keys.context(TENANT, "acme")
-    sealed = keys.seal(context, Record(0, NO_SEGMENT, name="secret", about=b'\x80{"a":"b"}'))
-    assert sealed.name == "" and not sealed.about and b"secret" not in sealed.veil
-    assert keys.session(context, sealed) == ("acme", "secret", b'\x80{"a":"b"}')
-
-
-def test_an_erased_tenant_does_not_open_and_gets_new_keys(store: DirectoryStore) -> None:
-    keys = opened(store)
-    context = keys.context(TENANT, "acme")
-    sealed, known = keys.seal(context, SEGMENT), keys.of(context.domain)
-    assert known and not keys.gone(context, SEGMENT.id or NO_SEGMENT)
-    assert keys.publish(known.following(roots=()))
-    keys.refresh()
-    assert keys.gone(context, SEGMENT.id or NO_SEGMENT)
-    with pytest.raises(Erased):
-        keys.bits(context, sealed)
-
-
 def test_what_other_keys_governed_is_not_gone(store: DirectoryStore) -> None:
     """Keys of another lineage, or of a later generation, are lost or come back: nothing was destroyed."""
     keys = opened(store)
@@ -133,14 +113,3 @@ def test_a_second_process_does_not_publish_the_same_generation(store: DirectoryS
     ours, theirs = first.of(domain), second.of(domain)
     assert ours and theirs and first.publish(ours.following())
     assert not second.publish(theirs.following(doomed=frozenset({1})))
-
-
-def test_records_of_unknown_keys_are_refused_by_name(store: DirectoryStore) -> None:
-    keys = opened(store)
-    context = keys.context(TENANT, "acme")
-    sealed = keys.seal(context, SEGMENT)
-    for generation in range(2):
-        for copy in range(2):
-            store.delete(f"keys/{context.domain.hex()}-{generation:08x}-{copy}")
-    with pytest.raises(CorruptError, match="keys of domain"):
-        opened(store).bits(context, sealed)

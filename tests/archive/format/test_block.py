@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format import block
 from pltz.archive.format.block import Block, PackFields, encode, split
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
-from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.container import block_columns
 from pltz.plt_codec.container.block import pieces_of
@@ -166,20 +164,6 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
         assert r.context < 2 and len(r.about) <= 17778 and len((r.name or "").encode()) <= 1024
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(st.binary(max_size=200))
-@example(b"")
-def test_a_block_of_any_bytes_with_a_right_check(rest: bytes) -> None:
-    head = SALT[:2] + write_varint(len(rest)) + b"\0" + rest
-    data = head + zlib.crc32(head, seed()).to_bytes(4, "little")
-    try:
-        found = Block.of(data, 0, BEGIN, FIELDS)
-        read = found.records(b"")
-    except FormatError:
-        return
-    assert len(read) == found.count == rest[0]
-
-
 def resealed(data: bytes, change: dict[int, int]) -> bytes:
     """Return a block of one piece with bytes of its head changed and its check made right."""
     size = Block.of(data, 0, BEGIN, FIELDS).size
@@ -276,19 +260,3 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
         (4, 6, 5),
     ]
     assert list(pieces_of([0, 0])) == []
-
-
-def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
-    builder = Builder(MOMENT, SALT)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16))
-    parent = NO_SEGMENT
-    for n in range(3000):
-        name = segment_of(n.to_bytes(16, "little"))
-        builder.add(Record(context, parent if n % 3 else NO_SEGMENT, name, 1, b"x" * (n % 50), f"s{n}", MOMENT, TIME))
-        parent = name
-    pack = Pack.of(builder.finish())
-    found = [item for item in pack.scan() if not isinstance(item, Damage)]
-    assert [r for _, r in found] == builder.records
-    assert [pack.record(*place) for place, _ in found[::97]] == builder.records[::97]
-    counts = [item[0].count for item in pack.blocks(bodies=False) if not isinstance(item, Damage)]
-    assert counts == [128] * 23 + [56]

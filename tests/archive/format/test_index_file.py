@@ -74,23 +74,6 @@ def test_both_kinds_find_what_a_dictionary_does(entries: list[Row]) -> None:
     assert build([index, memory], dict(memory.packs)) == data  # entries are kept once
 
 
-def test_many_entries_in_pieces_and_of_packs_that_are_gone() -> None:
-    dice = np.random.default_rng(4)
-    memory = MemoryIndex()
-    ids = [dice.bytes(16) for _ in range(20_000)]
-    offsets = dice.integers(0, SIZE, len(ids)).tolist()
-    for n, pack in enumerate(PACKS):
-        memory.add_pack(pack, SIZE, {0: Entries.of(ids[n::3], offsets[n::3])})
-    kept = {pack: SIZE for pack in PACKS[:2]}
-    index = FileIndex.of(build([memory], kept))
-    for n in range(0, len(ids), 7):
-        found = index.find(0, ids[n])
-        assert (Location(PACKS[n % 3], offsets[n]) in found) == (n % 3 < 2)
-    keys = index_file.keys_in(ids)
-    there = index.has(0, keys)
-    assert there[0::3].all() and there[1::3].all() and there[2::3].sum() < 3
-
-
 def test_a_flipped_bit_raises_or_changes_nothing() -> None:
     entries = [(n % 3, n, n % 2, 999 * n) for n in range(40)]
     memory = filled(entries)
@@ -122,26 +105,6 @@ def test_each_version_that_is_read_has_a_golden_file() -> None:
             one = (key << 28).to_bytes(8, "big") + bytes(8)
             assert set(index.find(section, one)) == set(known.find(section, one)) != set()
     assert build([index], dict(index.packs)) == data
-
-
-def test_damage_of_any_page_is_named_when_it_is_met() -> None:
-    """Look-ups that need other pages go on."""
-    data = GOLDEN.read_bytes()
-    whole, known = FileIndex.of(data), make.entries().columns(index_file.SEGMENTS)[0][::90].tolist()
-    ids = [(key << 28).to_bytes(8, "big") + bytes(8) for key in known]
-    right = wrong = 0
-    for at in range(200, len(data), 997):
-        spoiled = FileIndex.of(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-        for one in ids:
-            try:
-                assert spoiled.find(index_file.SEGMENTS, one) == whole.find(index_file.SEGMENTS, one)
-                right += 1
-            except CorruptError as exc:
-                assert "does not match its checksum" in str(exc)
-                wrong += 1
-        with pytest.raises(CorruptError, match="not what was written"):
-            spoiled.verify()
-    assert right > 100 and wrong > 100
 
 
 def test_a_page_in_the_place_of_another_is_damage() -> None:

@@ -93,18 +93,6 @@ def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
         pack.record(block.offset, 5)
 
 
-@pytest.mark.parametrize("half", ["front", "back"])
-def test_either_header_is_enough(half: str) -> None:
-    data = bytearray(pack_of(200))
-    at = 10 if half == "front" else len(data) - 40
-    data[at] ^= 1
-    pack = Pack.of(bytes(data))
-    assert sum(1 for item in pack.scan() if not isinstance(item, Damage)) == 200
-    assert pack.damaged_copies
-    with pytest.raises(CorruptError, match="header"):
-        pack.verify()
-
-
 def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
     """The first one is used. A pack that is made so has a digest, so only a comparison tells."""
     data = bytearray(pack_of(200))

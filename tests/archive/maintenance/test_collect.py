@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
@@ -62,41 +60,6 @@ def test_nothing_is_deleted_where_a_copy_lacks_a_record(
     assert filled.collect().deleted == len(packs) and names(filled) == ["s0", "s2", "s3"]
 
 
-def test_a_copy_that_another_collector_has_not_synced_yet_outlives_a_power_cut(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled.collect()
-    copy, states = ArchiveWriter.copy, dict[frozenset[tuple[str, bytes]], DiskState]()
-    sync = disk.sync_directory
-
-    def unsynced(writer: ArchiveWriter, rows: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(disk, "sync_directory", lambda path: None if path == "manifest" else sync(path))
-            copy(writer, rows)
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            states.setdefault(frozenset(one for one in state.files().items() if one[0].startswith("packs/")), state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArchiveWriter, "copy", unsynced)
-        disk.flush()
-        disk.watch = watch
-        assert filled.collect().deleted == 5
-    assert len(states) > 5
-    for state in states.values():
-        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [codec])
-        assert names(left) == ["s0", "s2", "s3"] and left.verify(decode=True).lost == []
-
-
-def test_undelete_works_until_the_second_run(filled: TowerArchive) -> None:
-    [forgotten] = [v for v in filled.history("s1") if v.forgotten]
-    filled.collect()
-    assert filled.undelete([forgotten]) == 1
-    filled.collect()
-    assert filled.get("s1").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
-
-
 def test_a_pack_stays_for_the_time_of_grace(filled: TowerArchive, disk: SimDisk) -> None:
     filled.collect()
     assert filled.collect(grace=3600).deleted == 0
@@ -135,14 +98,6 @@ def test_it_deletes_nothing_where_something_is_wrong(
     with pytest.raises(ArchiveError, match="stops"):
         TowerArchive.open(DirectoryStore(disk), [codec]).collect()
     assert set(disk.seen.files()) == before
-
-
-def test_what_was_put_between_the_runs_stays(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    filled.collect()
-    other = TowerArchive.open(DirectoryStore(disk), [codec])
-    other.put([NewSession("late", [PROMPT, PROMPT + 1])])  # the prompt lies in condemned packs alone
-    filled.collect()
-    assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 1)] and filled.verify(decode=True).sound
 
 
 def test_records_come_in_the_order_of_their_commits(archive: TowerArchive) -> None:
@@ -213,48 +168,6 @@ def test_a_byte_is_copied_a_bounded_number_of_times() -> None:
         most = max(most, len(packs) - sum(size >= SMALL for size in packs.values()))
     print(f"put {put}, copied {copied}: {copied / put:.2f}, at most {most} small packs")
     assert 1 < copied / put < 4 and most <= 25
-
-
-def test_a_writer_that_slept_through_two_collections_puts_again_what_it_relied_on(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleeper = TowerArchive.open(DirectoryStore(disk), [codec])
-    sleeper.get("s0")
-    publisher = sleeper.parts.writer._publisher
-    put = publisher.put
-
-    def slow(*args: Any, **options: Any) -> None:
-        for _ in range(4):
-            filled.collect()
-            disk.clock += 40 * DAY
-        monkeypatch.undo()
-        put(*args, **options)
-
-    monkeypatch.setattr(publisher, "put", slow)
-    sleeper.put([NewSession("late", [PROMPT, PROMPT + 9])])
-    assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 9)]
-
-
-def test_a_kill_between_the_manifest_and_the_deletion_leaves_files_that_the_next_run_deletes(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    filled.collect()
-    taken_out = {f"packs/{pack.hex()}" for pack in filled.catalog.listing.packs}
-
-    def killed(name: str) -> None:
-        raise KeyboardInterrupt(name)
-
-    filled.store.delete = killed  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        filled.collect()
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert taken_out <= disk.seen.names.keys() and names(fresh) == ["s0", "s2", "s3"]
-    report = fresh.verify(decode=True)
-    assert report.sound and not report.unnamed and not report.missing_copies
-    fresh.collect()
-    assert not taken_out & disk.seen.names.keys() and not fresh.catalog.listing.present.gone
-    assert not [p for p in disk.seen.names if p.startswith("parity/") and p.replace("parity", "packs") in taken_out]
-    assert TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=True).sound
 
 
 def test_what_a_clock_ahead_condemned_stays_no_longer_than_the_grace(filled: TowerArchive, disk: SimDisk) -> None:

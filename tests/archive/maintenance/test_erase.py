@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.box import KEY, unit_of, unseal
 from pltz.archive.encryption.domain_keys import MAX_ROWS, DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, UnreadableError, WriterFailed
+from pltz.archive.errors import ArchiveError, Fenced, NotFound, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.maintenance import erase
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import BaseUse, Eraser
@@ -113,15 +109,6 @@ def test_an_erase_that_left_older_keys_says_so(sealed: TowerArchive, monkeypatch
             sealed.erase("acme", "a")
 
 
-def test_an_erased_session_can_be_put_again(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    sealed.put([chat("a", [1, 2])])
-    sealed.erase("acme", "a")
-    receipt = sealed.put([chat("a", [1, 2])])[0]
-    assert (receipt.new, receipt.version) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
-    sealed.erase("acme", "a")
-    assert not list(reopen(disk, codec).ls())
-
-
 def test_an_erased_tenant_leaves_nothing_that_opens(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
@@ -140,31 +127,6 @@ def test_an_erased_tenant_leaves_nothing_that_opens(
             archive.erase(tenant, name)
     archive.put([chat("a", [1, 2])])
     assert tokens(reopen(disk, codec), "a") == [1, 2] and len(raw_records_open(disk, codec, domain)) == 2
-
-
-def test_what_was_erased_is_collected(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
-    sealed.put([chat("a", list(range(100)))])
-    sealed.put([chat("b", [4])])
-    sealed.erase("acme", "a")
-    for _ in range(2):
-        sealed.collect(dead_share=0)
-    assert len(records_of(disk)) == 2 and tokens(reopen(disk, codec), "b") == [4]
-    assert reopen(disk, codec).verify(decode=True).sound
-
-
-def test_the_proof_reads_a_large_pack_whose_front_cannot_be_read(
-    sealed: TowerArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It gave up at the front, and called the pack unread without a look at its records."""
-    sealed.put([chat("a", [1, 2])])
-
-    def fails(self: PackFront, offset: int, size: int) -> bytes:
-        raise UnreadableError("a bad sector within what is read ahead")
-
-    monkeypatch.setattr(erase, "AHEAD", 0)
-    monkeypatch.setattr(PackFront, "read", fails)
-    done = sealed.erase("acme", "a")
-    assert (done.records, done.unread) == (1, 0)
 
 
 def test_a_collector_sees_an_erase_that_came_after_it_began(
@@ -194,28 +156,6 @@ def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: TowerA
     archive.put([chat("a", [1])])
     with pytest.raises(UsageError, match="forget"):
         archive.erase("acme", "a")
-
-
-def test_a_writer_that_saw_the_keys_before_an_erasure_looks_again(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1, 2])])
-    writer = reopen(disk, codec)
-    writer.put([chat("w", [1, 2], [3])])
-    done = False
-
-    def erase() -> None:
-        nonlocal done
-        if not done and any(c.path.startswith("packs/") for c in disk.pending):
-            done = True
-            reopen(disk, codec).erase("acme", "w")
-
-    disk.watch = erase
-    writer.put([chat("x", [1, 2], [3])])
-    assert done
-    archive = reopen(disk, codec)
-    assert tokens(archive, "x") == [1, 2, 3] and tokens(archive, "a") == [1, 2]
-    assert archive.verify(decode=True).sound and not archive.history("w")
 
 
 def test_a_put_beside_the_erase_of_its_tenant_is_there_afterwards(
@@ -292,24 +232,6 @@ def test_an_eraser_that_stood_still_brings_nothing_back(
         assert not list(reopen(copy, codec).ls("acme"))
 
 
-def test_first_keys_that_come_late_are_not_relied_on(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop a process before its first key file while another makes the tenant, fills it and erases from it."""
-    sealed.put([chat("z", [1], tenant="else")])
-    writer, other, put = reopen(disk, codec), reopen(disk, codec), KeyFolder.put
-
-    def slow_put(self: KeyFolder, file: KeyFile) -> bool:
-        monkeypatch.setattr(KeyFolder, "put", put)
-        other.put([chat("a", [1]), chat("b", [2])])
-        other.erase("acme", "b")
-        return put(self, file)
-
-    monkeypatch.setattr(KeyFolder, "put", slow_put)
-    writer.put([chat("c", [3])])
-    assert catalogue(reopen(disk, codec)) == {("acme", "a"): [1], ("acme", "c"): [3], ("else", "z"): [1]}
-
-
 def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1])])
     keys, store = sealed.keys, DirectoryStore(disk)
@@ -336,67 +258,8 @@ def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: TowerArc
 # Crashes
 
 
-def sealed_steps() -> dict[str, Callable[[TowerArchive], object]]:
-    return {
-        "put": lambda a: a.put([chat("a", [1, 2]), chat("b", [1, 2], [3])]),
-        "put other": lambda a: a.put([chat("c", [7], tenant="other")]),
-        "erase session": lambda a: a.erase("acme", "b"),
-        "erase tenant": lambda a: a.erase("acme"),
-        "collect": lambda a: (a.collect(dead_share=0), a.collect(dead_share=0)),
-    }
-
-
 def catalogue(archive: TowerArchive) -> dict[tuple[str, str], list[int]]:
     return {(v.tenant, v.name): archive.tower(v).tokens.tolist()[30:] for v in archive.ls()}
-
-
-def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
-    """Run two operations on the base of one put: each falls before or after it, and erased data stays erased."""
-    cases = opened = 0
-    for first, second in itertools.product(sealed_steps(), repeat=2):
-        disk = SimDisk()
-        TowerArchive.create(DirectoryStore(disk), [codec], key=RAW).put(
-            [chat("z", [9]), chat("b", [1, 2], [3])]
-        )
-        for step in (first, second):
-            before = catalogue(reopen(disk, codec))
-            dry = disk.clone()
-            try:
-                sealed_steps()[step](reopen(dry, codec))
-            except NotFound:
-                continue
-            after = catalogue(reopen(dry, codec))
-            states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-            def watch(
-                disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], DiskState] = states
-            ) -> None:
-                nonlocal cases
-                for state in disk.crashes("tmp"):
-                    cases += 1
-                    states.setdefault(
-                        frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state
-                    )
-
-            archive = reopen(disk, codec)
-            disk.flush()
-            disk.watch = watch
-            sealed_steps()[step](archive)
-            disk.watch = lambda: None
-            for state in states.values():
-                opened += 1
-                left = SimDisk(state, seed=opened)
-                found = catalogue(reopen(left, codec))
-                assert found in (before, after), (first, second, step)
-                assert reopen(left, codec).verify(decode=True).sound
-                if step.startswith("erase"):
-                    with suppress(NotFound):
-                        sealed_steps()[step](reopen(left, codec))  # erasing again comes to its end
-                    assert catalogue(reopen(left, codec)) == after
-                    assert all(len(g) == 1 for g in KeyFolder(DirectoryStore(left)).generations().values())
-            assert catalogue(reopen(SimDisk(disk.durable), codec)) == after
-    print(f"{cases} crash cases, {opened} different")
-    assert cases > 1000
 
 
 def on_base(name: str, base: str, *turns: list[int], tenant: str = "acme") -> NewSession:
@@ -507,25 +370,6 @@ def keys_of_base(archive: TowerArchive, name: str) -> bytes:
     return archive.keys.domain(BASE, name)
 
 
-def test_damage_in_both_copies_of_the_newest_keys_stays_damage(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1])])
-    keys = sealed.keys
-    assert isinstance(keys, Keyring)
-    known = keys.of(keys.domain(TENANT, "acme"))
-    assert known and keys.publish(known.following())
-    whole = disk.clone()
-    for copy in range(2):
-        disk.overwrite(key_copies(known.domain, 1)[copy], b"x" * 200)
-        whole.overwrite(key_copies(known.domain, 0)[copy], bytes(40))
-    report = reopen(disk, codec, None).verify()
-    assert [p.kind for p in report.problems] == ["keys"] * 3  # each copy, and that packs have records of the domain
-    assert not report.unfinished
-    report = reopen(whole, codec, None).verify()
-    assert report.sound and len(report.unfinished) == 1
-
-
 def test_a_dry_run_counts_what_an_unfinished_erase_left(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
@@ -542,16 +386,6 @@ def test_a_dry_run_counts_what_an_unfinished_erase_left(
     assert archive.erase("acme", "a").files == 2
     with pytest.raises(NotFound):
         archive.erase("acme", "a", dry_run=True)
-
-
-def test_keys_made_anew_after_an_erase_are_no_unfinished_erase(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([chat("a", [1])])
-    sealed.erase("acme")
-    sealed.put([chat("a", [1])])
-    assert not reopen(disk, codec).verify().unfinished
-    assert not reopen(disk, codec, None).verify().unfinished
 
 
 def test_two_that_shred_one_file_do_no_harm(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,23 +508,6 @@ def test_a_session_put_onto_a_base_meanwhile_is_seen(
     assert not reopen(disk, codec).verify().unfinished
 
 
-def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    sealed.put([on_base("o", "own", [4])])
-    sealed.put([on_base("x", "own", [9], tenant="other")])
-    location = sealed.version("x", "other").location
-    path = f"packs/{location.pack.hex()}"
-    data = bytearray(disk.read(path, 0, 1 << 20))
-    data[location.offset + 40] ^= 1
-    disk.overwrite(path, bytes(data))
-    with pytest.raises(ArchiveError, match="repair first"):
-        reopen(disk, codec).erase_base("own")
-    assert Repairer(DirectoryStore(disk)).run().whole
-    done = reopen(disk, codec).erase("acme")
-    assert done.bases == (BaseUse("own", 0, 1, False),) and tokens(reopen(disk, codec), "x", "other") == [9]
-
-
 def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged(
     disk: SimDisk, codec: SegmentCodec
 ) -> None:
@@ -725,15 +542,6 @@ def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: Segm
                 left.erase("acme", "a")
             assert not catalogue(reopen(copy, codec))
     assert not isinstance(archive, WriterFailed)
-
-
-def test_erased_is_its_own_error(sealed: TowerArchive, disk: SimDisk) -> None:
-    sealed.put([chat("a", [1])])
-    item = sealed.catalog.lookup.at(sealed.version("a", "acme").location)
-    sealed.erase("acme", "a")
-    sealed.catalog.refresh()
-    with pytest.raises(Erased):
-        sealed.keys.bits(item.context, item.record)
 
 
 # Erasing at once with others

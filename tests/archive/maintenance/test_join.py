@@ -5,7 +5,6 @@ Crashes: test_crash.py; against the model: test_machine.py.
 
 from __future__ import annotations
 
-import errno
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,33 +171,6 @@ def test_versions_of_other_tags_stay_as_they_were(empty: TowerArchive) -> None:
     assert sizes(found) == [20, 40, 10, 70]
 
 
-def test_another_process_joins_what_others_put(empty: TowerArchive) -> None:
-    for end in range(1, 13):
-        grow(again(empty), "a", TURNS[:end], begin=end)
-    assert len(sizes(again(empty))) <= 6 and contents(again(empty)) == wanted("a", TURNS[:12])
-
-
-def test_a_put_is_acknowledged_where_joining_fails(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    grow(archive, "a", TURNS[:3])
-    put = archive.parts.writer.copy
-
-    def full(rows: object) -> None:
-        disk.fail_at = {disk.calls + n: OSError(errno.ENOSPC, "no") for n in (1, 2)}  # written ahead, and again
-        put(rows)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(archive.parts.writer, "copy", full)
-        [receipt] = grow(archive, "a", TURNS[:4], begin=4)
-    disk.fail_at = {}
-    assert receipt.version == 4 and sizes(archive) == [20, 10, 10, 10, 10]
-    [problem] = archive.problems
-    assert problem.kind == "join" and "turns were not joined" in problem.what
-    grow(archive, "a", TURNS[:5], begin=5)  # the next put makes up for it
-    assert sizes(archive) == [20, 50] and contents(again(archive)) == wanted("a", TURNS[:5])
-
-
 def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     grow(archive, "a", TURNS[:12])
@@ -350,13 +322,6 @@ def test_a_put_is_acknowledged_whatever_joining_raises(
     assert receipt.version == 4 and [p.kind for p in empty.problems] == ["join"]
     grow(empty, "a", TURNS[:5], begin=5)
     assert sizes(empty) == [20, 50] and contents(again(empty)) == wanted("a", TURNS[:5])
-
-
-def test_a_put_of_a_long_turn_codes_it_once(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "ENOUGH", 100)
-    turns = [*TURNS[:3], np.arange(100), *TURNS[4:7]]
-    grow(empty, "a", turns)
-    assert sizes(empty) == [20, 10, 10, 10, 100, 10, 10, 10] and contents(again(empty)) == wanted("a", turns)
 
 
 def test_a_put_joins_so_many_tokens_at_most(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:

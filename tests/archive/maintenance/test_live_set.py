@@ -206,15 +206,6 @@ def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -
             census.add(Location(b"p" * 16, n), tree[0], None, tree[0].id)
 
 
-def test_packs_that_share_records_with_condemned_ones() -> None:
-    rows = laid_out([[tree[0], tree[1]], [tree[1]], [tree[2]], [tree[0]._replace(name="a")]])
-    with taken(rows) as census:
-        assert census.sharing({bytes(16)}) == {bytes([1]) * 16, bytes([3]) * 16}
-        assert census.sharing({bytes([2]) * 16}) == set()
-        census.settle((), packs={bytes(16)})
-        assert census.live_segments == 0 and set(census.weights()) == {bytes(16)}
-
-
 MEASURE = """
 import sys
 from pathlib import Path

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import NO_SEGMENT
-from pltz.archive.format.index_file import SEGMENTS, U64, FileIndex, MemoryIndex, by_section
+from pltz.archive.format.index_file import U64, MemoryIndex, by_section
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.pack_walk import PackColumns, PackWalk, absent
@@ -74,15 +72,6 @@ def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive)
         found_parents = {row.tobytes()[:10] for row in swept.parents}
         assert parents - {i.record.id for i in items} <= found_parents <= parents
     assert not absent(found)
-
-
-def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
-    catalog = Catalog(filled.store)
-    catalog.refresh()
-    swept = walked(catalog)
-    assert any(absent(swept[:n] + swept[n + 1 :]) for n in range(len(swept)))
-    fewer = [s for s in swept if not len(s.parents)]
-    assert not absent(fewer)
 
 
 def naming(indexes: Iterable[str], manifest: Manifest) -> Manifest:
@@ -163,37 +152,6 @@ def test_parents_anywhere_and_nowhere() -> None:
     assert absent([proved(1, none, ids[:1])])
 
 
-KEYS = st.lists(
-    st.integers(0, 2000).map(lambda n: (n * 0x9E3779B97F4A7C15 % (1 << 48)).to_bytes(6, "big") + bytes(10))
-)
-
-
-@given(KEYS, KEYS, st.integers(1, 5))
-def test_batch_lookups_agree_with_single_ones(stored: list[bytes], asked: list[bytes], packs: int) -> None:
-    memory = MemoryIndex()
-    sizes = {bytes([n]) * SIZE: 1 << 20 for n in range(packs)}
-    for n, pack in enumerate(sizes):
-        rows = [(SEGMENTS, i, 100 * k) for k, i in enumerate(stored) if k % packs == n]
-        memory.add_pack(pack, 1 << 20, by_section(rows))
-    kept = FileIndex.of(index_file.build([memory], sizes))
-    for known in (memory, kept):
-        keys = index_file.keys_in(asked) if asked else np.zeros(0, np.uint64)
-        assert known.has(SEGMENTS, keys).tolist() == [i in stored for i in asked]
-        for i in asked:
-            places = [(list(sizes).index(at.pack), at.offset) for at in known.find(SEGMENTS, i)]
-            assert sorted(places) == sorted((k % packs, 100 * k) for k, s in enumerate(stored) if s == i)
-    assert sorted(memory.entries(SEGMENTS)) == sorted(kept.entries(SEGMENTS))
-
-
 def id_of(key: int) -> bytes:
     """Return an id of this key."""
     return (key << 64 - index_file.KEY_BITS).to_bytes(8, "big") + bytes(8)
-
-
-def test_a_bucket_crafted_to_be_large_costs_little(tmp_path: Path) -> None:
-    memory = MemoryIndex()
-    rows = [(SEGMENTS, id_of(n << 4), n) for n in range(50_000)]
-    memory.add_pack(bytes(SIZE), 1 << 20, by_section(rows))
-    kept = FileIndex.of(index_file.build([memory], {bytes(SIZE): 1 << 20}))
-    asked = np.arange(0, 50_000 << 4, 8, dtype=np.uint64)
-    assert kept.has(SEGMENTS, asked).tolist() == [n % 2 == 0 for n in range(len(asked))]

@@ -6,11 +6,11 @@ Beyond that the report names exactly what is lost, and nothing is deleted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -24,12 +24,11 @@ from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys
-from tests.examples import examples
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes or more", 0)
@@ -78,22 +77,6 @@ def test_flipped_bits_are_put_back(small: DiskState) -> None:
     for path, data in small.files().items():
         for bit in range(0, 8 * len(data), 149):
             assert_flip_is_put_back(small, path, bit)
-
-
-@pytest.mark.slow
-def test_flipped_bits_of_every_second_byte_are_put_back() -> None:
-    """Flip one bit of every second byte, of every seventh of parity, in turn each of the eight.
-
-    `test_damage.py` shows that verify sees every single bit, and repair restores whole blocks, whichever bit is wrong.
-    """
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
-    archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
-    archive.collect(small=1 << 30)
-    state = disk.seen
-    for path, data in state.files().items():
-        for at in range(0, len(data), 7 if path.startswith("parity/") else 2):
-            assert_flip_is_put_back(state, path, 8 * at + (at // 2 + at // 16) % 8)
 
 
 def assert_flip_is_put_back(state: DiskState, path: str, bit: int) -> None:
@@ -168,24 +151,6 @@ def test_a_dry_run_changes_nothing(small: DiskState) -> None:
     before = disk.seen.files()
     report = Repairer(DirectoryStore(disk), dry_run=True).run()
     assert report.restored == [path] and disk.seen.files() == before
-
-
-def test_a_sound_archive_is_left_alone(small: DiskState) -> None:
-    disk = SimDisk(small.copy())
-    report = repaired(disk)
-    assert report.whole and not (report.restored or report.remade or report.aside) and report.checked >= 5
-    assert disk.seen.files() == small.files()
-
-
-def test_missing_parity_is_made(small: DiskState) -> None:
-    disk = SimDisk(small.copy())
-    for path in [p for p in disk.seen.names if p.startswith("parity/") and len(p) == 39]:
-        del disk.seen.names[path]
-    report = repaired(disk)
-    made = set(report.remade)
-    assert len(made) >= 2 and all(disk.seen.files()[p] == small.files()[p] for p in made)
-    key = KEY if "keys" in {p[:4] for p in small.files()} else None
-    assert not TowerArchive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).missing_copies
 
 
 def big() -> DiskState:
@@ -308,16 +273,7 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
     files = small.files()
     for path in sorted(p for p in files if not p.startswith(("index/", "tmp/")))[::2]:
         disk = with_file(small, path, files[path][: len(files[path]) // 2] + b"rot")
-        states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-        def watch(disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], DiskState] = states) -> None:
-            for state in disk.crashes("tmp"):
-                states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
-
-        disk.flush()
-        disk.watch = watch
-        assert repaired(disk).whole
-        for state in states.values():
+        for state in disk.left_by(partial(repaired, disk)):
             left = SimDisk(state, seed=7)
             assert repaired(left).whole and same_files(left, small), path
 
@@ -349,48 +305,15 @@ def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at:
         data[byte] ^= 1
     disk.overwrite(path, bytes(data))
     disk.vanish(path.replace("packs", "parity"))
-    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
-
-    disk.flush()
-    disk.watch = watch
-    assert repaired(disk).salvaged == 3 and len(states) > 7
-    for state in states.values():
+    done = list[Repaired]()
+    states = disk.left_by(lambda: done.append(repaired(disk)))
+    assert done[0].salvaged == 3 and len(states) > 7
+    for state in states:
         left = SimDisk(state, seed=7)
         repaired(left)
         found = TowerArchive.open(DirectoryStore(left), [codec])
         read = {v.name: found.tower(v).tokens.tolist() for v in found.ls(history=True)}
         assert read == {"a": [*PROMPT, *noise], "b": [*PROMPT, *PROMPT + 1]}
-
-
-def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(codec: SegmentCodec) -> None:
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    lone: list[DiskState] = []
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            names = [p.split("/") for p in state.files() if "/" in p]
-            packs = {n for f, n in names if f == "packs"}
-            parity = {n for f, n in names if f == "parity" and len(n) == 32}
-            assert parity <= packs  # never parity of what was not there
-            if packs - parity:
-                lone.append(state)
-
-    disk.flush()
-    disk.watch = watch
-    archive.put([NewSession("a", [PROMPT], shared=1)])
-    assert lone
-    for state in lone:
-        left = SimDisk(state, seed=3)
-        check = TowerArchive.open(DirectoryStore(left), [codec]).verify(decode=True)
-        assert check.sound and len(check.missing_copies) + check.unnamed == 1
-        report = repaired(left)
-        assert report.whole and len(report.named) == check.unnamed and any("parity/" in p for p in report.remade)
-        assert TowerArchive.open(DirectoryStore(left), [codec]).verify().missing_copies == []
 
 
 def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCodec) -> None:
@@ -400,29 +323,13 @@ def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCo
     for n in range(3):
         archive.put([NewSession(f"s{n}", [np.array([n] * 20)])])
     archive.forget([archive.version("s0")])
-    cases = 0
-
-    def watch() -> None:
-        nonlocal cases
-        for state in disk.crashes("tmp"):
-            cases += 1
-            names = [p.split("/") for p in state.files() if "/" in p]
-            parity = {n for folder, n in names if folder == "parity" and len(n) == 32}
-            assert parity <= {n for folder, n in names if folder == "packs"}
-
-    disk.flush()
-    disk.watch = watch
     archive.collect(dead_share=0)
-    assert archive.collect(dead_share=0).deleted and cases > 50
-
-
-def test_parity_that_stands_for_other_bytes_is_never_believed(small: DiskState) -> None:
-    """Somebody swapped two parity files, or wrote one over bytes that are not the pack's."""
-    parity = [p for p in small.files() if p.startswith("parity/") and len(p) == 39]
-    disk = SimDisk(small.copy())
-    names = disk.seen.names
-    names[parity[0]], names[parity[1]] = names[parity[1]], names[parity[0]]
-    assert repaired(disk).whole and same_files(disk, small)
+    states = disk.left_by(lambda: archive.collect(dead_share=0))
+    for state in states:
+        names = [p.split("/") for p in state.files() if "/" in p]
+        parity = {n for folder, n in names if folder == "parity" and len(n) == 32}
+        assert parity <= {n for folder, n in names if folder == "packs"}
+    assert len(states) > 10 and not [path for path in disk.seen.names if path.startswith("packs/")][1:]
 
 
 def test_a_pack_in_the_place_of_another_is_put_back(small: DiskState) -> None:
@@ -431,29 +338,6 @@ def test_a_pack_in_the_place_of_another_is_put_back(small: DiskState) -> None:
     for path, other in zip(packs, packs[1:] + packs[:1], strict=True):
         disk = with_file(small, path, small.files()[other])
         assert repaired(disk).whole and same_files(disk, small)
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(st.data())
-def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
-    state = build(None)
-    disk = SimDisk(state.copy(), seed=2)
-    for _ in range(data.draw(st.integers(1, 4))):
-        path = data.draw(st.sampled_from(sorted(state.files())))
-        inode = disk.seen.names[path]
-        hurt = bytearray(disk.seen.data[inode])
-        at = data.draw(st.integers(0, max(0, len(hurt) - 1)))
-        hurt[at : at + data.draw(st.integers(0, 60))] = data.draw(st.binary(max_size=60))
-        disk.seen.data[inode] = bytes(hurt)
-    try:
-        report = repaired(disk)
-    except PltzError as exc:
-        assert "backup" in str(exc)
-        return
-    if report.whole:
-        assert same_files(disk, state)
-        archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()])
-        assert archive.verify(decode=True).sound
 
 
 def test_a_pack_is_given_up_while_others_are_damaged(small: DiskState) -> None:

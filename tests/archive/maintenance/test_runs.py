@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.catalog.listing import Found, Listing
+from pltz.archive.catalog.listing import Listing
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import Erased, NotFound
+from pltz.archive.errors import NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import RUN
@@ -59,11 +59,6 @@ def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
     return [mode & RUN for mode in found]
 
 
-def lacking(archive: TowerArchive, name: str = "a") -> list[int]:
-    """Return the number of segments that each version lacks of the run that it is in."""
-    return [v.lacks for v in archive.history(name, "acme")]
-
-
 def size(archive: TowerArchive) -> int:
     return sum(archive.store.list(object_names.PACKS).values()) + sum(archive.store.list(object_names.PARITY).values())
 
@@ -87,18 +82,6 @@ def empty(
 def again(archive: TowerArchive) -> TowerArchive:
     """Open the same archive in another process."""
     return TowerArchive.open(archive.store, archive.codecs, key=RAW if archive.settings.sealed else None)
-
-
-def test_every_version_stays_as_it_was(empty: TowerArchive) -> None:
-    grow(empty)
-    grow(empty, "b", 2)
-    before, versions = contents(empty), {v.id for v in empty.ls(history=True)}
-    assert empty.join() == 2
-    for archive in (empty, again(empty)):
-        assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
-        assert archive.verify(decode=True).sound
-    assert kinds(empty) == [RUN] * 6 and lacking(empty) == [5, 4, 3, 2, 1, 0]
-    assert len({v.location for v in empty.history("a", "acme")}) == 1
 
 
 @pytest.mark.parametrize("key", [None, RAW])
@@ -126,54 +109,6 @@ def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
     collected(empty)
     files = empty.store.list(object_names.PACKS)
     assert again(empty).join() == 0 and empty.store.list(object_names.PACKS) == files
-
-
-def test_a_put_that_grows_a_joined_session_adds_its_turn_alone(empty: TowerArchive) -> None:
-    grow(empty, turns=4)
-    empty.forget(empty.history("a", "acme")[:3])
-    collected(empty)
-    empty.collect(dead_share=0.01)  # of the marks
-    assert kinds(empty) == [RUN]
-    archive = again(empty)
-    archive.before(archive.version("a", "acme"))  # as `SessionArchive` does
-    [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:5]], "acme", shared=1)])
-    assert (receipt.version, receipt.new) == (2, 1)
-    assert archive.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *TURNS[:5]]).tolist()
-    for _ in range(2):
-        collected(archive)
-    assert lacking(archive) == [1, 0]
-    assert contents(again(archive)) == contents(archive) and archive.verify(decode=True).sound
-
-
-def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
-    grow(empty, turns=4)
-    empty.forget(empty.history("a", "acme")[:3])
-    collected(empty)
-    empty.join()
-    collected(empty)
-    archive = again(empty)
-    archive.before(archive.version("a", "acme"))
-    [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:2], TURNS[5]], "acme", shared=1)])
-    assert receipt.new == 3
-    collected(archive)
-    wanted = np.concatenate([PROMPT, *TURNS[:2], TURNS[5]]).tolist()
-    assert again(archive).get("a", "acme").tokens.tolist() == wanted and archive.verify(decode=True).sound
-    archive.join()
-    collected(archive)
-    assert again(archive).get("a", "acme").tokens.tolist() == wanted
-
-
-def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) -> None:
-    for n in range(1, 7):
-        tags = {"n": "1"} if n == 3 else {}
-        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags=tags)])
-    before = contents(empty)
-    assert empty.join() == 1
-    collected(empty)
-    archive = again(empty)
-    assert contents(archive) == before and archive.verify(decode=True).sound
-    assert kinds(archive) == [0, 0, 0, RUN, RUN, RUN] and lacking(archive) == [0, 0, 0, 2, 1, 0]
-    assert [v.tags for v in archive.history("a", "acme")] == [{}, {}, {"n": "1"}, {}, {}, {}]
 
 
 def test_versions_within_a_run_of_other_tags_stay_when_it_is_joined(
@@ -214,21 +149,6 @@ def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerAr
     assert {k: v for k, v in contents(again(archive)).items() if k[1] == "a"} == before
 
 
-def test_a_session_that_grows_after_a_join_is_joined_into_one_run_again(empty: TowerArchive) -> None:
-    grow(empty, turns=4)
-    empty.join()
-    for n in (5, 6):
-        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1)])
-    before = contents(empty)
-    assert lacking(empty) == [3, 2, 1, 0, 0, 0] and empty.join() == 1
-    collected(empty)
-    archive = again(empty)
-    assert lacking(archive) == [5, 4, 3, 2, 1, 0] and contents(archive) == before
-    runs = [i for p in archive.catalog.listing.packs for i in archive.catalog.listing.scan(p)
-            if isinstance(i, Found) and i.record.mode & RUN]
-    assert len(runs) == 1 and archive.verify(decode=True).sound
-
-
 def test_a_copy_of_a_joined_session_has_each_version_once(empty: TowerArchive, codec: SegmentCodec) -> None:
     grow(empty)
     twin = TowerArchive.create(DirectoryStore(SimDisk()), empty.codecs)
@@ -251,18 +171,6 @@ def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk, codec: Se
     assert archive.keys.bits(item.context, item.record)
     with pytest.raises(CorruptError):
         archive.keys.bits(item.context, item.record._replace(bitstring=crafted))
-
-
-def test_forgotten_versions_can_be_undeleted_after_a_join(empty: TowerArchive) -> None:
-    grow(empty)
-    forgotten = empty.history("a", "acme")[:3]
-    before = contents(empty)
-    empty.forget(forgotten)
-    empty.join()
-    empty.collect(dead_share=0.01)
-    empty.undelete(forgotten)
-    collected(empty)
-    assert contents(again(empty)) == before and empty.verify(decode=True).sound
 
 
 def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_record(
@@ -300,30 +208,6 @@ def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerAr
     archive = again(empty)
     towers = [Chains(archive.catalog, archive.codecs).tower(v.leaf) for v in archive.history("a", "acme")]
     assert [[name for name, _ in tower] for tower in towers] == [[n for n, _ in row] for row in before.values()]
-
-
-def test_an_erased_session_does_not_open_in_any_of_its_records(disk: SimDisk, codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
-    grow(archive)
-    grow(archive, "b", 2)
-    archive.join()
-    archive.collect(dead_share=0.01)
-    archive.erase("acme", "a")
-    keys = archive.keys
-    for pack in archive.catalog.listing.packs:
-        for item in archive.catalog.listing.scan(pack):
-            assert not isinstance(item, object_names.KeyFileName)
-            record, context = item.record, item.context  # type: ignore[union-attr]
-            if record.id and context.domain_kind == 0 and record.id not in _live(archive):
-                with pytest.raises(Erased):
-                    keys.bits(context, record)
-    with pytest.raises(NotFound):
-        reopen(disk, codec).get("a", "acme")
-    assert archive.get("b", "acme").tokens.tolist() == np.concatenate(other(2)).tolist()
-
-
-def _live(archive: TowerArchive) -> set[bytes]:
-    return {name for v in archive.ls(history=True) for name, _ in archive.tower(v).segments}
 
 
 def test_a_session_erased_meanwhile_is_not_joined(

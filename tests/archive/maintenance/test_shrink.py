@@ -24,7 +24,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
 from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.simulated_disk import SimDisk
 
 KEY = "a long passphrase"
 
@@ -126,16 +126,6 @@ def test_collect_frees_the_old_form_and_all_reads_back(place: Place) -> None:
     for version, count in enumerate((40, 60, 80, 120), 1):
         assert place.open().get("log", version=version).value == log(count)
     assert place.open().verify(decode=True).sound
-
-
-def test_packs_that_a_collector_moves_are_left_to_it(place: Place) -> None:
-    for count in (40, 60):
-        place.put(request(count), fast=True)
-    place.open().collect()
-    told = place.open().shrink()
-    assert (told.fresh, told.condemned) == (0, 2)
-    place.open().collect()
-    assert place.open().shrink().shrunk == 2
 
 
 def test_a_log_too_long_for_a_put_by_the_model_is_shrunk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,26 +256,17 @@ def test_a_collector_or_a_put_beside_it(place: Place, step: str, monkeypatch: py
 
 @pytest.mark.parametrize("secret", [None, RAW], ids=["open", "sealed"])
 def test_a_crash_leaves_either_form(secret: Secret | None) -> None:
-    disk, left = SimDisk(), dict[tuple[tuple[str, bytes], ...], DiskState]()
+    disk = SimDisk()
 
     def opened(on: SimDisk) -> Archive:
         return Archive(opener.open_at(DirectoryStore(on), [], key=secret))
 
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            files = tuple(sorted(file for file in state.files().items() if not file[0].startswith("tmp/")))
-            left.setdefault(files, state)
-
     Archive(opener.create(DirectoryStore(disk), [], key=secret))
     for count in (40, 50):
         list(opened(disk).put_many([request(count)]))
-    disk.flush()
-    cold = opened(disk)
-    disk.watch = watch
-    assert cold.shrink().shrunk == 2
-    disk.watch = lambda: None
+    left = disk.left_by(opened(disk).shrink)
     outcomes = set[int]()
-    for state in left.values():
+    for state in left:
         cold = opened(SimDisk(state, seed=1))
         for version, count in enumerate((40, 50), 1):
             assert cold.get("log", version=version).value == log(count)

@@ -218,12 +218,6 @@ def test_circles_and_towers_too_deep_are_found_without_decoding(
     assert archive.get("sound").tokens.tolist() == [*range(9)]
 
 
-def test_a_deep_tower_that_can_be_read_is_sound(archive: TowerArchive) -> None:
-    for turns in range(1, 40):
-        archive.put([NewSession("deep", [np.full(3, n) for n in range(turns)])])
-    assert archive.verify().sound and len(archive.get("deep").segments) == 39
-
-
 def test_circles_that_no_session_has_are_no_damage(archive: TowerArchive) -> None:
     """After an erase of a joined session its dead records made one, and plain verify called the archive damaged."""
     assert crafted(archive, CIRCLES["parents"], NO_SEGMENT).verify().sound

@@ -151,22 +151,6 @@ def test_a_server_that_lacks_something_is_refused(server: LocalBucket, codec: Se
     assert store.put("packs/a", b"mine") and store.put("packs/a", b"mine") and not store.put("packs/a", b"theirs")
 
 
-def test_an_archive_lives_there(server: LocalBucket, codec: SegmentCodec, tmp_path: Path) -> None:
-    store = ObjectStore(server.place(), tmp_path)
-    archive = TowerArchive.create(store, [codec])
-    archive.put([session("a", 1), session("b", 2)])
-    archive.put([session("a", 1, 3)])
-    other = TowerArchive.open(store, [codec])
-    other.write_index()
-    other.forget([other.version("b")])
-    for _ in range(2):
-        archive.collect(dead_share=0.01)
-    last = TowerArchive.open(store, [codec])
-    assert [v.name for v in last.ls(forgotten=True)] == ["a"]
-    assert last.get("a").tokens.tolist() == [*range(40), *[1] * 5, *[3] * 5]
-    assert last.verify(decode=True).sound
-
-
 @pytest.mark.parametrize("fault", ["500 Internal Server Error", "503 Slow Down", "time-out"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_a_fault_at_any_request_loses_nothing(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -304,16 +304,6 @@ def test_a_register_of_which_the_content_is_lost_begins_again(store: Store) -> N
     assert new and new.data == b"new" and store.load("manifest", old) == new
 
 
-def test_one_of_many_replaces_a_content(store: Store) -> None:
-    before = None
-    for turn in range(5):
-        with ThreadPoolExecutor(8) as pool:
-            ends = list(pool.map(lambda n, b=before, t=turn: store.swap("manifest", b"%d %d" % (t, n), b), range(8)))
-        before = store.load("manifest")
-        won = [n for n, end in enumerate(ends) if end and end.data == b"%d %d" % (turn, n)]
-        assert before and len(won) == 1 and before.data == b"%d %d" % (turn, won[0])
-
-
 def test_no_swap_is_lost_among_many(store: Store) -> None:
     """Each of 4 writers adds its numbers one by one: all are in the end, however often they are refused."""
 
@@ -432,39 +422,6 @@ def test_an_archive_lives_there(store: Store, codec: SegmentCodec) -> None:
     assert last.verify(decode=True).sound
     last.rebuild()
     assert last.get("a").tokens.tolist() == archive.get("a").tokens.tolist()
-
-
-def test_undelete_between_the_two_phases(store: Store, codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(store, [codec])
-    archive.put([session("a", 1), session("b", 2)])
-    archive.forget([archive.version("a")])
-    archive.collect(dead_share=0.01)
-    found = TowerArchive.open(store, [codec])
-    assert found.undelete(found.history("a")) == 1
-    archive.collect(dead_share=0.01)
-    assert TowerArchive.open(store, [codec]).get("a").tokens.tolist() == [*range(40), *[1] * 5]
-    assert TowerArchive.open(store, [codec]).verify(decode=True).sound
-
-
-def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec) -> None:
-    """What a put relied on is condemned before it ends, and deleted after: it is put again (the fence)."""
-    slow, collector = TowerArchive.create(store, [codec]), TowerArchive.open(store, [codec])
-    slow.put([session("a", 1), session("b", 2)])
-    collector.forget([collector.version("b")])
-    publish, runs = slow.catalog.listing.publish, list[int]()
-
-    def late(*args: Any, **options: Any) -> bool:
-        if not runs:
-            runs.append(collector.collect(dead_share=0.01, small=0).condemned)
-        return publish(*args, **options)
-
-    slow.catalog.listing.publish = late  # type: ignore[method-assign]
-    slow.put([session("c", 1, 9)])
-    assert runs == [1]
-    collector.collect(dead_share=0.01)
-    last = TowerArchive.open(store, [codec])
-    assert last.get("c").tokens.tolist() == [*range(40), *[1] * 5, *[9] * 5]
-    assert last.verify(decode=True).sound
 
 
 # What only a bucket has.
