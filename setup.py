@@ -1,6 +1,6 @@
-"""Build the compiled parts where there is a C compiler.
+"""Build the compiled parts, for which there has to be a C compiler.
 
-Without one the install succeeds: torch does the engine's work and Python the rest.
+Where one but that of PPMd cannot be built, the install succeeds: torch does the engine's work and Python the rest.
 """
 
 import os
@@ -97,6 +97,12 @@ setup(
             optional=True,
         ),
         Extension(
+            "pltz.plt_codec._ppmd",
+            sources=["plt_codec/ppmd.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+        ),
+        Extension(
             "pltz.kv.engines._ans",
             sources=["kv/engines/ans.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
@@ -116,6 +122,7 @@ setup(
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
+        "pltz.plt_codec": ["*.c"],
         "pltz.plt_codec.container": ["*.c"],
         "pltz.coding": ["*.c"],
         "pltz.archive.format": ["*.md"],

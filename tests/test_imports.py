@@ -39,7 +39,7 @@ MAY_IMPORT = {
 WINGS = {
     "plt_codec": (
         "errors extras identity limits named_files offer",
-        "varint versions weights lanes types prefix zstd repeats range_coder",
+        "varint versions weights lanes types prefix zstd ppmd repeats range_coder",
         "child_python",
         "engines",
         "container",

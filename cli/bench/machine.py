@@ -9,7 +9,7 @@ from typing import Any
 
 PACKAGES = (
     "pltz", "torch", "transformers", "safetensors", "numpy",
-    "constriction", "tokenizers", "zstandard", "brotli", "pyppmd",
+    "constriction", "tokenizers", "zstandard", "brotli",
 )  # fmt: skip
 
 

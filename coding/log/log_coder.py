@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pltz.coding import look
-from pltz.coding.log import ppmd, table
+from pltz.coding.log import table
 from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
 from pltz.coding.workers import Later, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
-from pltz.plt_codec import repeats
+from pltz.plt_codec import ppmd, repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.lanes import layout_of
@@ -57,8 +57,8 @@ VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "s
 MESSAGE = SPECIALS.index("message")  # before each piece of the text above
 
 FAST_ZSTD = 0.72  # of the size of a text at a fast level of zstd, which `look` expects: its size by PPMd, about
-LEAST_PRIMED = 1 << 16  # bytes of text above that PPMd counts, at least,
-PER_PRIMED = 4  # and bytes of content per such byte. A log has as much text, about, so priming takes as long as coding
+LEAST_LEARNT = 1 << 16  # bytes of text above that PPMd learns, at least,
+PER_LEARNT = 4  # and bytes of content per such byte. A log has as much text, about, so learning takes as long as coding
 KEPT = 1 << 26  # bytes of texts above that are kept
 BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
@@ -226,7 +226,7 @@ class LogTables:
         data = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
         text = b"".join(piece + table.END for piece in data)
         self._texts.put(Above.of(content, above).key, text)
-        by_ppmd = ppmd.encode(text, primer(past.data, len(content)))
+        by_ppmd = ppmd.encode(text, learnt(past.data, len(content)))
         draft = Draft(past, split.columns, split.opaque, len(text), by_ppmd)
         if by_model and text:
             draft.tokens = self._said(data, [VOICES[piece.voice] for piece in split.pieces])
@@ -300,9 +300,9 @@ class LogTables:
         return np.concatenate(parts)
 
 
-def primer(past: bytes, count: int) -> bytes:
+def learnt(past: bytes, count: int) -> bytes:
     """Return what the text of a content of ``count`` bytes is coded after by PPMd, of the text above that counts."""
-    return _last_pieces(past, max(LEAST_PRIMED, count // PER_PRIMED))
+    return _last_pieces(past, max(LEAST_LEARNT, count // PER_LEARNT))
 
 
 def _last_pieces(text: bytes, most: int) -> bytes:
@@ -417,7 +417,7 @@ class LogCoder:
 
     def _decoded(self, parsed: Parsed, past: Text, tokens: Tokens | None, count: int, above: Above | None) -> Decoded:
         """Begin to join the content of a frame. ``tokens``: of its text, (T,), where the model coded it."""
-        text = self._tables.text(parsed, primer(past.data, count), tokens)
+        text = self._tables.text(parsed, learnt(past.data, count), tokens)
         part = Above.made_of(parsed.columns, parsed.bits, text, count, above)
         return Decoded(part, self._workers.submit("content", part, parsed.check).result)
 

@@ -1,4 +1,4 @@
-"""The C code of packs and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C code of packs, PPMd and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -16,6 +16,7 @@ MODULES = {  # the module, its source, its tests
         "plt_codec/container/block_columns.c",
         "tests/plt_codec/container/test_block_columns.py",
     ),
+    "pltz.plt_codec._ppmd": ("plt_codec/ppmd.c", "tests/plt_codec/test_ppmd.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
 }
 FLAGS = [

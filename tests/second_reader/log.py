@@ -1,11 +1,12 @@
 """Log frames, as coding/FORMAT.md describes them."""
 
 from collections.abc import Sequence
-
-import pyppmd
+from functools import cache
+from pathlib import Path
 
 from tests.second_reader.fields import Fields, Newer, copies_of, fallback, refuse
 from tests.second_reader.model import Bundle, digest, sequence_of
+from tests.second_reader.ppmd import Coder, Model
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
@@ -53,22 +54,28 @@ def decoded(
 
 def by_ppmd(data: bytes, count: int, past: bytes) -> bytes:
     """Return the text of PPMd bytes after a past."""
-    order = data[0] if count else 0
-    if not order:
+    kind = data[0] if count else 0
+    if not kind:
         refuse(len(data) != count + bool(count), "a text of another size")
         return data[1:]
-    fields = Fields(data[1:])
-    memory, stream = fields.number(1), fields.rest()
-    refuse(order > 64 or not 20 <= memory <= 28 or not stream, "a model of no writer")
+    refuse(kind > 2, "a model of no writer")
     refuse(count > 4096 * (len(data) + 16), "more text than PPMd bytes can have")
-    coder = pyppmd.Ppmd7Encoder(order, 1 << memory)
-    begun = b"".join(coder.encode(past[at : at + 1024]) for at in range(0, len(past), 1024)) or b"\0"
-    decoder = pyppmd.Ppmd7Decoder(order, 1 << memory)
-    behind = bytes(4 * (len(past) + count) + 2 * order + 16)
-    found = bytes(decoder.decode(begun + stream + behind, len(past) + count))
-    refuse(found[: len(past)] != past or len(found) != len(past) + count, "a text after another past")
-    refuse(not decoder.eof or len(decoder.unused_data) != len(behind), "a stream that ends elsewhere")
-    return found[len(past) :]
+    coder, begun = Coder(data[1:]), primed() if kind == 2 else Model()
+    model = Model(begun)
+    model.code(past, begun=begun)
+    found = model.code(b"", count, coder, begun)
+    more = len(data) - 1 - (coder.at - 4)
+    refuse(more > 1 or (more == 1 and not data[-1]), "a stream that goes on behind its text")
+    return found
+
+
+@cache
+def primed() -> Model:
+    """Return the model that has seen the primer."""
+    data = (Path(__file__).parents[2] / "plt_codec/primer.ppmd").read_bytes()
+    model = Model()
+    model.code(by_ppmd(data[4:], int.from_bytes(data[:4], "little"), b""))
+    return model
 
 
 def _text_above(above: Sequence[Table], most: int) -> list[bytes]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.coding.log import ppmd
 from pltz.models.session import json_value
 from pltz.models.session.transcript import from_tokens
+from pltz.plt_codec import ppmd
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.range_coder import RangeDecoder as ProductDecoder
 from pltz.plt_codec.zstd import Fallback

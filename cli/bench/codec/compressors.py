@@ -10,7 +10,7 @@ and text, or JSON) each peer gets the one with the smaller total. A .pltz file p
     zstd+dict  the same with the bundle's dictionary                          -
     brotli     quality 11, window 2^24, generic mode (text: the same)   348,685
     xz         LZMA1 raw, 9 extreme, lc 1 lp 0 pb 0 (lc 3 pb 2: +3 %)   430,146
-    ppmd       variant H, order 64, 16 MB (order 6: +0.6 %, I: +0.1 %)  370,773
+    ppmd       variant H, order 64 (order 6: +0.6 %, I: +0.1 %)         370,773
 """
 
 import contextlib
@@ -18,12 +18,14 @@ import functools
 import importlib
 import json
 import lzma
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from pltz.plt_codec import _ppmd, ppmd
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
 PPMD_ORDER = 64
-PPMD_MEMORY = 16 << 20  # bytes
 XZ_TAIL = 12  # bytes at the end of a raw stream that may turn out not to be needed
 
 Encode = Callable[[bytes], bytes]
@@ -132,12 +133,12 @@ def _build(name: str, dictionary: bytes, others: Mapping[str, Callable[[], Peer 
         return zstd_peer(b"")
     if name == "zstd+dict":
         return zstd_peer(dictionary) if dictionary else None
-    if name == "xz":
-        return xz_peer()
+    if name in ("xz", "ppmd"):
+        return xz_peer() if name == "xz" else ppmd_peer()
     try:
         if name in others:
             return others[name]()
-        return brotli_peer() if name == "brotli" else ppmd_peer()
+        return brotli_peer()
     except ImportError:
         return None
 
@@ -222,28 +223,15 @@ def xz_filters(length: int) -> list[dict[str, int]]:
 
 
 def ppmd_peer() -> Peer:
-    """Return PPMd variant H, without its constant first byte and the last three bytes of its range coder.
-
-    The coder ends by writing its lower bound, 32 bits, while its range is at least 2^24. The bound rounded up to a
-    multiple of 2^24 lies inside the range too, and its three zero bytes need not be stored. The library loses bytes of
-    what is not handed to it in pieces.
-    """
-    pyppmd = importlib.import_module("pyppmd")
+    """Return PPMd variant H, without primer and past."""
+    memory = mmap.mmap(-1, ppmd.MEMORY)
+    model = _ppmd.trained(memory, PPMD_ORDER, ppmd.FULL, b"")
 
     def encode(data: bytes) -> bytes:
-        if not data:
-            return b""
-        coder = pyppmd.Ppmd7Encoder(PPMD_ORDER, PPMD_MEMORY)
-        pieces = [coder.encode(data[at : at + 1024]) for at in range(0, len(data), 1024)]
-        whole = b"".join(pieces) + coder.flush()
-        bound = (int.from_bytes(whole) + (1 << 24) - 1) >> 24
-        return bound.to_bytes(len(whole) - 3)[1:]
+        stream = _ppmd.encode(memory, model, b"", data)
+        return data if stream is None or len(stream) >= len(data) else stream
 
     def decode(data: bytes, length: int) -> bytes:
-        if not length:
-            return b""
-        coder = pyppmd.Ppmd7Decoder(PPMD_ORDER, PPMD_MEMORY)
-        back: bytes = coder.decode(b"\0" + data + bytes(3), length)
-        return back
+        return data if len(data) == length else _ppmd.decode(memory, model, b"", data, length)
 
-    return Peer("ppmd", f"variant H, order {PPMD_ORDER}, {PPMD_MEMORY >> 20} MB", encode, decode)
+    return Peer("ppmd", f"variant H, order {PPMD_ORDER}", encode, decode)

@@ -18,7 +18,6 @@ from safetensors.numpy import save
 
 from pltz.archive.encryption.box import seal
 from pltz.benchmarks.random_weights import random_weights
-from pltz.coding.log import ppmd
 from pltz.coding.log.bit_coder import BitWriter
 from pltz.models.bundle import patch
 from pltz.models.bundle.bundle import Bundle
@@ -26,6 +25,7 @@ from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import spelling
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
+from pltz.plt_codec import ppmd
 from pltz.plt_codec.container.block import encode_block
 from pltz.plt_codec.container.block_columns import pack
 from pltz.plt_codec.engines.token_coder import TokenCoder

@@ -1,0 +1,91 @@
+"""PPMd bytes: text by prediction from its last few bytes, variant H as in 7-zip (ppmd.c). Spec: FORMAT.md.
+
+    primer --> model, kept --past--> model of both --text--> number of the primer, stream
+
+Of the text of logs it takes 78 % of the bytes of zstd -19, at twice its speed, and reads as slowly as it writes. A
+model that has seen the primer is kept, and its copy learns the past: neither puts anything out. So a short text costs
+the copy, a tenth of a millisecond, and a past about what the same bytes of text cost.
+
+    >>> text = b"the same words and other words, the same words again and again. " * 9
+    >>> coded = encode(text)
+    >>> len(coded) < 80, decode(coded, len(text)) == text
+    (True, True)
+    >>> len(encode(b"other words again", text)) < len(encode(b"other words again"))
+    True
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from functools import cache
+from pathlib import Path
+
+from pltz.plt_codec import _ppmd
+from pltz.plt_codec.errors import CorruptError
+
+ORDER = 16  # bytes of context: 1.4 % fewer bytes than 8, 0.2 % fewer than 12, in the time of 12
+MEMORY = 160 << 20  # bytes of a model at most, of which it touches some 25 per byte that it has seen
+FULL = 1 << 23  # bytes of text, contexts and symbols added to contexts: then a model begins anew
+PER_BYTE, SPARE = 1 << 12, 16  # bytes of text at most per byte of stream and so many
+FILE = Path(__file__).with_name("primer.ppmd")  # the primer, as PPMd bytes without one, after its size
+STORED, ALONE, PRIMED = 0, 1, 2  # of the first byte: the text itself, by a model without a primer, after the primer
+OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a fork gets a copy
+KEPT = 1 << 20  # bytes of text and past up to which a thread keeps its memory
+
+_threads = threading.local()
+
+
+def encode(text: bytes, past: bytes = b"", kind: int = PRIMED) -> bytes:
+    """Return the PPMd bytes of a text that stands after a past. ``kind``: `PRIMED` or `ALONE`."""
+    if not text:
+        return b""
+    stream = _ppmd.encode(_memory(len(past) + len(text)), _model(kind), past, text)
+    return bytes([STORED]) + text if stream is None else bytes([kind]) + stream
+
+
+def decode(coded: bytes, count: int, past: bytes = b"") -> bytes:
+    """Undo `encode`.
+
+    Args:
+        coded: the bytes that `encode` returned.
+        count: bytes of the text; no more than this is ever produced.
+        past: as for `encode`.
+
+    Raises:
+        CorruptError: the bytes are not PPMd bytes of exactly ``count`` bytes.
+    """
+    if not count or coded[:1] == bytes([STORED]):
+        if len(coded) != count + bool(count):
+            raise CorruptError(f"expected a text of {count} bytes, found {len(coded)}: the file is damaged")
+        return coded[1:]
+    if not coded or coded[0] > PRIMED:
+        raise CorruptError(f"PPMd bytes begin with {coded[:1].hex() or 'nothing'}: the file is damaged")
+    if not 0 < count <= PER_BYTE * (len(coded) + SPARE):
+        raise CorruptError(f"a text of {count} bytes cannot be in {len(coded)} PPMd bytes: the file is damaged")
+    try:
+        return _ppmd.decode(_memory(len(past) + count), _model(coded[0]), past, coded[1:], count)
+    except ValueError as exc:
+        raise CorruptError(f"PPMd bytes do not decode ({exc}): the file is damaged") from exc
+
+
+@cache
+def primer() -> bytes:
+    """Return the text that `PRIMED` models have seen."""
+    data = FILE.read_bytes()
+    return decode(data[4:], int.from_bytes(data[:4], "little"))
+
+
+@cache
+def _model(kind: int) -> bytes:
+    return _ppmd.trained(_memory(0), ORDER, FULL, primer() if kind == PRIMED else b"")
+
+
+def _memory(count: int) -> mmap.mmap:
+    """Return memory of a model, of which no more than about what so many bytes need is ever there."""
+    if count > KEPT:
+        return mmap.mmap(-1, MEMORY, OWN)
+    if not hasattr(_threads, "memory"):
+        _threads.memory = mmap.mmap(-1, MEMORY, OWN)
+    memory: mmap.mmap = _threads.memory
+    return memory
