@@ -57,7 +57,7 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
     tests = [*(test for _, test in MODULES.values())]
     pytest_words = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*pytest_words, "-s", "-q", *tests],
+        [*pytest_words, "-s", "-q", "-k", "not seven_zip", *tests],
         cwd=ROOT,
         env={**os.environ, **asan, "PYTHONPATH": path},
         capture_output=True,
