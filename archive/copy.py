@@ -28,14 +28,17 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.format.ids import BASE, LEAF, NO_SEGMENT, TENANT, segment_of
+from pltz.archive.format.ids import BASE, LEAF, NO_SEGMENT, TENANT, Tokens, segment_of
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
 from pltz.archive.writing.commits import COMMIT_SESSIONS
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.archive.writing.slices import Slices
+from pltz.coding.codecs.codec import SegmentCodec, as_bytes
+from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.log.recall import Passages
 from pltz.models.session.session import kind_of, writing_in
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
@@ -254,9 +257,13 @@ def _put(version: Version, receipt: CommitReceipt, to: OpenArchive) -> Version:
 def _new_session(source: OpenArchive, tower: Tower, codecs: CodecRegistry) -> NewSession:
     version = tower.version
     shared, base = source.reader.base_of(tower)
+    segments: Sequence[Tokens] = [tokens for _, tokens in tower.segments]
+    if version.tokenizer == LOG_TOKENIZER:
+        content, ends = b"".join(map(as_bytes, segments)), [*itertools.accumulate(map(len, segments))]
+        segments = Slices(content, 0, ends, Passages(content))
     return NewSession(
         version.name,
-        [tokens for _, tokens in tower.segments],
+        segments,
         tenant=version.tenant,
         shared=shared,
         base=base or "base",

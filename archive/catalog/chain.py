@@ -21,6 +21,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.losses import PackState
+from pltz.archive.catalog.sources import Sources
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack, StoreError
 from pltz.archive.format import ids as identity
@@ -31,6 +32,7 @@ from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.codecs.modes import CODING, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.log.recall import Source
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, LimitError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -73,11 +75,13 @@ class RecordToDecode:
     Attributes:
         above: the context tokens it was coded after, (m,), m at most the reach of its codec; of a codec that carries,
             the segment that it was coded after, if any.
+        source: of a log, what it recalls passages from.
         coded: what its codec is given, once it is decoded.
     """
 
     item: Found
     above: Tokens | Coded
+    source: Source | None = None
     coded: Coded | None = None
 
 
@@ -118,7 +122,7 @@ def _decode(
         runs = [_run(keys, w.item) for w in wanted]
         for (_, bits), w in zip(runs, wanted, strict=True):
             above, up = (NOTHING, w.above) if isinstance(w.above, Coded) else (w.above, None)
-            w.coded = Coded(bits, w.item.record.tokens, above, w.item.record.mode & CODING, up=up)
+            w.coded = Coded(bits, w.item.record.tokens, above, w.item.record.mode & CODING, up, source=w.source)
         found = codec.decode([w.coded for w in wanted if w.coded])
     except StoreError:  # of a key file: the store failed, and nothing is damaged
         raise
@@ -257,6 +261,7 @@ class Chains:
         runs: whether to read runs at all.
         needed: look no further up than decoding needs: not above a part of a log that was coded alone. For `above` and
             `answers`.
+        sources: what logs recall passages from.
     """
 
     def __init__(
@@ -268,8 +273,10 @@ class Chains:
         *,
         runs: bool = True,
         needed: bool = False,
+        sources: Sources | None = None,
     ):
         self._runs, self._needed = runs, needed
+        self._sources = sources or Sources(catalog)
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -366,6 +373,8 @@ class Chains:
         for segment in reversed(list(self._answers)):
             answer = self._answers[segment]
             if kept and kept + len(cast("Tokens", answer)) > BATCH_TOKENS:
+                if segment in self._coded:
+                    self._sources.keep(segment, cast("Tokens", answer))
                 for known in (self._answers, self._places, self._coded, self._above):
                     known.pop(segment, None)
             kept += len(cast("Tokens", answer))
@@ -411,6 +420,16 @@ class Chains:
             left -= len(parts[-1])
             at = self._parent(at)
         return np.concatenate(parts[::-1] or [NOTHING])
+
+    def to_decode(self, item: Found, above: Tokens | Coded) -> RecordToDecode:
+        """Return a record of which those above are loaded. ``above``: what it was coded after."""
+        return RecordToDecode(item, above, self._sources.of(item.record.parent, self._answer))
+
+    def _answer(self, segment: bytes) -> Answer:
+        """Return the tokens of one segment, (T,), decoded apart where it is not here any more."""
+        if (known := self._answers.get(segment)) is not None:
+            return known
+        return Chains(self.catalog, self.codecs, needed=True, sources=self._sources).answers([segment])[0]
 
     def _carried(self, at: bytes) -> Answer | Coded:
         """Return the nearest segment from one up that has tokens, as it was decoded."""
@@ -547,7 +566,7 @@ class Chains:
         """Decode each segment of a level from the first of its records that proves to be it."""
         level = [s for s in level if s not in self._answers]
         above = {s: self.above(self._places[s][0]) for s in level}
-        wanted = {s: RecordToDecode(self._places[s][0], a) for s, a in above.items() if not isinstance(a, PltzError)}
+        wanted = {s: self.to_decode(self._places[s][0], a) for s, a in above.items() if not isinstance(a, PltzError)}
         found = decode_records(self.codecs, self.catalog.keys, list(wanted.values()), self._heard)
         answers = dict(zip(wanted, found, strict=True))
         for s in level:
@@ -571,7 +590,7 @@ class Chains:
             if (item.record.parent, item.record.mode & RUN) != (first.record.parent, first.record.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run
             if not isinstance(answer := self.above(item), PltzError):
-                wanted = RecordToDecode(item, answer)
+                wanted = self.to_decode(item, answer)
                 [answer] = decode_records(self.codecs, self.catalog.keys, [wanted], self._heard)
                 if not isinstance(answer, PltzError):
                     return self._taken(segment, wanted, answer)

@@ -27,6 +27,7 @@ NO_SEGMENT = bytes(SEGMENT_SIZE)  # no parent, empty tower
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = MAX_POSITION
 U32 = np.dtype("<u4")
+AT_ONCE = 1 << 20  # tokens that are hashed at once
 SEGMENT = b"pltz segment"
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
@@ -66,9 +67,7 @@ class Head(NamedTuple):
 
     def digest(self, tokens: Tokens) -> bytes:
         """Return the digest, 32 bytes, of the head and ``tokens``, (T,)."""
-        state = self.state()
-        state.update(np.ascontiguousarray(tokens, U32).data)
-        return state.digest()
+        return _digest(self.state(), tokens)
 
     def state(self) -> hashlib.blake2b:
         """Return the hash state after the head."""
@@ -90,10 +89,14 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     states = {head: head.state() for head in set(heads)}
     out = []
     for head, row in zip(heads, rows, strict=True):
-        state = states[head].copy()
-        state.update(np.ascontiguousarray(row, U32).data)
-        out.append(state.digest())
+        out.append(_digest(states[head].copy(), row))
     return out
+
+
+def _digest(state: hashlib.blake2b, tokens: Tokens) -> bytes:
+    for begin in range(0, len(tokens), AT_ONCE):  # bytes become four times as many
+        state.update(np.ascontiguousarray(tokens[begin : begin + AT_ONCE], U32).data)
+    return state.digest()
 
 
 def session_key(domain: bytes, name: str) -> bytes:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, RecordToDecode, decode_records
+from pltz.archive.catalog.chain import NOTHING, Chains, decode_records
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import Outdated
@@ -37,6 +37,7 @@ from pltz.archive.writing.pending_segment import PendingSegment, Row
 from pltz.archive.writing.writer import ArchiveWriter, segment_only
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import Coded, SegmentCodec
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import TOWER, is_bytewise
 from pltz.coding.log.log_coder import parse
 from pltz.plt_codec.container.frame import Method
@@ -237,20 +238,24 @@ class Shrinker:
         chains.load([item.record.parent for item in anew if item.record.mode & TOWER])
         above = [chains.above(item) for item in anew]
         wanted = [
-            RecordToDecode(item, up if isinstance(up, Coded) else NOTHING)  # ids in a fast form stand alone
+            chains.to_decode(item, up if isinstance(up, Coded) else NOTHING)  # ids in a fast form stand alone
             for item, up in zip(items, above, strict=True)
             if not isinstance(up, PltzError)
         ]
-        answers = iter(decode_records(registry, catalog.keys, wanted))
+        answers, sources = iter(decode_records(registry, catalog.keys, wanted)), iter(wanted)
         found = list[tuple[Found, PendingSegment]]()
         for item, one, up in zip(items, anew, above, strict=True):
-            answer = up if isinstance(up, PltzError) else next(answers)
+            answer, source = (up, None) if isinstance(up, PltzError) else (next(answers), next(sources).source)
             if isinstance(up, PltzError) or isinstance(answer, PltzError):
                 report.unread += 1
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
                 report.problems += (f"the record in {where} is left as it is: {answer}",)
                 continue
-            found.append((item, self._segment(item, one.context, answer, up)))
+            segment = self._segment(item, one.context, answer, up)
+            if isinstance(segment.codec, LogCodec):  # what is recalled stays so
+                bits = catalog.keys.bits(item.context, item.record)
+                segment.recalled, segment.source = segment.codec.recalled(bits, answer), source
+            found.append((item, segment))
         return found
 
     def _anew(self, item: Found) -> Found:

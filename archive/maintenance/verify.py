@@ -22,7 +22,6 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import (
     Answer,
     Chains,
-    RecordToDecode,
     decodable_groups,
     decode_records,
     deepest,
@@ -33,6 +32,7 @@ from pltz.archive.catalog.history import SHOWN
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
+from pltz.archive.catalog.sources import Sources
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
@@ -54,6 +54,7 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # records decoded at once, of one pack or of several
+SOURCES = 1 << 30  # bytes of contents that logs recall passages from after which these are decoded anew
 
 
 @dataclass
@@ -97,6 +98,7 @@ class Verifier:
         self.report = Report()
         self._problems = Problems(self.report.problems)
         self._bad = set[bytes]()  # segments of which a record did not decode
+        self._sources = Sources(catalog)
         self._hidden: dict[int, bytes] = {}  # keys of sessions with records that cannot be read, and packs of these
 
     def run(
@@ -247,11 +249,13 @@ class Verifier:
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         self.catalog.keys.refresh()
-        chains = Chains(self.catalog, self.codecs, needed=True)
+        if self._sources.size > SOURCES:
+            self._sources = Sources(self.catalog)
+        chains = Chains(self.catalog, self.codecs, needed=True, sources=self._sources)
         chains.load([i.record.parent for i in items if i.record.mode & TOWER])
         above = [chains.above(i) for i in items]
         pairs = zip(items, above, strict=True)
-        wanted = [RecordToDecode(item, tokens) for item, tokens in pairs if not isinstance(tokens, PltzError)]
+        wanted = [chains.to_decode(item, up) for item, up in pairs if not isinstance(up, PltzError)]
         answers = iter(decode_records(self.codecs, self.catalog.keys, wanted))
         return [a if isinstance(a, PltzError) else next(answers) for a in above]
 

@@ -25,8 +25,9 @@ from pltz.archive.format.record import Record, pack_about
 from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.archive.writing.pending_segment import PendingSegment, Row
-from pltz.coding.codecs.codec import SegmentCodec
-from pltz.coding.codecs.logs import LogCodec
+from pltz.archive.writing.slices import Slices
+from pltz.coding.codecs.codec import SegmentCodec, as_bytes
+from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import kind_number
 from pltz.plt_codec.identity import NONE
@@ -102,7 +103,7 @@ class PendingVersion:
             codec=self.codec,
             segments=begun.count + len(self.tower),
             tokens=tokens,
-            coded=[segment.data for segment in self.tower if segment.data],
+            coded=[method_of(s.data) for s in self.tower if s.data and isinstance(self.codec, LogCodec)],
         )
 
 
@@ -144,12 +145,18 @@ def _tower(
     """Return the segments of a session, not named yet."""
     tower: list[PendingSegment] = []
     up, shared = session.last, session.shared
+    slices = session.segments if isinstance(session.segments, Slices) else None
+    begin = slices.begin if slices else 0
     for number, tokens in enumerate(session.segments):
         context = base if number < shared else own
         place = id(context), id(up), id(tokens)
         segment = known.get(place)
         if segment is None:
             segment = known[place] = PendingSegment(context, codec, up, tokens)
+            if slices and slices.seen:
+                segment.recalled = slices.seen.recalled(as_bytes(tokens), begin, begin - segment.followed)
+                segment.source = slices.seen.source
+        begin += len(tokens)
         tower.append(segment)
         up = segment
     return tower

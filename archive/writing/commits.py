@@ -307,7 +307,7 @@ def put_parts(
             part = replace(left, segments=session.segments[begin:count], begins=True)
             [receipt] = writer.put([part], dry_run=dry_run)
             left = replace(left, segments=session.segments[count:], after=receipt.after)
-            parts.append(StoredPart(size, receipt))
+            parts.append(StoredPart(size, receipt._replace(after=None)))  # which holds content
             pace.took(size if receipt.new else 0, time.monotonic() - began)
             size, begin = 0, count
     return left, parts
@@ -318,7 +318,7 @@ def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitRecei
     parts = [one.receipt for one in before if one.receipt[:3] == last[:3]]
     if not parts:
         return last
-    coded: Sequence[bytes] = [*(data for one in parts for data in one.coded), *last.coded]
+    coded = [*(data for one in parts for data in one.coded), *last.coded]
     return last._replace(
         new=last.new + sum(one.new for one in parts), size=last.size + sum(one.size for one in parts), coded=coded
     )

@@ -48,6 +48,8 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.codecs.modes import is_bytewise
+from pltz.coding.log.above import REACH
+from pltz.coding.log.recall import Passages
 from pltz.coding.prepare import tokens_to_store
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS, Ids
@@ -218,16 +220,19 @@ class SessionCutter:
         content, codec = request.text, self._codecs.log
         version = self.last_version(request.tenant, request.name, request.part)
         begun, ends, whole = Beginning(), list[int](), version is None
+        long = len(content) > REACH  # it may recall what stands far above
+        seen = Passages(content) if long else None
         if version and (version.tokenizer, kind_of(version.kind)) == (LOG_TOKENIZER, request.session.kind):
-            begun, ends, whole = self._last.beginning(version, content)
+            grown = seen if len(content) > version.content.size else None
+            begun, ends, whole = self._last.beginning(version, content, grown)
         if version and not whole and (known_as := self._state_of(request, version, begun)):
             return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
         if begun.count + len(ends) > MAX_TOWER + len(content) // (4 * LOG_PART):
-            begun, ends = Beginning(), []
+            begun, ends, seen = Beginning(), [], Passages(content) if long else None
         least = PACKED_PART if self._codecs.too_many_for_model(len(content)) else LOG_PART
         ends += line_ends(content, ends[-1] if ends else begun.size, least)
         ends += [len(content)] if len(content) > (ends[-1] if ends else begun.size) else []
-        return _new_session(request, Slices(content, begun.size, ends), codec, after=begun)
+        return _new_session(request, Slices(content, begun.size, ends, seen), codec, after=begun)
 
     def _state_of(self, request: PreparedRequest, last: Version, begun: Beginning) -> Version | None:
         """Return the version of which a log that does not go on where the last one ended is an older state.

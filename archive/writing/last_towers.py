@@ -25,7 +25,8 @@ from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.pending_segment import PendingSegment
 from pltz.archive.writing.slices import Sliced
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.codec import SegmentCodec, as_bytes
+from pltz.coding.log.recall import Passages
 from pltz.plt_codec.errors import PltzError
 
 
@@ -64,11 +65,14 @@ class LastTowers:
                     with suppress(PltzError):
                         recent.add(chains.version(version))
 
-    def beginning(self, version: Version, content: Sliced) -> tuple[Beginning, list[int], bool]:
+    def beginning(
+        self, version: Version, content: Sliced, seen: Passages | None = None
+    ) -> tuple[Beginning, list[int], bool]:
         """Return the segments of a version with which a content begins, and whether they are all of the version.
 
         Ids tell it, and digests in bitstrings: nothing is decoded. Between the two stand the ends of more segments that
-        the content has, but that are not relied on: it is cut there, and they are put again.
+        the content has, but that are not relied on: it is cut there, and they are put again. ``seen`` is shown the
+        others.
         """
         begun, ends, at = Beginning(), list[int](), 0
         names = self._names(version)
@@ -82,6 +86,8 @@ class LastTowers:
             if pack is None:
                 ends.append(at)
                 continue
+            if seen:
+                seen.add(as_bytes(segment.tokens), begun.size)
             segment.up, segment.depth = begun.last, begun.count
             begun = begun.and_then([segment], frozenset([pack]))
         return begun, ends, bool(names) or version.leaf == NO_SEGMENT

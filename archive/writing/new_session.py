@@ -77,7 +77,7 @@ class CommitReceipt(NamedTuple):
         unchanged: no version was added because the session's last version is the same.
         codec: the codec of the way that the writer chose.
         segments, tokens: numbers in the session's tower, new and stored ones.
-        coded: bitstrings of the segments that were coded for it.
+        coded: of each segment that was coded for it its method and its opaque bytes (`logs.method_of`), of a log.
         after: of the first segments of a log, what the others stand below.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
@@ -97,7 +97,7 @@ class CommitReceipt(NamedTuple):
     codec: SegmentCodec
     segments: int
     tokens: int
-    coded: Sequence[bytes] = ()
+    coded: Sequence[tuple[str, int]] = ()
     after: Beginning | None = None
 
 

@@ -18,7 +18,8 @@ from pltz.archive.format.record import Record
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, CODING, TOWER
-from pltz.coding.log.above import Above
+from pltz.coding.log.above import REACH, Above
+from pltz.coding.log.recall import Recalled, Source
 
 Row = tuple[Context, Record]  # a record to put, with its context
 
@@ -35,10 +36,13 @@ class PendingSegment:
         coded: whether ``data`` is its bitstring already.
         part: of a codec that carries, what a segment below is coded after, once one asked.
         stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
+        recalled: of a log, what is left of it without the passages that it recalls; None: all.
+        source: of a log, what it recalls them from.
     """
 
     __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "stored", "tokens", "up",
+        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "recalled",
+        "source", "stored", "tokens", "up",
     )  # fmt: skip
 
     def __init__(self, context: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
@@ -49,6 +53,8 @@ class PendingSegment:
         self.coded = False
         self.part: Above | None = None
         self.stored: tuple[bytes, int] | None = None
+        self.recalled: Recalled | None = None
+        self.source: Source | None = None
 
     @property
     def parent(self) -> bytes:
@@ -83,6 +89,14 @@ class PendingSegment:
             at = at.up
         return min(found, reach)
 
+    @property
+    def followed(self) -> int:
+        """Return the bytes of the segments above that it is coded after, of a codec that carries."""
+        size = 0
+        for segment in reversed([*self.ancestors()]):
+            size = len(segment.tokens) + (size if size <= REACH else 0)
+        return size if size <= REACH else 0
+
     def ways(self) -> list[tuple[int, Plain]]:
         """Return the modes in which it is tried, each with what is to be encoded."""
         if not self.codec.carries:
@@ -90,7 +104,7 @@ class PendingSegment:
             return [(mode, Plain(self.tokens, context)) for mode, context in ways_of(self.codec, above)]
         up = self._part_above() if len(self.tokens) else None
         up = up if up and self._are_alike(up.parts()) else None
-        return [(TOWER if up else ALONE, Plain(self.tokens, NOTHING, up=up))]
+        return [(TOWER if up else ALONE, Plain(self.tokens, NOTHING, up=up, recalled=self.recalled))]
 
     def _are_alike(self, parts: list[Above]) -> bool:
         """Return whether segments above that are stored leave what these parts of them do: else it is coded alone."""
@@ -106,7 +120,8 @@ class PendingSegment:
         """Return what a codec decodes to it: a bitstring of so many tokens that a record of this mode has."""
         below = mode & TOWER
         above = self.above(codec.reach) if below else NOTHING
-        return Coded(data, tokens, above, mode & CODING, up=self._part_above() if below and codec.carries else None)
+        up = self._part_above() if below and codec.carries else None
+        return Coded(data, tokens, above, mode & CODING, up=up, source=self.source)
 
     def _part_above(self) -> Above | None:
         """Return what it is coded after, of a codec that carries."""
@@ -115,7 +130,11 @@ class PendingSegment:
         part = above.part if above else None
         for segment in reversed(left):
             if len(segment.tokens):
-                part = segment.part = Above.of(as_bytes(segment.tokens), part and part.to_follow)
+                recalled = segment.recalled
+                if segment.stored:
+                    recalled = cast("LogCodec", self.codec).recalled(segment.stored[0], segment.tokens)
+                own = recalled.own if recalled else as_bytes(segment.tokens)
+                part = segment.part = Above.of(own, part and part.to_follow, len(segment.tokens))
         return part and part.to_follow
 
     def take(self, data: bytes, mode: int) -> None:

@@ -18,7 +18,7 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.slices import Sliced
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
-from pltz.coding.codecs.logs import LogCodec, method_of
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_look import is_log
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.dropped import dropped_of
@@ -273,5 +273,5 @@ def _method(committed: CommitReceipt) -> tuple[str, int | None]:
         return "zstd" if isinstance(committed.codec, BytesCodec | IdsCodec) else "model", None
     if not committed.coded:
         return "log", None
-    methods, opaque = zip(*map(method_of, committed.coded), strict=True)
+    methods, opaque = zip(*committed.coded, strict=True)
     return min(methods), sum(opaque)  # the model, where it coded any

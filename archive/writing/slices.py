@@ -12,6 +12,7 @@ from typing import Protocol, overload
 import numpy as np
 
 from pltz.archive.format.ids import Tokens
+from pltz.coding.log.recall import Passages
 
 
 class Sliced(Protocol):
@@ -26,10 +27,13 @@ class Sliced(Protocol):
 
 
 class Slices(Sequence[Tokens]):
-    """The segments of a text from ``begin`` to each of ``ends``, (T,) uint8 each, read when they are asked for."""
+    """The segments of a text from ``begin`` to each of ``ends``, (T,) uint8 each, read when they are asked for.
 
-    def __init__(self, content: Sliced, begin: int, ends: Sequence[int]) -> None:
-        self._content, self._ends = content, [begin, *ends]
+    ``seen``: the passages of the text up to ``begin``; None: nothing is recalled.
+    """
+
+    def __init__(self, content: Sliced, begin: int, ends: Sequence[int], seen: Passages | None = None) -> None:
+        self._content, self._ends, self.seen = content, [begin, *ends], seen
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -43,10 +47,15 @@ class Slices(Sequence[Tokens]):
     def __getitem__(self, number: int | slice) -> Tokens | Slices:
         if isinstance(number, slice):
             begin, end, _ = number.indices(len(self))
-            return Slices(self._content, self._ends[begin], self._ends[begin + 1 : end + 1])
+            return Slices(self._content, self._ends[begin], self._ends[begin + 1 : end + 1], self.seen)
         if not 0 <= number < len(self):
             raise IndexError(number)
         return np.frombuffer(self._content[self._ends[number] : self._ends[number + 1]], np.uint8)
+
+    @property
+    def begin(self) -> int:
+        """Return where the first one begins in the text."""
+        return self._ends[0]
 
     @property
     def sizes(self) -> list[int]:

@@ -33,6 +33,7 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.coding.log.above import Above
+    from pltz.coding.log.recall import Recalled, Source
     from pltz.coding.parts import Coder, Parts, Progress
     from pltz.coding.workers import Workers
     from pltz.models.bundle.bundle import Bundle
@@ -54,6 +55,7 @@ class Plain:
         copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
         fast: whether it is in the fast layout, as all of a codec that is `fast` are.
         up: of a codec that carries, the segment that it is coded after; None: alone.
+        recalled: of a log, what is left of it without the passages that it recalls; None: all.
     """
 
     tokens: Tokens
@@ -61,6 +63,7 @@ class Plain:
     copies: Sequence[Copy] = ()
     fast: bool = False
     up: Above | None = None
+    recalled: Recalled | None = None
 
     @property
     def literals(self) -> int:
@@ -79,6 +82,7 @@ class Coded:
         mode: the mode in which it was encoded.
         up: of a codec that carries, the segment that it was coded after, to be decoded or as a writer has it.
         decoded: what a segment below is decoded after, once it is decoded; empty before.
+        source: of a log, what it recalls passages from.
     """
 
     data: bytes
@@ -87,6 +91,7 @@ class Coded:
     mode: int = ALONE
     up: Coded | Above | None = None
     decoded: Sequence[Above | None] = ()
+    source: Source | None = None
 
 
 class SegmentCodec:
@@ -328,4 +333,6 @@ def as_bytes(tokens: Tokens) -> bytes:
     """Return tokens that are bytes, (T,), as such. Raises ContentError for an id over 255."""
     if len(tokens) and tokens.dtype != np.uint8 and (tokens.min() < 0 or tokens.max() > 255):
         raise ContentError("expected bytes as tokens, found an id over 255")
+    if isinstance(tokens.base, bytes) and len(tokens.base) == tokens.nbytes:
+        return tokens.base  # no copy of megabytes
     return np.asarray(tokens, np.uint8).tobytes()

@@ -22,7 +22,8 @@ from pltz.coding.codecs.modes import TOWER, tokenizer_of_bytes
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
 from pltz.coding.log.codes import SPLITTER
-from pltz.coding.log.log_coder import LogCoder, holds, parse
+from pltz.coding.log.log_coder import LogCoder, checked, holds, parse
+from pltz.coding.log.recall import Recalled, own_of
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.types import Tokens
@@ -86,9 +87,10 @@ class LogCodec(SegmentCodec):
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
-        pairs = [(as_bytes(p.tokens), p.up) for p in batch]
+        pairs = [(p.recalled.own if p.recalled else as_bytes(p.tokens), p.up) for p in batch]
         begun = [self.begin(*pair, self._is_for_the_model(pair[0])) for pair in pairs]
-        return self.encode_begun(pairs, begun, fast=self._few_steps)
+        recalled = [p.recalled for p in batch]
+        return self._coder.encode_begun(pairs, begun, fast=self._few_steps, recalled=recalled)
 
     def _is_for_the_model(self, content: bytes) -> bool:
         return self.by_model and (self._any_size or len(content) <= limits.ZSTD_ABOVE)
@@ -129,10 +131,15 @@ class LogCodec(SegmentCodec):
         """Decode the texts of segments of which those above are decoded."""
         above = [c.up.decoded[0] if isinstance(c.up, Coded) else c.up for c in batch]
         rows = [(c.data, c.count, up) for c, up in zip(batch, above, strict=True)]
-        found = self._coder.decode_begun(rows, progress=progress)
+        found = self._coder.decode_begun(rows, progress=progress, sources=[c.source for c in batch])
         for coded, decoded in zip(batch, found, strict=True):
             coded.decoded = [decoded.part]
         return [decoded.content for decoded in found]
+
+    def recalled(self, data: bytes, tokens: Tokens) -> Recalled | None:
+        """Return what a bitstring has of these tokens without the passages that it recalls; None: all of them."""
+        recalls = checked(data, len(tokens)).recalls if data else b""
+        return Recalled(content := as_bytes(tokens), own_of(content, recalls), recalls) if recalls else None
 
     def makes(self, part: Above, data: bytes) -> bool:
         """Return whether a bitstring is what this codec makes of a part, but for how its text is coded."""

@@ -29,13 +29,15 @@ class Above:
         content: its bytes, of a writer.
         table: columns, opaque bytes and text of a reader; None where there is the content.
         key: a digest of all of them.
-        size: bytes of the content of all parts from the first on.
+        whole: bytes of its content with those that are recalled (recall.py); None: as many.
+        size: whole bytes of all parts from the first on.
     """
 
     count: int
     up: Above | None = None
     content: bytes = b""
     table: tuple[bytes, bytes, bytes] | None = None
+    whole: int | None = None
     key: bytes = field(init=False)
     size: int = field(init=False)
 
@@ -45,17 +47,25 @@ class Above:
         for part in self.table or (self.content,):
             state.update(part)
         object.__setattr__(self, "key", state.digest())
-        object.__setattr__(self, "size", self.count + (self.up.size if self.up else 0))
+        object.__setattr__(self, "size", (self.whole or self.count) + (self.up.size if self.up else 0))
 
     @classmethod
-    def of(cls, content: bytes, up: Above | None = None) -> Above:
+    def of(cls, content: bytes, up: Above | None = None, whole: int | None = None) -> Above:
         """Return a part of these bytes."""
-        return cls(len(content), up, content)
+        return cls(len(content), up, content, None, whole)
 
     @classmethod
-    def made_of(cls, columns: bytes, opaque: bytes, text: bytes, count: int, up: Above | None = None) -> Above:
+    def made_of(
+        cls,
+        columns: bytes,
+        opaque: bytes,
+        text: bytes,
+        count: int,
+        up: Above | None = None,
+        whole: int | None = None,
+    ) -> Above:
         """Return a part of ``count`` bytes by its table. ``text``: pieces, each with `table.END` behind it."""
-        return cls(count, up, b"", (columns, opaque, text))
+        return cls(count, up, b"", (columns, opaque, text), whole)
 
     @property
     def to_follow(self) -> Above | None:
@@ -72,11 +82,11 @@ class Above:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes the same: a thousand parts in each other are too deep for pickle."""
-        return _above, ([(part.count, part.content, part.table) for part in self.parts()],)
+        return _above, ([(part.count, part.content, part.table, part.whole) for part in self.parts()],)
 
 
-def _above(rows: Sequence[tuple[int, bytes, Any]]) -> Above | None:
+def _above(rows: Sequence[tuple[int, bytes, Any, int | None]]) -> Above | None:
     at: Above | None = None
-    for count, content, made in rows:
-        at = Above(count, at, content, made)
+    for count, content, made, whole in rows:
+        at = Above(count, at, content, made, whole)
     return at

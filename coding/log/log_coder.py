@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pltz.coding import look
-from pltz.coding.log import table
+from pltz.coding.log import recall, table
 from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
+from pltz.coding.log.recall import Recalled, Source
 from pltz.coding.workers import Later, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import ppmd, repeats
@@ -46,7 +47,7 @@ from pltz.plt_codec.zstd import Fallback
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress, Tokens
 
-MODEL, COPIES, FAST, PACKED = 1, 2, 4, 8  # bits of the head
+MODEL, COPIES, FAST, PACKED, RECALLS = 1, 2, 4, 8, 16  # bits of the head
 CHECK = 8  # bytes of the content's digest
 BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 
@@ -126,6 +127,8 @@ class Parsed:
         copies: bytes of the copies; none without.
         coded: bytes of the coded content or text.
         fast: whether the text of the model is in the fast layout.
+        own: bytes of the content without those that are recalled; None: all of them.
+        recalled: the passages that are, or rather their number and recalls under zstd.
     """
 
     by_model: bool
@@ -137,6 +140,8 @@ class Parsed:
     coded: bytes
     fast: bool
     unpacked: int | None
+    own: int | None = None
+    recalled: tuple[int, bytes] = (0, b"")
 
     @property
     def name(self) -> Literal["log + ppmd", "log + model"]:
@@ -147,6 +152,12 @@ class Parsed:
     def bits(self) -> bytes:
         """Return the opaque bytes. Raises CorruptError."""
         return self.opaque if self.unpacked is None else Fallback().decompress(self.opaque, self.unpacked)
+
+    @property
+    def recalls(self) -> bytes:
+        """Return the recalls, as of `recall.Recalled`. Raises CorruptError."""
+        count, packed = self.recalled
+        return Fallback().decompress(packed, recall.SIZE * count) if count else b""
 
     @property
     def coded_tokens(self) -> int:
@@ -167,27 +178,30 @@ def parse(frame: bytes) -> Parsed:
     if len(frame) < 1 + CHECK:
         raise CorruptError(f"a log frame has at least {1 + CHECK} bytes, found {len(frame)}: the file is damaged")
     head, check, at = frame[0], frame[1 : 1 + CHECK], 1 + CHECK
-    if head >= 2 * PACKED:
+    if head >= 2 * RECALLS:
         raise VersionError(f"a log frame begins with {head:#04x}, which this pltz does not know: use a newer pltz")
     if head & (COPIES | FAST) and not head & MODEL:
         raise CorruptError("a log frame has copies or a layout of a text without tokens: the file is damaged")
     sizes = []
-    for _ in range(4 if head & PACKED else 3):
+    for _ in range(3 + bool(head & PACKED) + 3 * bool(head & RECALLS)):
         size, at = read_varint(frame, at)
         sizes.append(size)
-    columns, opaque, count, *unpacked = sizes
-    if columns + opaque > len(frame) - at:
+    columns, opaque, count, *more = sizes
+    unpacked = more.pop(0) if head & PACKED else None
+    own, recalls, packed = more or (None, 0, 0)
+    if columns + opaque + packed > len(frame) - at:
         raise CorruptError(
             f"columns of {columns} bytes and {opaque} opaque ones do not fit a log frame of {len(frame)}: "
             "the file is damaged"
         )
+    recalled, at = (recalls, frame[at : at + packed]), at + packed
     middle, end = at + columns, at + columns + opaque
     copied = repeats.end_of(frame, end) if head & COPIES else end
     room = MAX_TOKENS_PER_BYTE * (len(frame) - end + 1)
     if head & MODEL and count > room:
         raise CorruptError(f"{count} tokens cannot be in {len(frame) - end} bytes of a log frame: the file is damaged")
     parts = frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:]
-    return Parsed(bool(head & MODEL), check, count, *parts, bool(head & FAST), unpacked[0] if unpacked else None)
+    return Parsed(bool(head & MODEL), check, count, *parts, bool(head & FAST), unpacked, own, recalled)
 
 
 def check_of(content: bytes) -> bytes:
@@ -225,7 +239,8 @@ class LogTables:
         split = table.split(content, above)
         data = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
         text = b"".join(piece + table.END for piece in data)
-        self._texts.put(Above.of(content, above).key, text)
+        if (part := Above.of(content, above)).to_follow:
+            self._texts.put(part.key, text)
         by_ppmd = ppmd.encode(text, learnt(past.data, len(content)))
         draft = Draft(past, split.columns, split.opaque, len(text), by_ppmd)
         if by_model and text:
@@ -262,12 +277,9 @@ class LogTables:
         if above:
             self._pasts.put(_past_key(above, count, in_tokens), text)
 
-    def content(self, part: Above, check: bytes) -> bytes:
-        """Return the content of a part that is made of a table, compared with its check. Raises CorruptError."""
-        content = table.content_of(part)
-        if check_of(content) != check:
-            raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
-        return content
+    def content(self, part: Above) -> bytes:
+        """Return the content of a part that is made of a table. Raises CorruptError."""
+        return table.content_of(part)
 
     def text(self, parsed: Parsed, past: bytes, tokens: Tokens | None) -> bytes:
         """Return the text of a frame. Raises CorruptError.
@@ -344,7 +356,12 @@ class LogCoder:
         return self._workers.submit("draft", content, above, by_model) if content else None
 
     def encode_begun(
-        self, batch: Sequence[tuple[bytes, Above | None]], begun: Sequence[Later | None], *, fast: bool = False
+        self,
+        batch: Sequence[tuple[bytes, Above | None]],
+        begun: Sequence[Later | None],
+        *,
+        fast: bool = False,
+        recalled: Sequence[Recalled | None] = (),
     ) -> list[bytes]:
         """Return the frame of each content, of which drafts were begun.
 
@@ -352,6 +369,7 @@ class LogCoder:
             batch: content and the part above it, which its decoder knows too.
             begun: of each, what `begin` returned.
             fast: whether texts are in the fast layout.
+            recalled: those contents that are the own bytes of others.
         """
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         chosen = self._worth_the_model([draft for draft in drafts if draft and len(draft.tokens)])
@@ -360,10 +378,10 @@ class LogCoder:
         encoded = self.coder.encode(rows, layouts=layouts, contexts=contexts) if rows else ()
         coded = dict(zip(map(id, chosen), encoded, strict=True))
         frames: list[bytes] = []
-        for (content, above), draft in zip(batch, drafts, strict=True):
+        for (content, above), draft, one in zip(batch, drafts, recalled or [None] * len(batch), strict=True):
             if draft:
                 self._tables.keep(above, len(content), draft.past, in_tokens=len(draft.tokens) > 0)
-            frames.append(_frame(content, draft, coded.get(id(draft))) if draft else b"")
+            frames.append(_frame(content, draft, coded.get(id(draft)), one) if draft else b"")
         return frames
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
@@ -380,7 +398,11 @@ class LogCoder:
     # ---- frame -> content
 
     def decode_begun(
-        self, batch: Sequence[tuple[bytes, int, Above | None]], *, progress: Progress | None = None
+        self,
+        batch: Sequence[tuple[bytes, int, Above | None]],
+        *,
+        progress: Progress | None = None,
+        sources: Sequence[Source | None] = (),
     ) -> list[Decoded]:
         """Decode the texts of frames, and begin to join them to contents.
 
@@ -389,15 +411,16 @@ class LogCoder:
         Args:
             batch: frame, number of bytes of its content, and the part above it.
             progress: called with the number of tokens decoded since the last call.
+            sources: of each, what it recalls passages from.
 
         Raises:
             CorruptError: a frame is damaged, or was coded after another part; where a content does not match its check,
                 its `Decoded` raises it.
             VersionError: a frame of a newer pltz.
         """
-        parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
+        parsed = [checked(frame, count) if count or frame else None for frame, count, _ in batch]
         pasts = [
-            self._tables.past(above, count, in_tokens=bool(one and one.by_model))
+            self._tables.past(above, one.own or count, in_tokens=one.by_model) if one else NO_TEXT
             for one, (_, count, above) in zip(parsed, batch, strict=True)
         ]
         numbers = [n for n, one in enumerate(parsed) if one and one.by_model]
@@ -410,19 +433,41 @@ class LogCoder:
             items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n].tokens))
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
         texts = {n: repeats.expand(tokens, taken[n], pasts[n].tokens) for n, tokens in found.items()}
+        known = sources or [None] * len(batch)
         return [
-            self._decoded(one, pasts[n], texts.get(n), count, above) if one else Decoded(above, bytes)
-            for n, (one, (_, count, above)) in enumerate(zip(parsed, batch, strict=True))
+            self._decoded(one, pasts[n], texts.get(n), count, above, source) if one else Decoded(above, bytes)
+            for n, (one, (_, count, above), source) in enumerate(zip(parsed, batch, known, strict=True))
         ]
 
-    def _decoded(self, parsed: Parsed, past: Text, tokens: Tokens | None, count: int, above: Above | None) -> Decoded:
+    def _decoded(
+        self,
+        parsed: Parsed,
+        past: Text,
+        tokens: Tokens | None,
+        count: int,
+        above: Above | None,
+        source: Source | None,
+    ) -> Decoded:
         """Begin to join the content of a frame. ``tokens``: of its text, (T,), where the model coded it."""
-        text = self._tables.text(parsed, learnt(past.data, count), tokens)
-        part = Above.made_of(parsed.columns, parsed.bits, text, count, above)
-        return Decoded(part, self._workers.submit("content", part, parsed.check).result)
+        own = parsed.own or count
+        text = self._tables.text(parsed, learnt(past.data, own), tokens)
+        part = Above.made_of(parsed.columns, parsed.bits, text, own, above, count)
+        later = self._workers.submit("content", part)
+
+        def content() -> bytes:
+            found: bytes = later.result()
+            if parsed.own is not None:
+                if source is None:
+                    raise CorruptError("a log recalls passages where none can be: the file is damaged")
+                found = recall.filled(found, parsed.recalls, count, source)
+            if check_of(found) != parsed.check:
+                raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
+            return found
+
+        return Decoded(part, content)
 
 
-def _frame(content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
+def _frame(content: bytes, draft: Draft, coded: Encoded | None, recalled: Recalled | None) -> bytes:
     """Return the shorter frame of a content. ``coded``: its literals by the model, None where PPMd codes the text."""
     head, opaque, unpacked = 0, draft.opaque, list[int]()
     if Fallback().fast_size(opaque) < len(opaque) and len(shorter := Fallback().compress(opaque)) + 4 < len(opaque):
@@ -434,16 +479,25 @@ def _frame(content: bytes, draft: Draft, coded: Encoded | None) -> bytes:
         if len(data) < len(text) and len(draft.tokens) <= MAX_TOKENS_PER_BYTE * (len(data) + 1):
             kind = MODEL | (COPIES if copies else 0) | (FAST if coded.layout != layout_of(len(draft.literals)) else 0)
             count, text = len(draft.tokens), data
-    sizes = map(write_varint, (len(draft.columns), len(opaque), count, *unpacked))
-    return bytes([head | kind]) + check_of(content) + b"".join(sizes) + draft.columns + opaque + text
+    sizes, packed = [len(draft.columns), len(opaque), count, *unpacked], b""
+    if recalled:
+        content, own, recalls = recalled
+        head, packed = head | RECALLS, Fallback().compress(recalls)
+        if len(content) > BYTES_PER_BYTE * (len(draft.columns) + len(opaque) + len(text) + len(packed)):
+            packed = recalls = recall.padded(recalls, len(content) // BYTES_PER_BYTE)
+        sizes += [len(own), len(recalls) // recall.SIZE, len(packed)]
+    check = check_of(content)
+    return bytes([head | kind]) + check + b"".join(map(write_varint, sizes)) + packed + draft.columns + opaque + text
 
 
-def _checked(frame: bytes, count: int) -> Parsed:
+def checked(frame: bytes, count: int) -> Parsed:
     """Return the parts of a frame that may hold a content of ``count`` bytes. Raises CorruptError, VersionError."""
     parsed = parse(frame)
     if not 0 < count <= min(MAX_BYTES, BYTES_PER_BYTE * (len(frame) + 1)):
         raise CorruptError(f"a log of {count} bytes cannot be in a frame of {len(frame)}: the file is damaged")
-    if max(parsed.count, parsed.unpacked or 0) > TEXT_PER_BYTE * count + 1024:
+    if parsed.own is not None and not 0 < parsed.own <= count:
+        raise CorruptError(f"a log of {count} bytes has no {parsed.own} own ones: the file is damaged")
+    if max(parsed.count, parsed.unpacked or 0, parsed.recalled[0]) > TEXT_PER_BYTE * (parsed.own or count) + 1024:
         raise CorruptError(f"a log of {count} bytes has no text of {parsed.count}: the file is damaged")
     return parsed
 

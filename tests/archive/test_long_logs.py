@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,16 +14,21 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain, reader
-from pltz.archive.errors import Outdated
+from pltz.archive.copy import copy
+from pltz.archive.errors import LostError, Outdated
 from pltz.archive.format.ids import Tokens
-from pltz.archive.writing import beginning, commits, cut
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.pack import Damage
+from pltz.archive.writing import beginning, commits, cut, pending_segment
 from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.log import above
-from pltz.coding.log.log_coder import LogCoder
+from pltz.coding.log import above, recall
+from pltz.coding.log.log_coder import LogCoder, parse
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
+from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
+from tests.archive.maintenance.test_shrink import PROSE
 from tests.archive.test_logs import lines
 
 SLICE, REACH, AT_ONCE = 1 << 13, 1 << 14, 1 << 15
@@ -30,7 +37,7 @@ SLICE, REACH, AT_ONCE = 1 << 13, 1 << 14, 1 << 15
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make slices, what they are coded after, commits and what is decoded at once a hundredth of what they are."""
-    for module in (above, beginning):
+    for module in (above, beginning, cut, pending_segment):
         monkeypatch.setattr(module, "REACH", REACH)
     for module in (cut, commits):
         monkeypatch.setattr(module, "LOG_PART", SLICE)
@@ -189,6 +196,79 @@ def test_another_log_of_the_name_is_another_version(cold: Archive, log: Path) ->
     receipt = put(cold, log)
     assert receipt.version == 2 and 0 < receipt.segments < receipt.tower
     assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == before
+
+
+def pictured(count: int) -> bytes:
+    """Return a log with one picture in every tenth line, and a copy of its first lines under other ids at its end."""
+    picture = base64.b64encode(random.Random(5).randbytes(3000)).decode()
+    found = lines(count)
+    for line in found[::10]:
+        line["image"] = {"data": picture}
+    again = [{**line, "uuid": f"{number:032x}"} for number, line in enumerate(found[:80])]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in found + again)
+
+
+def recalling(cold: Archive) -> int:
+    """Return how many records recall something."""
+    catalog = cold.parts.catalog
+    items = [item for pack in catalog.listing.packs for item in catalog.listing.scan(pack)]
+    logs = [i for i in items if not isinstance(i, Damage) and i.record.tokens and i.context.method == Method.LOG]
+    return sum(parse(catalog.keys.bits(i.context, i.record)).own is not None for i in logs)
+
+
+def test_what_comes_again_is_stored_once_at_any_distance(cold: Archive, log: Path) -> None:
+    log.write_bytes(pictured(200))
+    size = put(cold, log).size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recall, "LEAST", 1 << 20)
+        whole = cold.put("whole", Session("text", LongText.of(log)), tenant="other").size
+    assert size < 0.6 * whole
+    with log.open("ab") as file:
+        file.write(pictured(300)[-20_000:])
+    before = recalling(cold)
+    grown = put(cold, log)
+    assert grown.version == 2 and recalling(cold) > before > 3
+    assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == pictured(200)
+    assert cold.verify(decode=True).sound
+
+
+def test_what_recalls_is_shrunk_copied_and_collected(
+    cold: Archive, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = pictured(200).splitlines(keepends=True)
+    rows = [json.dumps({"text": text}).encode() + b"\n" for text in PROSE]
+    log.write_bytes(b"".join(row + line for row, line in zip(rows, said, strict=False)))
+    put(cold, log)
+    before = recalling(cold)
+    done = cold.shrink()
+    assert done.shrunk > 5 and not done.problems and recalling(cold) > before > 3
+    cold.collect(grace=0, dead_share=0.0), cold.collect(grace=0)
+    assert recalling(cold) == before
+    assert cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound
+    for module in (chain, reader):
+        monkeypatch.setattr(module, "MAX_TOKENS", 1 << 20)
+    with Archive.open(tmp_path / "copy", create=True, bundle="nano") as other:
+        other.put("another", "loads its codecs")
+        [copied] = copy(cold.parts, cold.directory.ls(), other.parts)
+        assert copied.receipt and other.get("log").value == log.read_bytes() and recalling(other) == before
+
+
+def test_a_damaged_slice_is_told_by_what_recalls_it(cold: Archive, log: Path) -> None:
+    log.write_bytes(pictured(200))
+    put(cold, log)
+    catalog = cold.parts.catalog
+    [version] = cold.directory.ls()
+    path = chain.Chains(catalog, cold.codecs.registry)._path(version.leaf)
+    found = catalog.lookup.find(SEGMENTS, path[0])
+
+    def gone(section: int, name: bytes) -> list[Any]:
+        return [] if name == path[0] else type(catalog.lookup).find(catalog.lookup, section, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog.lookup, "find", gone)
+        with pytest.raises(LostError):
+            cold.get("log")
+    assert found and cold.get("log").value == log.read_bytes()
 
 
 def test_a_log_that_becomes_shorter_is_refused(cold: Archive, log: Path) -> None:

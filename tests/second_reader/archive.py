@@ -285,8 +285,9 @@ class Archive:
         if c.method == BYTES:
             return list(fallback(data, count, bundle.dictionary if bundle else b""))
         if c.method == LOG:
+            before = [bytes(tokens) for _, tokens in self._tower(record.parent)]
             found, self._tables[record.segment] = log.decoded(
-                data, count, tables if record.mode & ABOVE else [], bundle
+                data, count, tables if record.mode & ABOVE else [], bundle, before
             )
             return list(found)
         if bundle is None:

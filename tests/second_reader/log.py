@@ -1,5 +1,8 @@
 """Log frames, as coding/FORMAT.md describes them."""
 
+import bisect
+import itertools
+import struct
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +13,7 @@ from tests.second_reader.ppmd import Coder, Model
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
-MODEL, COPIED, LAYOUT, PACKED = 1, 2, 4, 8  # bits of a head
+MODEL, COPIED, LAYOUT, PACKED, RECALLS = 1, 2, 4, 8, 16  # bits of a head
 LEAST_ABOVE, PER_BYTE = 1 << 16, 16
 
 # A table as a frame has it: columns, opaque bytes, pieces, and the bytes that it makes. Those of a log, in their order,
@@ -19,26 +22,33 @@ Table = tuple[bytes, bytes, list[bytes], int]
 
 
 def decoded(
-    data: bytes, count: int, above: Sequence[Table] = (), bundle: Bundle | None = None
+    data: bytes, count: int, above: Sequence[Table] = (), bundle: Bundle | None = None, before: Sequence[bytes] = ()
 ) -> tuple[bytes, list[Table]]:
     """Return the content of a log frame, and the tables above the next one.
 
-    ``above``: the tables of the frames above it, the first one first. Raises LookupError: a text by a model without it.
+    ``above``: the tables of the frames above it, the first one first. ``before``: all contents of the log before it.
+    Raises LookupError: a text by a model without it.
     """
     if not count:
         refuse(data, "a frame of no bytes that has bytes")
         return b"", [*above]
     fields = Fields(data)
     head, check = fields.number(1), fields.take(8)
-    refuse(head >> 4, f"a log frame of head {head}", Newer)
+    refuse(head >> 5, f"a log frame of head {head}", Newer)
     refuse(head & (COPIED | LAYOUT) and not head & MODEL, "copies or lanes in a log without tokens")
     columns_size, opaque_size, text_size = (fields.varint() for _ in range(3))
     opaque_count = fields.varint() if head & PACKED else opaque_size
+    whole, recalls = count, list[tuple[int, int]]()
+    if head & RECALLS:
+        count, number, size = (fields.varint() for _ in range(3))
+        refuse(not 0 < count <= whole or number > 6 * count + 1024, "own bytes or recalls that are too many")
+        planes = fallback(fields.take(size), 12 * number)
+        recalls = [struct.unpack("<Iq", planes[at::number]) for at in range(number)]
     columns, opaque = fields.take(columns_size), fallback(fields.take(opaque_size), opaque_count)
     past = Log()
     if not head & MODEL:
-        before = _text_above(above, max(LEAST_ABOVE, count // 4))
-        text = by_ppmd(fields.rest(), text_size, b"".join(piece + b"\xff" for piece in before))
+        last = _text_above(above, max(LEAST_ABOVE, count // 4))
+        text = by_ppmd(fields.rest(), text_size, b"".join(piece + b"\xff" for piece in last))
         *pieces, rest = text.split(b"\xff")
         refuse(rest, "a text that ends within a piece")
     elif bundle:
@@ -47,9 +57,33 @@ def decoded(
         raise LookupError("a log of a model without its bundle")
     for table in above:
         past.join(*table)
-    found = past.join(columns, opaque, pieces, count)
+    own = past.join(columns, opaque, pieces, count)
+    found = _recalled(own, recalls, whole, before) if head & RECALLS else own
     refuse(digest("pltz log", found, size=8) != check, "a log that differs from its check")
     return found, [*above, (columns, opaque, pieces, count)]
+
+
+def _recalled(own: bytes, recalls: Sequence[tuple[int, int]], count: int, before: Sequence[bytes]) -> bytes:
+    """Return a content of ``count`` bytes by its own bytes and its recalls. ``before``: the contents before it."""
+    found, at, place, ends = b"", 0, 0, list(itertools.accumulate(map(len, before)))
+    for quotes, difference in recalls:
+        if not quotes:
+            continue
+        begin = at
+        for _ in range(quotes):
+            at = own.find(b'"', at) + 1
+            refuse(not at, "a recall behind no quote")
+        place += at - begin + difference
+        number = bisect.bisect_right(ends, place)
+        refuse(place < 0 or number == len(ends), "a passage that is not in the log")
+        content, start = before[number], place - (ends[number] - len(before[number]))
+        end = content.find(b'"', start)
+        end -= content[end - 1 : end] == b"\\"
+        refuse(end <= start or end - start > count, "a passage without end")
+        found += own[begin:at] + content[start:end]
+        place += end - start
+    refuse(len(found) + len(own) - at != count, "a content of another size")
+    return found + own[at:]
 
 
 def by_ppmd(data: bytes, count: int, past: bytes) -> bytes:

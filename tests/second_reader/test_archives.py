@@ -16,8 +16,12 @@ import pltz
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.parity import Parity
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing import beginning, commits, cut, pending_segment
 from pltz.coding.codecs.codec import BytesCodec
+from pltz.coding.log import above
+from pltz.models.session.session import Session
 from pltz.plt_codec import limits
+from tests.archive.test_long_logs import pictured, recalling
 from tests.archive.towers import TowerArchive
 from tests.golden.archives.make import (
     FORGOTTEN,
@@ -216,6 +220,18 @@ def test_what_the_product_puts(
         assert (last.id, last.record.about.tags) == (session.id, session.tags)
         value = archive.value(last)
         assert value == (session.value.tolist() if name == "ids" else session.value)
+
+
+def test_passages_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (above, beginning, cut, pending_segment):
+        monkeypatch.setattr(module, "REACH", 1 << 12)
+    for module in (cut, commits):
+        monkeypatch.setattr(module, "LOG_PART", 1 << 11)
+    content = pictured(40)
+    with pltz.Archive.open(tmp_path / "cold", create=True, bundle="nano") as cold:
+        assert cold.put("log", Session("text", content)).tower > 9 and recalling(cold) > 3
+    archive = Archive(files_of(tmp_path / "cold"), [bundle("nano")])
+    assert archive.value(archive.history("log")[-1]) == content and not archive.damage
 
 
 def test_ids_of_another_tokenizer(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_counts_that_lie_are_refused_before_the_work(coder: FrameCoder) -> None:
     with pytest.raises(CorruptError, match="cannot be in a frame"):
         coder.decode([(frame, 1 << 26, None)])
     with pytest.raises(VersionError):
-        parse(b"\x11" + frame[1:])
+        parse(b"\x21" + frame[1:])
     with pytest.raises(VersionError):
         parse(b"\x80" + frame[1:])
     with pytest.raises(CorruptError, match="has no text of"):
