@@ -16,6 +16,7 @@ from pltz.archive.errors import (
     Fenced as Fenced,
     LostError as LostError,
     NotFound as NotFound,
+    StaysErased as StaysErased,
     StoreError as StoreError,
     is_full as is_full,
     reason as reason,

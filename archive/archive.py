@@ -26,8 +26,8 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import NotFound, Outdated
-from pltz.archive.format.ids import tenant_of
+from pltz.archive.errors import NotFound, Outdated, stays_erased
+from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
 from pltz.archive.opener import OpenArchive
@@ -304,6 +304,7 @@ class Archive:
         keep_opaque: bool = False,
         part: str = "",
         content: ContentFacts = NOTHING,
+        erased_too: bool = False,
         dry_run: bool = False,
     ) -> PutReceipt:
         """Freeze a session under a name. On return it is durable, and was decoded back and compared.
@@ -328,11 +329,12 @@ class Archive:
             part: path of a part of the session, such as the log of a sub-agent. Parts are put one by one, or as one
                 version by `put_many`. They are listed, forgotten and erased together.
             content: what `list` tells of it, such as its title.
+            erased_too: put it also where a session of its name was erased, now and from now on.
             dry_run: code the session and store nothing; the receipt says what a put would store, and its id is empty.
 
         Raises:
             ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts), or does
-                not continue the last version; nothing was stored.
+                not continue the last version, or was erased (StaysErased); nothing was stored.
             TokenizerMismatch: ids that are not ids of their tokenizer.
             UsageError, ModelError: an argument is invalid, or the bundle or target cannot be used.
             KeyMismatch: the archive is sealed and was opened without its key.
@@ -361,6 +363,7 @@ class Archive:
             continues=continues,
             part=part,
             content=content,
+            erased_too=erased_too,
         )
         [receipt] = self.put_many([request], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
@@ -397,7 +400,7 @@ class Archive:
         """
         alone = isinstance(requests, Sequence) and len(requests) == 1
         pace = Pace(commit_bytes, commit_seconds)
-        prepared = self._prepared(requests, refused)
+        prepared = self._prepared(requests, refused, dry_run)
         for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
             began = clock.monotonic()
             put = partial(self._put, pace=pace, alone=alone, dry_run=dry_run, coding=coding)
@@ -457,18 +460,31 @@ class Archive:
         committed = writer.put(new, dry_run=dry_run, refresh=not alone or size > QUICK_BYTES)
         return [with_parts(before, one) for one in committed]
 
-    def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
+    def _prepared(
+        self, requests: Iterable[PutRequest], refused: Refused | None, dry_run: bool
+    ) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
         for request in requests:
             try:
                 with refusing(f"session {request.name!r}", "put it as a text, and report this"):
                     ready = prepare(request, self.codecs.add)
+                    self._want_unerased(ready, dry_run)
             except ContentError as exc:
                 if refused is None:
                     raise
                 refused(request, exc)
             else:
                 yield ready
+
+    def _want_unerased(self, ready: PreparedRequest, dry_run: bool) -> None:
+        """Raise StaysErased for a session that was erased, or let it be put from now on where the request says so."""
+        if not self.was_erased(ready.name, tenant=ready.tenant):
+            return
+        if not ready.request.erased_too:
+            raise stays_erased(ready.tenant, ready.name)
+        if not dry_run:
+            keys = self.parts.catalog.keys
+            keys.unbury(keys.domain(TENANT, ready.tenant), ready.name)
 
     def _receipts(
         self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool
@@ -937,6 +953,14 @@ class Archive:
         if name is not None:
             return eraser.session(tenant or "", name, dry_run=dry_run)
         return eraser.tenant(tenant or "", dry_run=dry_run)
+
+    def was_erased(self, name: str, *, tenant: str = "default", salt: str | bytes | None = None) -> bool:
+        """Return whether a session was erased by its name, so that a put of it is refused (StaysErased).
+
+        What a tenant erased as a whole had is not remembered. Raises MissingKeys, StoreError.
+        """
+        keys = self.parts.catalog.keys
+        return keys.buried(keys.domain(TENANT, tenant_of(tenant, salt)), name)
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.

@@ -10,7 +10,7 @@ is simply run again, and running it twice adds nothing. Each commit is read back
 compared token by token before it is reported.
 
 A version that a collector moves is looked up again. A version erased since it was listed is skipped and
-reported.
+reported, and so is one of a session that the other archive erased.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Copied:
     """A version and its result in the other archive.
 
     ``receipt``: None where the version was there, or would be copied in a dry run, or was ``erased`` here
-    since it was listed, or was forgotten and collected.
+    since it was listed, or there before, or was forgotten and collected.
     """
 
     version: Version
@@ -84,6 +84,9 @@ def copy(
     while some := list(itertools.islice(rest, AT_ONCE)):
         source.keys.refresh()  # do not copy content erased meanwhile
         # versions that are there are not read
+        for version in (buried := [v for v in some if to.keys.buried(to.keys.domain(TENANT, v.tenant), v.name)]):
+            yield Copied(version, False, None, erased=True)
+        some = [v for v in some if v not in buried]
         there = _there(source, some, to)
         if there:
             to.store.settle(MANIFEST)  # its writer may be between link and fsync

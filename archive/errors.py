@@ -11,6 +11,8 @@
     │   └── RolledBack         7   the archive or its manifest is older than this machine knew it; run repair
     ├── NotFound               8   no such session, version or segment
     │   └── Erased             8   it was here: its key was destroyed
+    ├── ContentError (plt_codec)
+    │   └── StaysErased        5   a session of this name was erased, and is not put again unless the user says so
     ├── MismatchError (plt_codec)
     │   └── KeyMismatch        4   the archive is sealed, and this is not its key
     └── CorruptError (plt_codec)
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import errno
 
-from pltz.plt_codec.errors import CorruptError, MismatchError, PltzError
+from pltz.plt_codec.errors import ContentError, CorruptError, MismatchError, PltzError
 
 
 class ArchiveError(PltzError):
@@ -71,6 +73,18 @@ class NotFound(PltzError):
 
 class Erased(NotFound):
     """The content was erased: its key was destroyed, so its bytes are meaningless."""
+
+
+class StaysErased(ContentError):
+    """A session of this name was erased, and is not put again unless the user says so."""
+
+
+def stays_erased(tenant: str, name: str) -> StaysErased:
+    """Return the error about a session that is not put, since it was erased."""
+    return StaysErased(
+        f"session {name!r} of tenant {tenant!r} was erased, so it is not put again: to put it and what follows, "
+        "--erased-too (from Python: erased_too=True)"
+    )
 
 
 class KeyMismatch(MismatchError):

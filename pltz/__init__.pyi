@@ -26,6 +26,7 @@ from pltz.archive.errors import (
     NotFound as NotFound,
     Outdated as Outdated,
     RolledBack as RolledBack,
+    StaysErased as StaysErased,
     StoreError as StoreError,
     UnreadableError as UnreadableError,
     WriterFailed as WriterFailed,

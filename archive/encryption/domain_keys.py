@@ -45,6 +45,7 @@ class DomainKeys:
         slots: the keys of each slot that has keys of its own, the oldest first. The others have those of the roots.
         doomed: units whose erasure has begun, in records from before the newest root.
         lineages: those of its roots, 4 bytes each; new roots are of the last (`key_files`).
+        buried: units of sessions that were erased, and are not put again unless the user says so.
     """
 
     domain: bytes
@@ -56,6 +57,7 @@ class DomainKeys:
     slots: Mapping[int, tuple[Since, ...]] = field(default_factory=dict)
     doomed: frozenset[int] = frozenset()
     lineages: tuple[bytes, ...] = ()
+    buried: frozenset[int] = frozenset()
 
     @property
     def erased(self) -> bool:
@@ -112,14 +114,15 @@ class DomainKeys:
         slots |= {slot: (*slots[slot], (since, random(KEY))) for slot in sorted(set(map(slot_of, doomed)))}
         return self.following(roots=(*self.roots, (since, random(KEY))), slots=slots, doomed=doomed)
 
-    def finish(self, live: Iterable[int] = ()) -> DomainKeys:
+    def finish(self, live: Iterable[int] = (), buried: Iterable[int] = ()) -> DomainKeys:
         """Return the next generation, without the older roots and the older keys of slots with doomed units.
 
-        ``live``: units with records: the keys of other slots that have any stay.
+        ``live``: units with records: the keys of other slots that have any stay. ``buried``: units of erased sessions.
         """
         slots, going = self._with(live), set(map(slot_of, self.doomed))
         kept = {slot: keys[-1:] if slot in going else keys for slot, keys in slots.items()}
-        return self.following(roots=self.roots[-1:], slots=kept, doomed=frozenset[int]())
+        more = self.buried.union(buried)
+        return self.following(roots=self.roots[-1:], slots=kept, doomed=frozenset[int](), buried=more)
 
     def moves(
         self, done: DomainKeys, units: AbstractSet[int], records: Mapping[bytes, AbstractSet[int]]
@@ -149,7 +152,7 @@ class DomainKeys:
 
     def encode(self) -> bytes:
         """Return the bytes to wrap. Raises ArchiveError where they exceed the limits of `decode`."""
-        if max(self.rows, len(self.doomed)) > MAX_ROWS or len(self.lineages) > MAX_LINEAGES:
+        if max(self.rows, len(self.doomed), len(self.buried)) > MAX_ROWS or len(self.lineages) > MAX_LINEAGES:
             raise ArchiveError(
                 f"this domain has {self.rows:,} keys, at most {MAX_ROWS:,} are allowed: copy it to a new archive"
             )
@@ -158,8 +161,9 @@ class DomainKeys:
         rows += [(ROOT, *key) for key in self.roots]
         out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(rows))]
         out += [ROW.pack(*row) for row in rows]
-        out.append(write_varint(len(self.doomed)))
-        out += [unit.to_bytes(UNIT, "big") for unit in sorted(self.doomed)]
+        for units in (self.doomed, self.buried):
+            out.append(write_varint(len(units)))
+            out += [unit.to_bytes(UNIT, "big") for unit in sorted(units)]
         return b"".join(out)
 
     @classmethod
@@ -172,12 +176,12 @@ class DomainKeys:
         keys = dict[int, tuple[Since, ...]]()
         for slot, since, key in ROW.iter_unpack(reader.take(reader.count(MAX_ROWS) * ROW.size)):
             keys[slot] = (*keys.get(slot, ()), (since, key))
-        doomed = frozenset(unit_of(reader.take(UNIT)) for _ in range(reader.count(MAX_ROWS)))
+        doomed, buried = (frozenset(map(unit_of, reader.units())) for _ in range(2))
         reader.end()
         if kind not in (TENANT, BASE):
             raise CorruptError("the keys of a domain are of no kind: damaged")
         roots = keys.pop(ROOT, ())
-        return cls(domain, generation, kind, name, id_key, roots, keys, doomed, lineages)
+        return cls(domain, generation, kind, name, id_key, roots, keys, doomed, lineages, buried)
 
 
 class KeyReader:
@@ -199,6 +203,10 @@ class KeyReader:
         if value > most:
             raise CorruptError(f"a count of {value} where at most {most} are allowed: damaged")
         return value
+
+    def units(self) -> list[bytes]:
+        """Return units, preceded by their number. Raises CorruptError."""
+        return [self.take(UNIT) for _ in range(self.count(MAX_ROWS))]
 
     def name(self) -> str:
         """Return UTF-8 text preceded by its size as a varint. Raises CorruptError."""

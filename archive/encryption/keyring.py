@@ -17,7 +17,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import Erased, KeyMismatch, MissingKeys, Outdated
+from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
@@ -136,6 +136,20 @@ class Keyring:
         """Return the number that stands for a part of the session with this key."""
         keys = self.of(domain) if part else None
         return part_key(key, part, keys.id_key if keys else self._names)
+
+    def buried(self, domain: bytes, name: str) -> bool:
+        keys = self.of(domain)
+        return bool(keys and keys.buried) and unit_of(self.session_key(domain, name)) in keys.buried
+
+    def unbury(self, domain: bytes, name: str) -> None:
+        """Let an erased session be put again, by keys without its unit. Raises Fenced where others changed them."""
+        if not self.buried(domain, name):
+            return
+        known = self._domains[domain]
+        keys = known.following(buried=known.buried - {unit_of(self.session_key(domain, name))})
+        if not self.publish(keys):
+            raise Fenced(ERASED_MEANWHILE)
+        self.shred(keys)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Return the digest of a segment, 32 bytes.

@@ -184,6 +184,12 @@ class Encryption(Protocol):
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
         """Return the bytes hashed before the tokens, which follow as little-endian u32."""
 
+    def buried(self, domain: bytes, name: str) -> bool:
+        """Return whether a session was erased, and is to stay so. Raises MissingKeys, StoreError."""
+
+    def unbury(self, domain: bytes, name: str) -> None:
+        """Let an erased session be put again. Raises Fenced, MissingKeys, StoreError, WriterFailed."""
+
     def seal(self, context: Context, record: Record) -> Record:
         """Return the record as it is stored. Raises Erased, CorruptError."""
 
@@ -227,6 +233,12 @@ class Plaintext:
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return identity.part_key(key, part)
 
+    def buried(self, domain: bytes, name: str) -> bool:
+        return False
+
+    def unbury(self, domain: bytes, name: str) -> None:
+        return
+
     def seal(self, context: Context, record: Record) -> Record:
         return record
 
@@ -255,6 +267,10 @@ class LockedArchive(Plaintext):
     def domain_name(self, context: Context) -> str:
         """Return a name made from the domain's id."""
         return f"sealed {context.domain.hex()}"
+
+    def buried(self, domain: bytes, name: str) -> bool:
+        """Raise KeyMismatch: who was erased needs the key."""
+        raise _locked()
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Raise KeyMismatch: ids of segments need the key."""

@@ -171,7 +171,8 @@ class Eraser:
         erasure = Erasure(tenant, None, versions=versions)
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
-        gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=frozenset[int]())
+        none = frozenset[int]()
+        gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=none, buried=none)
         return self._receipt(erasure, known, finished, uses, [self._destroy(gone.following(), None, None, records)])
 
     def _whole(self, tenant: str, records: DomainRecords) -> tuple[int, list[BaseUse]]:
@@ -275,15 +276,21 @@ class Eraser:
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
-        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going)}
+        own = unit_of(self.keys.session_key(known.domain, name))
+        units = {own, *map(unit_of, going)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
-        done, moved = self._without(begun, records, units)
+        done, moved = self._without(begun, records, units, own)
         destroyed = self._destroy(done, begun.since, units, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
 
-    def _without(self, begun: DomainKeys, records: DomainRecords, units: set[int]) -> tuple[DomainKeys, int]:
-        """Return the keys without those of some units, and the number of other records put again for that."""
-        done = begun.finish(self._live(records))
+    def _without(
+        self, begun: DomainKeys, records: DomainRecords, units: set[int], session: int
+    ) -> tuple[DomainKeys, int]:
+        """Return the keys without those of some units, and the number of other records put again for that.
+
+        ``session``: the unit that is to stay erased.
+        """
+        done = begun.finish(self._live(records), [session])
         moves = begun.moves(done, units, records.units)
         return done, Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import Encryption
+from pltz.archive.errors import stays_erased
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32
@@ -112,7 +113,7 @@ def draft(
 ) -> tuple[list[PendingVersion], list[PendingSegment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
-    Raises ContentError, LimitError, UsageError.
+    Raises ContentError (StaysErased for a session that was erased), LimitError, UsageError.
     """
     check(sessions, contexts.codecs)
     known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
@@ -124,6 +125,8 @@ def draft(
         tower = _tower(session, codec, own, base, known)
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
+            if contexts.keys.buried(*place):
+                raise stays_erased(session.tenant, session.name)
             key = keys[place] = session_key(*place)
         part = contexts.keys.part_key(own.domain, key, session.part) if session.part else 0
         drafts.append(PendingVersion(session, codec, tower, own, key, part))

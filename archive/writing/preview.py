@@ -4,6 +4,7 @@
     unchanged    a log whose ids, or a file whose size and time, are those of a stored version
     grown        a log that begins with the last version
     changed      a log that does not
+    erased       it was erased, and is not put again unless the request says so
     stored       there is a version of this name, and only a put tells whether it is the same
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.format.ids import tenant_of
+from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.slices import Sliced
@@ -20,7 +21,7 @@ from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.datasets.given import as_session
 from pltz.models.session.long_text import LongText
 
-State = Literal["new", "unchanged", "grown", "changed", "stored"]
+State = Literal["new", "erased", "unchanged", "grown", "changed", "stored"]
 
 
 class Preview(NamedTuple):
@@ -40,7 +41,10 @@ def preview(catalog: Catalog, last: LastTowers, request: PutRequest) -> Preview:
     """Return what a put of a session would do. Raises StoreError, and ContentError where it is over a limit."""
     session = as_session(request.session)
     content: Sliced = session.value if isinstance(session.value, LongText) else session.to_bytes()
-    history = catalog.histories.of(tenant_of(request.tenant, request.salt), request.name)
+    tenant = tenant_of(request.tenant, request.salt)
+    if not request.erased_too and catalog.keys.buried(catalog.keys.domain(TENANT, tenant), request.name):
+        return Preview(request, session.kind, len(content), "erased", 0)
+    history = catalog.histories.of(tenant, request.name)
     versions = [v for v in history.versions if v.part == request.part and not v.forgotten]
     if not versions:
         return Preview(request, session.kind, len(content), "new", 0)

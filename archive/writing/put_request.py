@@ -45,7 +45,7 @@ class PutRequest:
 
     ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
     another file may not. No log of an agent is refused: it is a new version, and none where it is an older state.
-    ``content``: what a list shows of it.
+    ``content``: what a list shows of it. ``erased_too``: put it also where it was erased.
     """
 
     name: str
@@ -62,6 +62,7 @@ class PutRequest:
     continues: bool = False
     part: str = ""
     content: ContentFacts = NOTHING
+    erased_too: bool = False
 
 
 @dataclass(frozen=True)

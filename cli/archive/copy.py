@@ -93,7 +93,7 @@ def copy(
     if not names:
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
     if not as_json:
-        gone = f"; erased meanwhile: {erased:,}" if erased else ""
+        gone = f"; erased: {erased:,}" if erased else ""
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     elif part:
@@ -110,6 +110,6 @@ def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
     if as_json or not done.there:
         show(
             record,
-            line_of(version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
+            line_of(version) + ("  (erased, not copied)" if done.erased else ""),
             as_json,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
+from pltz.archive.errors import StaysErased
 from pltz.archive.humanize import counted, size
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
@@ -28,7 +29,7 @@ from pltz.datasets.given import as_session
 from pltz.datasets.input_format import Recognised
 from pltz.datasets.log_lines import tags_of_odd
 from pltz.datasets.named_sessions import NamedSession, named
-from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
+from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -132,6 +133,11 @@ def _is_mark(path: Path) -> bool:
     help="Let a chat that does not continue the stored one of its name be its next version, not refused.",
 )
 @click.option(
+    "--erased-too",
+    is_flag=True,
+    help="Put sessions that were erased, too, from now on.  [default: they are left out and counted]",
+)
+@click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
 )
 @options.TARGET
@@ -153,6 +159,7 @@ def put(
     when: str | None,
     form: str,
     new_version: bool,
+    erased_too: bool,
     keep_opaque: bool,
     target: str | None,
     tokenizer: str | None,
@@ -184,7 +191,7 @@ def put(
     bundle, layout, _, model_logs = options.level_of(level, bundle, options.PUT_LEVEL)
     cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, model_logs=model_logs)
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
-    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
+    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time, "erased_too": erased_too}
     code = put_all(cold, source, name, extra, new_version, keep_opaque, dry_run, progress, as_json, part)
     click.get_current_context().exit(code)
 
@@ -211,12 +218,20 @@ def put_all(
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
         meter = PutMeter(bar, None if part else source.total)
         source.passed_over = meter.pass_over
+
+        def refuse(request: "PutRequest", error: PltzError) -> None:
+            if name is None and isinstance(error, StaysErased):
+                source.left["erased before"] += 1
+                meter.leave_out(request)
+            else:
+                meter.refuse(request, error)
+
         found = requests(source, name, extra, new_version)
         own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
         receipts = cold.put_many(
             meter.reading(own),
             coding=meter.coding,
-            refused=meter.refuse,
+            refused=refuse,
             keep_opaque=keep_opaque,
         )
         for stored in receipts:

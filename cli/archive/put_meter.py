@@ -76,6 +76,10 @@ class PutMeter:
         with self._bar.hidden():
             click.echo(f"refused: {printable(str(error))}", err=True)
 
+    def leave_out(self, request: "PutRequest") -> None:
+        """Count the bytes of a session that is left out."""
+        self._count((request.tenant, request.name), skipped=True)
+
     def pass_over(self, size: int) -> None:
         """Count the bytes of a file that is refused before it is coded, which take no time."""
         self._done += size

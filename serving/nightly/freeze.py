@@ -171,6 +171,7 @@ class _Shard:
             fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]
             self.tally.known += len(batch) - len(fresh)
             pairs = [(row, item) for row in fresh if (item := self._item(row)) is not None]
+            pairs = [(row, item) for row, item in pairs if not self._was_erased(row, item)]
             if self.source.repeats:
                 pairs = self._once(pairs)
             if self.freezer.dry_run:
@@ -198,6 +199,14 @@ class _Shard:
         except (*OF_THE_SESSION, FormatError) as exc:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
+
+    def _was_erased(self, row: KeyedEntry, item: PutRequest) -> bool:
+        """Return whether a session was erased from the archive, and leave it out then."""
+        erased = self.cold.was_erased(item.name, tenant=item.tenant, salt=item.salt)
+        if erased:
+            self.tally.seen -= 1
+            self.tally.leave(row.entry.where, "erased before", f"session {item.name!r} was erased from the archive")
+        return erased
 
     def _once(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> list[tuple[KeyedEntry, PutRequest]]:
         """Keep the first of equal lines."""

@@ -30,7 +30,7 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pltz.archive.catalog.lookup import Version, VersionName
-from pltz.archive.errors import NotFound, RolledBack
+from pltz.archive.errors import NotFound, RolledBack, StaysErased
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
@@ -808,6 +808,9 @@ class SealedMachine(GuardedMachine):
         if done is None and self.open().history(name, key[0]):
             return
         assert done is not None or event
+        if done is not None and not event:
+            with pytest.raises(StaysErased):
+                self.open().parts.writer.put([self.session(*key, [[1]])])
         for gone in [key] if name not in PARTS else [(key[0], part) for part in PARTS]:
             self.known.pop(gone, None)
             self.turns.pop(gone, None)

@@ -26,7 +26,7 @@ from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
 from pltz.archive.encryption.keys import Encryption, Secret
-from pltz.archive.format.ids import Tokens, tenant_of
+from pltz.archive.format.ids import TENANT, Tokens, tenant_of
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
@@ -100,6 +100,9 @@ class TowerArchive:
     # ---- sessions in, out, and listed
 
     def put(self, sessions: Sequence[NewSession], **options: Any) -> list[CommitReceipt]:
+        """Put sessions, also those that were erased."""
+        for tenant, name in {(s.tenant, s.name) for s in sessions if self.keys.cipher}:
+            self.keys.unbury(self.keys.domain(TENANT, tenant), name)
         return self.parts.writer.put(sessions, **options)
 
     def get(self, name: str, tenant: str = "default", version: VersionName | None = None) -> Tower:

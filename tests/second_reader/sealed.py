@@ -55,6 +55,7 @@ class DomainKeys:
             slot, since, key = fields.unpack("HI32s")
             self._slots.setdefault(slot, []).append((since, key))
         fields.take(8 * fields.varint())  # doomed units
+        fields.take(8 * fields.varint())  # units of erased sessions
         fields.end()
 
     def key(self, root: bytes, unit: bytes) -> bytes | None:

@@ -14,7 +14,7 @@ from pltz.archive.encryption.box import KEY, unit_of, unseal
 from pltz.archive.encryption.domain_keys import MAX_ROWS, DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.errors import ArchiveError, Fenced, NotFound, WriterFailed
+from pltz.archive.errors import ArchiveError, Fenced, NotFound, StaysErased, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage, Pack
@@ -28,7 +28,7 @@ from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
 from tests.archive.simulated_disk import DiskState, SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 
 def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[bytes]:
@@ -94,7 +94,7 @@ def test_an_erase_that_left_a_key_says_so(
     """The proof asks the keys for each record: it finds what a faulty erase left."""
     sealed.put([chat("a", [1], [2]), chat("b", [3])])
     with monkeypatch.context() as patch:
-        patch.setattr(Eraser, "_without", lambda self, begun, records, units: (begun.following(), 0))
+        patch.setattr(Eraser, "_without", lambda self, begun, *_: (begun.following(), 0))
         with pytest.raises(ArchiveError, match="still opens: erase again"):
             sealed.erase("acme", "a")
     assert tokens(reopen(disk, codec), "a") == [1, 2]
@@ -107,6 +107,37 @@ def test_an_erase_that_left_older_keys_says_so(sealed: TowerArchive, monkeypatch
         patch.setattr(Keyring, "shred", lambda self, keys: 0)
         with pytest.raises(ArchiveError, match="older keys are still there: erase again"):
             sealed.erase("acme", "a")
+
+
+def test_an_erased_session_is_put_again_only_where_the_user_says_so(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2]), chat("b", [1]), chat("c", [1])])
+    sealed.erase("acme", "a")
+    sealed.erase("acme", "b")
+    before = disk.seen.files()
+    other = reopen(disk, codec)
+    for archive in (sealed, other):
+        with pytest.raises(StaysErased, match="'a' of tenant 'acme' was erased"):
+            archive.parts.writer.put([chat("c", [1, 2]), chat("a", [1, 2], [3])])
+    assert disk.seen.files() == before, "nothing is written"
+    domain = other.keys.domain(TENANT, "acme")
+    other.keys.unbury(domain, "a")
+    receipt = other.parts.writer.put([chat("a", [1, 2])])[0]
+    assert (receipt.new, receipt.version) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
+    assert sealed.parts.writer.put([chat("a", [1, 2], [3])])[0].version == 2, "its later states are put, too"
+    with pytest.raises(StaysErased):
+        sealed.parts.writer.put([chat("b", [1])])
+    assert reopen(disk, codec).verify().sound
+    plain = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
+    plain.put([chat("b", [1]), chat("d", [1])])
+    copied = {done.version.name: done.erased for done in copy(plain, plain.ls(), reopen(disk, codec))}
+    assert copied == {"b": True, "d": False}, "nor by a copy"
+    sealed.erase("acme", "a")
+    sealed.erase("acme", "d")
+    assert [v.name for v in reopen(disk, codec).ls()] == ["c"]
+    sealed.erase("acme")
+    assert not reopen(disk, codec).keys.buried(domain, "b"), "nothing is left of an erased tenant"
 
 
 def test_an_erased_tenant_leaves_nothing_that_opens(

@@ -277,3 +277,27 @@ def test_lines_that_are_no_json_are_counted(run: Run, cold: Path, tmp_path: Path
     [listed] = lines(run("archive", "ls", "-r", cold, "--json"))
     assert listed["tags"]["odd-lines"] == "3"
     assert run("archive", "get", "-r", cold, "shop/torn").stdout_bytes == path.read_bytes()
+
+
+def test_what_was_erased_stays_erased_until_told(run: Run, tmp_path: Path) -> None:
+    (key := tmp_path / "key").write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    cold, chats = ("-r", tmp_path / "sealed", "--key-file", key), tmp_path / "chats"
+    chats.mkdir()
+    for name in "ab":
+        (chats / f"{name}.json").write_text(json.dumps(chat(1, about=name)))
+    assert run("archive", "init", *cold).exit_code == 0
+    assert run("archive", "put", *cold, chats).exit_code == 0
+    assert run("archive", "erase", *cold, "--tenant", "default", "--name", "a/0", "--yes").exit_code == 0
+    (chats / "a.json").write_text(json.dumps(chat(3, about="a")))
+    assert "a/0  erased" in run("archive", "put", *cold, chats, "--dry-run").output
+    found = run("archive", "put", *cold, chats)
+    assert found.exit_code == 0 and "1 file left out (1 erased before)" in found.output, found.output
+    alone = run("archive", "put", *cold, chats / "a.json", "--name", "a/0")
+    assert alone.exit_code == 5 and "was erased, so it is not put again" in alone.output
+    assert [row["name"] for row in lines(run("archive", "ls", *cold, "--json"))] == ["b/0"]
+    for _ in range(2):
+        assert run("archive", "put", *cold, chats / "a.json", "--name", "a/0", "--erased-too").exit_code == 0
+    (chats / "a.json").write_text(json.dumps(chat(4, about="a")))
+    assert run("archive", "put", *cold, chats / "a.json", "--name", "a/0").exit_code == 0, "from now on"
+    assert json.loads(run("archive", "get", *cold, "a/0").stdout) == chat(4, about="a")

@@ -224,6 +224,13 @@ def test_a_sealed_archive(nightly: Nightly) -> None:
     assert nightly.counts() == (1, 0, 0, 0)
     sealed = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
     assert sealed.get("chat-1").value == chat(1)
+    # what was erased stays erased, also where it grew, and is said
+    sealed.archive.erase("default", "chat-1")
+    nightly.write("chats/a.jsonl", lines([chat(1, turns=3), chat(2)]))
+    report = nightly.run()
+    assert report["totals"]["left_out"] == {"erased before": 1}
+    later = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
+    assert [v.name for v in later.archive.ls()] == ["chat-2"]
 
 
 def test_another_archive_with_the_same_state_gets_everything(nightly: Nightly) -> None:
