@@ -74,7 +74,7 @@ class Depth(NamedTuple):
 
 INLINE = Depth()
 PROCESSES = Depth(draft=1, code=1, propose=1, compare=1)
-DEVICE = Depth(draft=4, code=3, frame=2, propose=1, settle=4, decode=12, compare=1)
+DEVICE = Depth(draft=4, code=3, frame=2, propose=1, settle=4, decode=12, compare=4)
 
 
 class Group(NamedTuple):

@@ -139,7 +139,7 @@ class Keyring:
 
     def buried(self, domain: bytes, name: str) -> bool:
         keys = self.of(domain)
-        return bool(keys and keys.buried) and unit_of(self.session_key(domain, name)) in keys.buried
+        return keys is not None and bool(keys.buried) and unit_of(self.session_key(domain, name)) in keys.buried
 
     def unbury(self, domain: bytes, name: str) -> None:
         """Let an erased session be put again, by keys without its unit. Raises Fenced where others changed them."""
