@@ -179,6 +179,7 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         model_logs: bool = False,
+        model_ids: bool = True,
         merge_turns: bool = True,
     ) -> None:
         """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
@@ -190,7 +191,7 @@ class Archive:
         self._bundle = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
-        self._model_logs = model_logs
+        self._by_model = model_logs, model_ids
         self._merge_turns = merge_turns
 
     @classmethod
@@ -209,6 +210,7 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         model_logs: bool = False,
+        model_ids: bool = True,
         merge_turns: bool = True,
         max_age: float = 0.0,
     ) -> Archive:
@@ -224,7 +226,8 @@ class Archive:
             tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those named by a put are added.
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
-            model_logs: let the model code the text of logs. Else PPMd does, at once, for some per cent more bytes.
+            model_logs, model_ids: let the model code the text of logs, and token ids. Else PPMd does, at once, for more
+                bytes, until `shrink`.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
@@ -261,6 +264,7 @@ class Archive:
             threads=threads,
             layout=layout,
             model_logs=model_logs,
+            model_ids=model_ids,
             merge_turns=merge_turns,
         )
 
@@ -759,7 +763,7 @@ class Archive:
         dry_run: bool = False,
         progress: Callable[[Shrunk], None] | None = None,
     ) -> Shrunk:
-        """Code again, by the model, what was put in a fast form: logs whose text no model codes, and ids under zstd.
+        """Code again, by the model, what was put in a fast form: logs whose text no model codes, and ids by PPMd.
 
         Nothing else about a session changes. What is coded anew is decoded and compared before it is put beside the
         old form, which `collect` frees. Packs that were put last come first.
@@ -986,8 +990,9 @@ class Archive:
         bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
         first = bundles[0]
         workers = Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self._engine["threads"]))
+        logs, ids = self._by_model
         made = BundleCodecs(
-            self.parts.codecs, bundles, model_logs=self._model_logs, workers=workers, **self._engine
+            self.parts.codecs, bundles, model_logs=logs, model_ids=ids, workers=workers, **self._engine
         )
         for tokenizer in self._tokenizers:
             made.add(tokenizer)

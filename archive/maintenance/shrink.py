@@ -3,7 +3,7 @@
     packs, the newest first --> fresh records --decode, with what stands above--> tokens --model--> shorter records
                                                                                         --prove--> new packs
 
-*Fresh* is the record of a log whose text no model coded, and one of token ids under zstd. Its successor has the same
+*Fresh* is the record of a log whose text no model coded, and one of token ids by PPMd. Its successor has the same
 segment and version, and a shorter bitstring. So nothing above or below it is touched, and readers may take either.
 `LiveSet` counts the shorter one, and `collect` frees the other. A crash leaves the old form, or both.
 

@@ -69,7 +69,7 @@ BASE_TOKENS = 64  # a shorter base is not worth a record of its own
 META_AFTER = 512  # tokens before a chat's other keys from which these get a segment of their own, so turns can follow
 MAX_TOWER = 1024  # segments above which a session is cut anew
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
-ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
+PPMD_SEGMENT = 1 << 20  # token ids per segment by PPMd, which finds repeats only within a segment
 LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
 PACKED_PART = 1 << 24  # the same of a log that is too long for the model: with more to look back on
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
@@ -280,9 +280,9 @@ class SessionCutter:
             if self._has(tower, request, ids):
                 return tower
         before = last or self._last_ids(request.tenant, request.request.parent or "", codec)
-        by_zstd = self._codecs.too_many_for_model(ID_BYTES * len(ids))
-        rows, shared, base = self._id_segments(request, ids, before, ZSTD_SEGMENT if by_zstd else MAX_SEGMENT)
-        own = self._codecs.of_many_ids(codec.tokenizer) if by_zstd else codec
+        by_model = self._codecs.model_codes_ids(ID_BYTES * len(ids))
+        rows, shared, base = self._id_segments(request, ids, before, MAX_SEGMENT if by_model else PPMD_SEGMENT)
+        own = codec if by_model else self._codecs.of_many_ids(codec.tokenizer)
         return _new_session(request, rows, own, shared=shared, base=base)
 
     def _alike(self, request: PreparedRequest, codec: SegmentCodec, last: Tower | None) -> Iterator[Tower]:

@@ -77,8 +77,8 @@ class PutReceipt:
         segments: number of new segments.
         size: bytes of the new segments.
         by_model: coded by the bundle, not by zstd.
-        method: name of what coded its new segments: "model", "zstd", or of a log "log + model", "log + ppmd". Of an
-            unchanged log "log".
+        method: name of what coded its new segments: "model", "zstd", of ids "ppmd", or of a log "log + model",
+            "log + ppmd". Of an unchanged log "log".
         opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
         unchanged: the archive had it already, and nothing was added.
         kind: chat, text or ids.
@@ -234,7 +234,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
     """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
     kind = request.session.kind
     tokens = len(tower.tokens) if kind == "ids" else len(request.text)
-    by_model = kind != "ids" or not codecs.too_many_for_model(ID_BYTES * tokens)
+    by_model = kind != "ids" or codecs.model_codes_ids(ID_BYTES * tokens)
     return PutReceipt(
         tenant=request.tenant,
         name=request.name,
@@ -248,7 +248,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         tokens=tokens,
         tower=len(tower.segments),
         target=request.target,
-        method="log" if kind != "ids" else "model" if by_model else "zstd",
+        method="log" if kind != "ids" else "model" if by_model else "ppmd",
         part=request.part,
         **_dropped(request.request.tags),
     )
@@ -271,7 +271,8 @@ def _dropped(tags: Mapping[str, str]) -> _Dropped:
 def _method(committed: CommitReceipt) -> tuple[str, int | None]:
     """Return the method and the opaque bytes of what a put stored, as in `PutReceipt`."""
     if not isinstance(committed.codec, LogCodec):
-        return "zstd" if isinstance(committed.codec, BytesCodec | IdsCodec) else "model", None
+        by = {BytesCodec: "zstd", IdsCodec: "ppmd"}
+        return by.get(type(committed.codec), "model"), None
     if not committed.coded:
         return "log", None
     methods, opaque = zip(*committed.coded, strict=True)

@@ -60,7 +60,7 @@ class BundleCodecs:
     Args:
         registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
         bundles: the first one codes new sessions; all are read.
-        model_logs: the text of logs is put by the model; else by PPMd.
+        model_logs, model_ids: the text of logs, and token ids, are put by the model; else by PPMd.
         workers: as in `codecs_of`, where the codecs are made here.
         engine: options of the codecs that are made.
     """
@@ -71,13 +71,14 @@ class BundleCodecs:
         bundles: Sequence[Bundle],
         *,
         model_logs: bool = False,
+        model_ids: bool = True,
         workers: Workers | None = None,
         **engine: Unpack[EngineOptions],
     ) -> None:
         if not registry:
             registry.register(*codecs_of(bundles, workers=workers, **engine))
         self.bundle, self.tokenizer = bundles[0], bundles[0].tokenizer
-        self.registry, self._engine = registry, engine
+        self.registry, self._engine, self._model_ids = registry, engine, model_ids
         registry.make = self.codec_for
         self._bundles = bundles
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
@@ -135,12 +136,16 @@ class BundleCodecs:
         return self._of_ids.get(tokenizer)
 
     def of_many_ids(self, tokenizer: bytes) -> IdsCodec:
-        """Return the codec, by zstd, of ids of a tokenizer that are too many for the model."""
+        """Return the codec, by PPMd, of ids of a tokenizer that are too many for the model."""
         return self.registry.for_ids(tokenizer)
 
     def too_many_for_model(self, size: int) -> bool:
         """Return whether a session of so many bytes is put by zstd."""
         return size > limits.ZSTD_ABOVE
+
+    def model_codes_ids(self, size: int) -> bool:
+        """Return whether ids of so many bytes are put by the model; else by PPMd."""
+        return self._model_ids and not self.too_many_for_model(size)
 
     def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
         """Return the tokenizer with a fingerprint, of a bundle given or at hand. Raises BundleMismatch."""

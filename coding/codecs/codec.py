@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, tokenizer_of_bytes
-from pltz.plt_codec import repeats
+from pltz.plt_codec import ppmd, repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame, Method
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import NONE
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
+ID_WIDTH = 4  # bytes of an id at most
 WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 
 
@@ -244,31 +245,8 @@ class BundleCodec(SegmentCodec):
         ]
 
 
-class ZstdCodec(SegmentCodec):
-    """A coder of the bytes of tokens by zstd (plt_codec/FORMAT.md, "Fallback bytes")."""
-
-    method = Method.BYTES
-    dtype: str  # of a token's bytes
-    _fallback: Fallback
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """Return the bytes of each segment under zstd. Raises ContentError for an id over 255 of bytes."""
-        return [self._fallback.compress(self._bytes(plain.tokens)) for plain in batch]
-
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,). Raises CorruptError."""
-        return [np.frombuffer(self.content(coded), self.dtype).astype("<u4", copy=False) for coded in batch]
-
-    def content(self, coded: Coded) -> bytes:
-        """Return the bytes of one segment. Raises CorruptError."""
-        return self._fallback.decompress(coded.data, coded.count * np.dtype(self.dtype).itemsize)
-
-    def _bytes(self, tokens: Tokens) -> bytes:
-        return np.asarray(tokens, self.dtype).tobytes()
-
-
-class BytesCodec(ZstdCodec):
-    """Codes bytes as tokens.
+class BytesCodec(SegmentCodec):
+    """Codes bytes as tokens, by zstd (plt_codec/FORMAT.md, "Fallback bytes").
 
     Args:
         bundle: whose dictionary makes short sessions smaller; None: no dictionary.
@@ -281,8 +259,8 @@ class BytesCodec(ZstdCodec):
     (True, b'again and ')
     """
 
+    method = Method.BYTES
     tokenizer = tokenizer_of_bytes(Method.BYTES)
-    dtype = "u1"
 
     def __init__(self, bundle: Parts | None = None, workers: Workers | None = None) -> None:
         self._fallback, self._workers = Fallback(bundle.zstd_dict if bundle else b""), workers
@@ -291,8 +269,16 @@ class BytesCodec(ZstdCodec):
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
         if self._workers and sum(len(plain.tokens) for plain in batch) >= WORTH_SENDING:
-            return cast("list[bytes]", self._workers.map("packed", [(self._bytes(plain.tokens),) for plain in batch]))
-        return super().encode(batch)
+            return cast("list[bytes]", self._workers.map("packed", [(as_bytes(plain.tokens),) for plain in batch]))
+        return [self._fallback.compress(as_bytes(plain.tokens)) for plain in batch]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the bytes of each segment, (count,). Raises CorruptError."""
+        return [np.frombuffer(self.content(coded), np.uint8).astype("<u4") for coded in batch]
+
+    def content(self, coded: Coded) -> bytes:
+        """Return the bytes of one segment. Raises CorruptError."""
+        return self._fallback.decompress(coded.data, coded.count)
 
     def fast_size(self, content: bytes) -> int:
         """Return the bytes of a content at a fast level of zstd."""
@@ -300,14 +286,11 @@ class BytesCodec(ZstdCodec):
 
     def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
         """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""
-        return self._fallback.may_reach(b"".join(map(self._bytes, tokens)), size)
-
-    def _bytes(self, tokens: Tokens) -> bytes:
-        return as_bytes(tokens)
+        return self._fallback.may_reach(b"".join(map(as_bytes, tokens)), size)
 
 
-class IdsCodec(ZstdCodec):
-    """Codes token ids of any tokenizer, for sessions too large for the model. It needs no bundle.
+class IdsCodec(SegmentCodec):
+    """Codes token ids of any tokenizer by PPMd, for sessions that the model is too slow for. It needs no bundle.
 
     >>> codec = IdsCodec(bytes(16))
     >>> data = codec.encode([Plain(np.full(500, 70_000), np.zeros(0))])[0]
@@ -315,11 +298,39 @@ class IdsCodec(ZstdCodec):
     (True, 70000)
     """
 
+    method = Method.BYTES
     bundle_id = NONE
-    dtype = "<u4"
 
     def __init__(self, tokenizer: bytes) -> None:
-        self.tokenizer, self._fallback = tokenizer, Fallback()
+        self.tokenizer = tokenizer
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bytes of each segment. Raises ContentError for an id of more than 32 bits."""
+        return [self._encode(np.asarray(plain.tokens)) for plain in batch]
+
+    def _encode(self, ids: Tokens) -> bytes:
+        if not len(ids):
+            return b""
+        if ids.min() < 0 or (most := int(ids.max())) >> 8 * ID_WIDTH:
+            raise ContentError("expected ids of 0 to 2^32 - 1 as tokens, found another")
+        width = max(1, (most.bit_length() + 7) // 8)
+        rows = ids.astype(">u4").view(np.uint8).reshape(-1, ID_WIDTH)
+        return bytes([width]) + ppmd.encode(rows[:, -width:].tobytes(), kind=ppmd.ALONE)
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
+        return [self._decode(coded.data, coded.count) for coded in batch]
+
+    def _decode(self, data: bytes, count: int) -> Tokens:
+        if not count and not data:
+            return np.zeros(0, "<u4")
+        width = data[0] if data else 0
+        if not (count and 0 < width <= ID_WIDTH):
+            raise CorruptError(f"expected {count} ids of 1 to {ID_WIDTH} bytes, found {width}: the file is damaged")
+        found = np.frombuffer(ppmd.decode(data[1:], width * count), np.uint8)
+        rows = np.zeros((count, ID_WIDTH), np.uint8)
+        rows[:, ID_WIDTH - width :] = found.reshape(count, width)
+        return rows.view(">u4").reshape(count).astype("<u4")
 
 
 def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:

@@ -3,7 +3,7 @@
     codecs = CodecRegistry([BundleCodec(bundle), BytesCodec()])
     codec = codecs.for_context(context, record.mode)     # None: no bundle at hand decodes it
 
-A codec that is not registered is made once, of ids under zstd or as `make` says, and remembered beside the others. So
+A codec that is not registered is made once, of ids by PPMd or as `make` says, and remembered beside the others. So
 pltz reads for ever what an earlier version froze with its bundle.
 """
 
@@ -46,7 +46,7 @@ class CodecRegistry:
         return found if found and not mode & CODING & ~found.mode else None
 
     def for_ids(self, tokenizer: bytes) -> IdsCodec:
-        """Return the codec that codes ids of a tokenizer by zstd."""
+        """Return the codec that codes ids of a tokenizer by PPMd."""
         needs = IdsCodec.method, IdsCodec.bundle_id, tokenizer
         found = self._made.get(needs)
         if not isinstance(found, IdsCodec):

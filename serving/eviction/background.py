@@ -72,6 +72,7 @@ def start(
         "key": key and [base64.b64encode(key.material).decode(), key.kdf],
         "threads": settings.threads,
         "layout": settings.layout,
+        "model_ids": settings.model_ids,
         "merge_turns": settings.merge_turns,
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
@@ -219,6 +220,7 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
             bundle=config["bundle"],
             threads=config["threads"],
             layout=config["layout"],
+            model_ids=config["model_ids"],
             merge_turns=config["merge_turns"],
         )
 

@@ -306,6 +306,7 @@ def drain(
     key: Secret | None = None,
     threads: int | None = None,
     layout: LayoutName = "default",
+    model_ids: bool = True,
     merge_turns: bool = True,
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,
@@ -320,7 +321,7 @@ def drain(
 
     Args:
         archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
-        layout, merge_turns: as for `Archive.open`.
+        layout, model_ids, merge_turns: as for `Archive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
@@ -345,6 +346,7 @@ def drain(
             bundle=bundle,
             threads=threads,
             layout=layout,
+            model_ids=model_ids,
             merge_turns=merge_turns,
         )
 

@@ -14,6 +14,7 @@ from zlib import crc32
 from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
 from tests.second_reader.fields import Bits, Damaged, Fields, Newer, block, fallback, first, refuse, signed
+from tests.second_reader.log import by_ppmd
 from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.sealed import Keyring, unseal
 from tests.second_reader.state import COPIED, Files, restored, state_of
@@ -280,7 +281,10 @@ class Archive:
         if not count:
             return []
         if c.method == BYTES and not c.raw:
-            return list(struct.unpack(f"<{count}I", fallback(data, 4 * count)))
+            width = Fields(data).number(1) if count else 1
+            refuse(not 0 < width <= 4, "ids of no width")
+            rows = by_ppmd(data[1:], width * count, b"")
+            return [int.from_bytes(rows[at : at + width]) for at in range(0, len(rows), width)]
         bundle = self._bundles[c.bundle] if any(c.bundle) else None
         if c.method == BYTES:
             return list(fallback(data, count, bundle.dictionary if bundle else b""))

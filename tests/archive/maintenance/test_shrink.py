@@ -54,7 +54,7 @@ class Place:
         Archive.open(root, create=True, **self._options)
 
     def open(self, *, fast: bool = False, **options: Any) -> Archive:
-        return Archive.open(self.root, model_logs=not fast, **self._options, **options)
+        return Archive.open(self.root, model_logs=not fast, model_ids=not fast, **self._options, **options)
 
     def put(self, *requests: PutRequest, fast: bool) -> None:
         list(self.open(fast=fast).put_many(requests))
@@ -136,15 +136,13 @@ def test_a_log_too_long_for_a_put_by_the_model_is_shrunk(place: Place, monkeypat
     assert place.open().get("log").value == log(40)
 
 
-def test_ids_put_in_a_fast_form_are_shrunk(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_ids_put_in_a_fast_form_are_shrunk(place: Place, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     theirs = tiny_tokenizer_json()
     ids = Tokenizer.from_str(theirs.decode()).encode(" ".join(PROSE[:60])).ids
-    with monkeypatch.context() as large:
-        large.setattr(limits, "ZSTD_ABOVE", 100)
-        for count in (1000, len(ids)):
-            place.put(PutRequest("ids", Session("ids", ids[:count]), tokenizer=theirs), fast=True)
+    for count in (1000, len(ids)):
+        request = PutRequest("ids", Session("ids", ids[:count]), tokenizer=theirs)
+        [receipt] = place.open(fast=True).put_many([request])
+        assert not receipt.by_model and receipt.method == "ppmd"
     assert place.open().shrink().fresh == 0  # their tokenizer is not here
     told = place.open(tokenizers=[theirs]).shrink()
     assert told.shrunk == told.fresh > 0

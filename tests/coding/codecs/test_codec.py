@@ -13,7 +13,7 @@ from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.random_weights import random_weights
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, IdsCodec, Plain
 from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
@@ -93,6 +93,23 @@ def test_bytes_codec_refuses_what_is_no_byte_and_what_lies() -> None:
     for data, count in ((b"abc", 2), (b"abc", 500), (b"", 1), (b"\xff" * 9, 1 << 30)):
         with pytest.raises(CorruptError):
             codec.decode([Coded(data, count, NOTHING)])
+
+
+@pytest.mark.parametrize("most", [0, 1, 255, 256, 1 << 16, (1 << 24) - 1, 1 << 24, (1 << 32) - 1])
+def test_ids_of_any_width_come_back_and_damage_is_refused(most: int) -> None:
+    codec, ids = IdsCodec(bytes(16)), np.array([0, most, most // 2, most] * 9, np.int64)
+    for rows in (ids, ids[:1], ids[:0]):
+        [data] = codec.encode([Plain(rows, NOTHING)])
+        assert codec.decode([Coded(data, len(rows), NOTHING)])[0].tolist() == rows.tolist()
+        assert len(data) <= 2 + len(rows) * max(1, (most.bit_length() + 7) // 8)
+    [data] = codec.encode([Plain(ids, NOTHING)])
+    wrong = (b"", b"\0" + data[1:], b"\5" + data[1:], data[:1], data[:1] + b"\3" + data[2:], data + b"\1\2\3")
+    for bad, count in (*((bad, len(ids)) for bad in wrong), (data, 0), (data, 1 << 40)):
+        with pytest.raises(CorruptError):
+            codec.decode([Coded(bad, count, NOTHING)])
+    for out in (-1, 1 << 32):
+        with pytest.raises(ContentError):
+            codec.encode([Plain(np.array([out]), NOTHING)])
 
 
 def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
