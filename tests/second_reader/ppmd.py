@@ -31,18 +31,17 @@ class Model:
     """Contexts by their number, the root first: each has a suffix, a sum of frequencies and states."""
 
     def __init__(self, like: Model | None = None) -> None:
-        if like:
-            self.__dict__.update(like.__dict__)
-            self.text, self.suffix, self.sum = like.text[:], like.suffix[:], like.sum[:]
-            self.rows, self.binary = [*map(list, like.rows)], [*map(list, like.binary)]
-            self.see = [[list(see) for see in row] for row in like.see]
-            return
         self.text, self.suffix, self.sum = bytearray(1), [-1], [257]
         self.rows: list[list[State]] = [[(symbol, 1, 0) for symbol in range(256)]]
         self.longest = self.context = self.success = self.escape = self.last = self.high = self.added = 0
         self.fall, self.run = ORDER, -13
         self.binary = [[16384 - BINARY[k % 8] // (i + 2) for k in range(64)] for i in range(128)]
         self.see = [[[(5 * i + 10) << 3, 3, 4] for _ in range(16)] for i in range(25)]
+        if like:
+            self.__dict__.update(like.__dict__)
+            self.text, self.suffix, self.sum = like.text[:], like.suffix[:], like.sum[:]
+            self.rows, self.binary = [*map(list, like.rows)], [*map(list, like.binary)]
+            self.see = [[list(see) for see in row] for row in like.see]
 
     def code(self, text: bytes, count: int = 0, coder: Coder | None = None, begun: Model | None = None) -> bytes:
         """Learn a text, or decode one of so many bytes. ``begun``: what the model is again where it is full."""
