@@ -50,6 +50,7 @@ MOST_KEPT = 1 << 24  # bytes of an index of which a copy is kept; of a larger on
 FRONT = 1 << 20  # and these first bytes, which tell where its pages are, come with its size
 NEAR = 1 << 20  # bytes between two ranges that come in one request
 CONFLICTS = 10  # attempts at a name that others are writing
+CUT = "list response body"  # in the error of a listing that ends early
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 
@@ -237,7 +238,14 @@ class ObjectStore:
             found = obstore.list_with_delimiter(self._remote, folder or None)["objects"]
             return {last_part(item["path"]): item["size"] for item in found}
 
-        names = self._called(f"list {folder or 'the archive'}", ask)
+        what = f"list {folder or 'the archive'}"
+        for left in reversed(range(1 + self.place.retries)):
+            try:
+                names = self._called(what, ask)
+                break
+            except StoreError as exc:  # obstore asks again where no answer comes, and not where it is cut
+                if not left or CUT not in str(exc.__cause__):
+                    raise
         if folder == INDEXES:
             self._tidy(names)
         return names

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pltz.archive import (
+    StoreError,
     Version,
     WorkPart,
     as_sessions,
@@ -41,7 +42,7 @@ from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.receipt import ReceiptLedger
 from pltz.serving.nightly.report import FORMAT, VERSION, Reports
 from pltz.serving.nightly.run_stats import LISTED, RunStats
-from pltz.serving.nightly.sources.source import SourceShard
+from pltz.serving.nightly.sources.source import DrainedSource, SourceShard
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
 LEAST_PACKS = 8  # packs in a part, about, at least
@@ -78,7 +79,12 @@ def run(
         reports = Reports(job.state, config.report.keep)
         number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
         report = job.run(number)
-        reports.write(report)
+        try:
+            reports.write(report)
+        except StoreError as exc:  # what was done is told all the same
+            del report["report"]
+            report["failures"].append(f"report: {exc}")
+            report["exit_code"] = FAILED
     return report
 
 
@@ -153,6 +159,9 @@ class _NightlyRun:
             tallies[part.source].add(part)
             if self.seen:
                 self.seen(part)
+        for source, tally in zip(self.config.source, tallies, strict=True):
+            if not (tally.seen or tally.failures or isinstance(source, DrainedSource)):
+                tally.told.append(f"source {source.name!r}: no session was found")
         return tallies
 
     def _shards(self, tallies: list[RunStats]) -> Iterator[SourceShard]:

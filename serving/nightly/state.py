@@ -31,12 +31,31 @@ class Busy(ArchiveError):
     """Another run holds this state folder."""
 
 
+class StateStore(DirectoryStore):
+    """The files of a state folder. Its errors name the folder, and say that the archive keeps what it has."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(OsDisk(root))
+        self._root = root
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Put a file, durable on return. Raises StoreError, FullError, WriterFailed."""
+        try:
+            return super().put(name, data)
+        except StoreError as exc:
+            why = reason(exc.__cause__) if isinstance(exc.__cause__, OSError) else str(exc)
+            raise type(exc)(
+                f"cannot write {name} in the state folder {self._root}: {why}; what the run stored in the archive is "
+                "durable, and the next run sees it again. Free space on the disk of the state folder"
+            ) from exc
+
+
 class StateFolder:
     """An open state folder. Call ``make`` before anything is written."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self.store = DirectoryStore(OsDisk(root))
+        self.store = StateStore(root)
         self.damaged: set[str] = set()  # receipts that were skipped
 
     def make(self) -> None:

@@ -131,6 +131,7 @@ class S3Server:
         """Stop all faults."""
         self.slow = 0.0  # seconds that the answer of a failing request takes, if it is no other
         self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, ""
+        self.cut = False  # whether failing requests have half of their answer
         self.only = ""  # method
         self.requests: list[str] = []
 
@@ -157,6 +158,11 @@ class S3Server:
                 environ.pop(self.ignoring, None)
             if fails:
                 self.failures -= 1
+            if fails and self.cut:
+                heads: list[Any] = []
+                body = b"".join(self._app(environ, lambda *args: heads.extend(args)))
+                start(*heads[:2])
+                return [body[: len(body) // 2]]
             if not fails or self.late:
                 answer = list(self._app(environ, (lambda *args: None) if fails else start))
         if not fails:

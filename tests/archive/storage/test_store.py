@@ -509,6 +509,16 @@ def test_a_busy_store_is_asked_again(s3: S3Server) -> None:
     assert store.list("packs") == {"a": 1, "b": 1}
 
 
+def test_a_listing_that_is_cut_is_asked_again(s3: S3Server) -> None:
+    store = ObjectStore(s3.place())
+    store.put("packs/a", b"1")
+    s3.failing, s3.failures, s3.only, s3.cut = "cut", 2, "GET", True
+    assert store.list("packs") == {"a": 1}
+    s3.failures = 1 << 30
+    with pytest.raises(StoreError, match="cannot list packs"):
+        store.list("packs")
+
+
 def test_an_answer_that_is_lost_is_no_failure(s3: S3Server) -> None:
     """The server writes and answers 500: the next try finds the name taken, by our own bytes."""
     store = ObjectStore(s3.place())

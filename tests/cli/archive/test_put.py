@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pltz.archive.errors import FullError
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing import commits
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.models.bundle.bundle import Bundle
 from tests.cli.commands import Run, chat, into, lines
+from tests.failing import raising
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -301,3 +304,9 @@ def test_what_was_erased_stays_erased_until_told(run: Run, tmp_path: Path) -> No
     (chats / "a.json").write_text(json.dumps(chat(4, about="a")))
     assert run("archive", "put", *cold, chats / "a.json", "--name", "a/0").exit_code == 0, "from now on"
     assert json.loads(run("archive", "get", *cold, "a/0").stdout) == chat(4, about="a")
+
+
+def test_a_put_without_room_for_parity_says_so(run: Run, cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectoryStore, "put_spare", raising(FullError("cannot write parity/0: the disk is full")))
+    done = run("archive", "put", "-r", cold, "-", "--format", "text", input=b"some text")
+    assert done.exit_code == 0 and "warning: 1 pack without parity: cannot write parity/0" in done.output, done.output

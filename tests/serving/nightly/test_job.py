@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
 
-from pltz.archive.errors import Fenced, StoreError
+from pltz.archive.errors import Fenced, FullError, StoreError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
@@ -200,6 +201,35 @@ def test_damage_in_the_sample_is_said(nightly: Nightly) -> None:
     nightly.rest = "[verify]\n"
     report = nightly.run()
     assert report["exit_code"] == 3 and report["verify"]["problems"]
+
+
+def test_a_full_disk_of_the_state_folder_is_named_and_what_was_done_is_told(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nightly.write("chats/a.jsonl", lines([chat(1)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "_staged", full(DirectoryStore._staged, ("receipts/", "reports/")))
+        report = nightly.run()
+    assert report["exit_code"] == 7 and report["totals"]["frozen"] == 1 and "report" not in report
+    for told, what in zip(report["failures"], ("receipts/", "reports/"), strict=True):
+        assert f"cannot write {what}" in told and f"in the state folder {nightly.root / 'state'}" in told
+        assert "the disk is full" in told and "the archive is as it was" not in told
+    assert nightly.counts() == (1, 0, 0, 0), "the next run sees it again"
+    assert nightly.run()["told"] == []
+    (nightly.root / "chats/a.jsonl").unlink()
+    assert "no session was found" in nightly.run()["told"][0]
+
+
+def full(staged: Callable[..., Any], folders: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a way to stage files on a disk that has no room for those of some folders."""
+
+    def stage(store: DirectoryStore, name: str, data: bytes) -> Any:
+        if name.startswith(folders):
+            exc = OSError(errno.ENOSPC, "No space left on device")
+            raise FullError(f"cannot write {name}: the disk is full; the archive is as it was") from exc
+        return staged(store, name, data)
+
+    return stage
 
 
 def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
