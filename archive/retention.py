@@ -32,8 +32,9 @@ _PART = re.compile(r"([0-9]{1,12})(min|[shdwy])")
 class Policy:
     """The rules that keep versions.
 
-    ``keep_within``: seconds before now; ``drop_last``: let all versions of a session expire. Raises UsageError where no
-    rule keeps anything, or a number makes no sense.
+    ``keep_within``: seconds before now, in which something of the version was said, or, where that is not known, its
+    time lies. ``drop_last``: let all versions of a session expire. Raises UsageError where no rule keeps anything, or a
+    number makes no sense.
     """
 
     keep_last: int | None = None
@@ -97,12 +98,17 @@ def _content(version: Version) -> frozenset[tuple[str, bytes]]:
     return frozenset((part.part, part.leaf_prefix) for part in version.each)
 
 
+def _ended(version: Version) -> int:
+    """Return when the last thing in a version was said, or its time, in seconds since 1970."""
+    return max(part.content.said(part.time)[1] for part in version.each)
+
+
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
     """Return whether a rule keeps a version that ``age`` newer contents of its session follow."""
     return (
         (age == 0 and not policy.drop_last)
         or (policy.keep_last is not None and age < policy.keep_last)
-        or (policy.keep_within is not None and version.time >= now - policy.keep_within)
+        or (policy.keep_within is not None and _ended(version) >= now - policy.keep_within)
         or not policy.tags.items() <= version.tags.items()
     )
 

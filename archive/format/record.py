@@ -102,6 +102,14 @@ class ContentFacts(NamedTuple):
     first: int = 0
     last: int = 0
 
+    def said(self, time: int) -> tuple[int, int]:
+        """Return when the first and the last thing was said, a time of the session where that is not known.
+
+        >>> ContentFacts(first=5, last=9).said(20), NOTHING.said(20)
+        ((5, 9), (20, 20))
+        """
+        return (self.first, self.last) if self.last else (time, time)
+
 
 NOTHING = ContentFacts()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
 )
-@click.option("--keep-within", metavar="DURATION", help="Keep versions younger than this: 30d, 12h, 2w, 1y.")
+@click.option("--keep-within", metavar="DURATION", help="Keep what was said within this: 30d, 12h, 2w, 1y.")
 @shared.DRY_RUN
 @shared.JSON_LINES
 def forget(

@@ -38,8 +38,8 @@ SIZES = ("size", "tokens", "segments")
 @click.argument("text", metavar="[TEXT]", default="")
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
-@click.option("--since", metavar="DATE", help="Put at this time or later: 2026-01-31, 2026-01-31T12:00.")
-@click.option("--until", metavar="DATE", help="Put before this.")
+@click.option("--since", metavar="DATE", help="Said (if not known: put) at this time or later: 2026-01-31T12:00.")
+@click.option("--until", metavar="DATE", help="Begun before this.")
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @click.option(
@@ -74,8 +74,8 @@ def ls(
         for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True)
         if text in version.name
         and wanted <= version.tags.items()
-        and (start is None or version.time >= start)
-        and (end is None or version.time < end)
+        and (start is None or version.content.said(version.time)[1] >= start)
+        and (end is None or version.content.said(version.time)[0] < end)
     ]
     _show_all(cold, sorted(found, key=_natural), long, as_json)
     if text and not found:

@@ -60,6 +60,14 @@ def test_the_only_version_of_a_session_stays_however_old_it_is() -> None:
     assert expired([only], Policy(keep_within=0, drop_last=True), NOW) == [only]
 
 
+def test_what_was_said_counts_and_not_when_it_was_put() -> None:
+    """Logs of a year that are put at once are not all young."""
+    put = Version(bytes(16), "a", "x", 1, NOW, {}, bytes(16), 0, bytes(16), bytes(16), False, PLACE, bytes(4))
+    for last, gone in ((NOW - 11, True), (NOW - 10, False), (0, False)):
+        told = replace(put, content=ContentFacts(first=1, last=last))
+        assert bool(expired([told], Policy(keep_within=10, drop_last=True), NOW)) is gone
+
+
 LAST = st.integers(1, 5)
 WITHIN = st.integers(0, NOW)
 

@@ -159,6 +159,10 @@ def test_ls_by_text_and_stat(run: Run, cold: Path, put: Put) -> None:
     content = lines(run("archive", "stat", "-r", cold, "--content", "--json"))[0]
     assert content["content_bytes"] == sum(len(m["content"]) for n in (1, 2, 3) for m in chat(n)["messages"])
     assert "times the bytes on disk" in run("archive", "stat", "-r", cold, "--content").stdout
+    log = json.dumps({"type": "user", "uuid": "1", "timestamp": "2024-05-01T10:00:00Z", "message": {"role": "user"}})
+    assert run("archive", "put", "-r", cold, "-", "--name", "log", input=log.encode() + b"\n").exit_code == 0
+    assert names("--since", "2024-05-01") == ["log"], "by what was said, and not by the put of today"
+    assert "log" not in names("--since", "2024-05-02")
 
 
 @pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])
