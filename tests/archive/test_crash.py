@@ -192,21 +192,6 @@ JOINS = OPERATIONS | {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_crashes_of_workloads_that_join_what_is_stored(
-    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), "OPERATIONS", JOINS)
-    dice = random.Random(seed)
-    world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec])
-    for name in ("put a", "append to a", "grow a", "join"):
-        step(world, name)
-    assert world.open().places(world.open().version("a").leaf)[0].record.mode & RUN
-    for _ in range(5):
-        step(world, dice.choice(list(JOINS)))
-
-
 def join(archive: TowerArchive) -> None:
     """Put the next turn of a session, and join its last ones."""
     segments = [tokens for _, tokens in archive.get("a").segments]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +28,6 @@ from tests.archive.towers import TowerArchive
 PROMPT = np.arange(30)
 
 
-class Killed(BaseException):
-    """The end of a process by a kill."""
-
-
-@contextmanager
-def killed_before_sync(disk: SimDisk, folder: str) -> Iterator[None]:
-    """Kill the process inside when it would fsync a folder: names there are visible and not durable."""
-    sync = disk.sync_directory
-
-    def stop(path: str) -> None:
-        if path == folder:
-            raise Killed
-        sync(path)
-
-    disk.sync_directory = stop  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        yield
-    disk.sync_directory = sync  # type: ignore[method-assign]
-
-
 def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
     return TowerArchive.open(DirectoryStore(disk), [codec])
 
@@ -59,18 +38,6 @@ def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[TowerA
     for state in states:
         assert check(reopen(SimDisk(state, seed=4), codec))
     return len(states)
-
-
-# Names that another process left unsynced
-
-
-def test_a_version_that_is_there_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
-    """Put a session that adds nothing, as it relies on a pack that another process linked."""
-    with killed_before_sync(disk, "manifest"):
-        archive.put([NewSession("empty", [])])
-    [receipt] = reopen(disk, codec).put([NewSession("empty", [])])
-    assert receipt.unchanged
-    after_each_crash(disk, codec, lambda a: [v.name for v in a.ls()] == ["empty"])
 
 
 # After a failed sync

@@ -173,24 +173,6 @@ def small_records(count: int, archive: bytes = NONE) -> bytes:
     return builder.finish()
 
 
-def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, codec: SegmentCodec) -> None:
-    """Scan 40,000 records in 0.5 MB, each naming the one before: the memory is bounded by their bytes."""
-    data = small_records(40_000)
-    path = tmp_path / "pack"
-    path.write_bytes(data)
-    file = OsDisk(tmp_path).open("pack")
-    pack = Pack(file.read, file.size)
-    tracemalloc.start()
-    try:
-        records = sum(not isinstance(item, Damage) for item in pack.scan())
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    print(f"{records} records in {len(data)} bytes: {peak} at most in memory")
-    assert records == 40_000
-    assert peak < len(data) + (6 << 20)  # a buffer of 4 MiB, and a run of records
-
-
 def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
     made = TowerArchive.create(tmp_path / "cold", [codec])
     data = small_records(40_000, made.settings.archive)

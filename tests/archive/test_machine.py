@@ -290,7 +290,6 @@ class AlikeMachine(ArchiveMachine):
         return NewSession(name, [own, *others], tenant)
 
 
-
 @pytest.mark.parametrize("call", range(3, 16))
 def test_a_pack_that_found_no_room_is_not_missed(call: int) -> None:
     """Its entries were known before it had its name, so the collector of this process stopped."""
@@ -398,8 +397,3 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_over_a_bucket_by_ranges_of_indexes(s3: S3Server, tmp_path: Path, ranges: None) -> None:
     few = settings(max_examples=examples(6), stateful_step_count=20, deadline=None)
     run_state_machine_as_test(lambda: RangedBucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
-
-
-def test_over_a_bucket(s3: S3Server, tmp_path: Path) -> None:
-    few = settings(max_examples=examples(6), stateful_step_count=12, deadline=None)
-    run_state_machine_as_test(lambda: BucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]

@@ -95,15 +95,6 @@ def test_forgetting_a_version_keeps_what_later_ones_have_of_it(archive: TowerArc
     assert [(v.version, len(v.each)) for v in archive.ls(history=True)] == [(1, 1), (2, 2)]
 
 
-def test_a_version_of_which_all_is_needed_is_not_forgotten(archive: TowerArchive) -> None:
-    put(archive, a=[2])
-    put(archive, main=[1])
-    first, second = archive.ls(history=True)
-    assert archive.forget([first]) == 0
-    assert archive.forget([second]) == 1
-    assert state(archive) == {"a": [2]}
-
-
 def test_parts_are_erased_together(disk: SimDisk, tower_codec: SegmentCodec) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
     put(archive, main=[1], a=[2])
@@ -114,8 +105,6 @@ def test_parts_are_erased_together(disk: SimDisk, tower_codec: SegmentCodec) -> 
     archive.erase("default", "log")
     assert [v.name for v in archive.ls()] == ["other"]
     assert state(archive, name="other") == {"": [1], "b": [9]}
-
-
 
 
 def test_a_copy_has_the_same_versions_and_parts(archive: TowerArchive, tower_codec: SegmentCodec) -> None:

@@ -57,14 +57,6 @@ def test_the_same_again_is_stored_once(cold: SessionArchive) -> None:
     assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(16)).unchanged
 
 
-def test_a_system_prompt_is_stored_once(cold: SessionArchive) -> None:
-    done = cold.put([request(f"s{n}", ids(20, n), prefixes=(80,)) for n in range(4)])
-    assert [d.segments for d in done] == [2, 1, 1, 1]
-    assert cold.archive.stat().segments == 5
-    later = put(cold, "later", ids(20, 9), prefixes=(80,))
-    assert later.segments == 1
-
-
 def test_tenants_share_only_what_has_a_base(cold: SessionArchive) -> None:
     own = [put(cold, "s", ids(20, 1), tenant=t, prefixes=(80,)) for t in ("a", "b")]
     assert [r.segments for r in own] == [2, 2]

@@ -52,13 +52,6 @@ def test_other_bundles_are_refused_and_stored_beside(
     assert stranger.get("b").tokens.tolist() == [*range(100), 1]
 
 
-def test_bytes_are_tokens_too(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
-    both = reopen(disk, codec, plain := BytesCodec())
-    log = np.frombuffer(b"the same line again\n" * 5000, np.uint8)
-    receipt = both.put([NewSession("log", [log], codec=plain, kind="text")])[0]
-    assert receipt.size < 100 and bytes(both.get("log").tokens.astype(np.uint8)) == log.tobytes()
-
-
 @pytest.mark.parametrize(
     "session",
     [

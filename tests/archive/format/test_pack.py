@@ -32,28 +32,6 @@ def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> 
     return builder.finish()
 
 
-def test_every_flipped_bit_is_detected() -> None:
-    data = bytearray(pack_of(3, marked=True))
-    name = Pack.of(bytes(data)).verify()
-    for bit in range(8 * len(data)):
-        data[bit // 8] ^= 1 << bit % 8
-        try:
-            assert Pack.of(bytes(data)).verify() != name, bit
-        except FormatError:
-            pass
-        data[bit // 8] ^= 1 << bit % 8
-
-
-def test_every_cut_length_is_refused() -> None:
-    data = pack_of(3, marked=True)
-    for cut in range(len(data)):
-        try:
-            Pack.of(data[:cut]).verify()
-        except FormatError:
-            continue
-        raise AssertionError(f"a pack cut to {cut} bytes is accepted")
-
-
 def blocks_of(data: bytes) -> list[Block]:
     return [item[0] for item in Pack.of(data).blocks() if not isinstance(item, Damage)]
 

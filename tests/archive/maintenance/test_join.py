@@ -232,61 +232,36 @@ def forget_and_collect(archive: TowerArchive, times: int) -> None:
         other.collect(dead_share=0.001)
 
 
+WHILE, AFTER = "while it is coded", "after the last look"
+
+
 @pytest.mark.parametrize("how", ["by put", "as a collector does"])
-@pytest.mark.parametrize("times", [0, 1, 3])
+@pytest.mark.parametrize(("moment", "times"), [(WHILE, 0), (WHILE, 1), (WHILE, 3), (AFTER, 1), (AFTER, 3)])
 def test_versions_forgotten_meanwhile_do_not_come_back(
-    empty: TowerArchive, how: str, times: int, monkeypatch: pytest.MonkeyPatch
+    empty: TowerArchive, moment: str, times: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run had them as older versions. Three runs of a collector had deleted their marks before it was put."""
-    encoded, begun = join.encoded, list[int]()
+    place, name = (join, "encoded") if moment == WHILE else (ArchiveWriter, "copy")
+    work, begun = getattr(place, name), list[int]()
 
-    def slow(*args: Any) -> tuple[int, bytes]:
-        if not begun:
+    def late(*args: Any, **options: Any) -> Any:
+        if not begun and (moment == WHILE or args[0].catalog is empty.catalog):
             begun.append(1)
             forget_and_collect(empty, times)
-        return encoded(*args)
+        return work(*args, **options)
 
     grow(empty, "a", TURNS[:3])
     with monkeypatch.context() as patch:
-        patch.setattr(join, "encoded", slow)
+        patch.setattr(place, name, late)
         if how == "by put":
             grow(empty, "a", TURNS[:4], begin=4)
         else:
             empty.join()
     count = 4 if how == "by put" else 3
-    assert [*contents(again(empty)).values()] == [*wanted("a", TURNS[:count]).values()][2:]
+    assert begun and [*contents(again(empty)).values()] == [*wanted("a", TURNS[:count]).values()][2:]
     assert again(empty).verify(decode=True).sound and not empty.problems
     grow(empty, "a", TURNS[: count + 1], begin=count + 1)  # the next put joins what is left
     assert [*contents(again(empty)).values()][-1] == wanted("a", TURNS)["a", count + 1]
-
-
-@pytest.mark.parametrize("how", ["by put", "as a collector does"])
-@pytest.mark.parametrize("times", [1, 3])
-def test_versions_collected_after_the_last_look_do_not_come_back(
-    codec: SegmentCodec, times: int, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the run they came back, listed as if nobody had ever forgotten them."""
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
-    grow(archive, "a", TURNS[:3])
-    copy, begun = ArchiveWriter.copy, list[int]()
-
-    def late(self: ArchiveWriter, rows: Any, **options: Any) -> None:
-        if self.catalog is archive.catalog and not begun:
-            begun.append(1)
-            forget_and_collect(archive, times)
-        copy(self, rows, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArchiveWriter, "copy", late)
-        if how == "by put":
-            grow(archive, "a", TURNS[:4], begin=4)
-        else:
-            archive.join()
-    count = 4 if how == "by put" else 3
-    assert begun and [*contents(again(archive)).values()] == [*wanted("a", TURNS[:count]).values()][2:]
-    assert again(archive).verify(decode=True).sound and not archive.problems
-    grow(archive, "a", TURNS[: count + 1], begin=count + 1)
-    assert [*contents(again(archive)).values()][-1] == wanted("a", TURNS)["a", count + 1]
 
 
 def test_a_collector_between_a_run_and_its_manifest_keeps_the_run_out(

@@ -249,9 +249,9 @@ def test_what_another_writer_has_not_synced_yet_outlives_a_power_cut_once_a_put_
         assert np.array_equal(left.get("s").tokens, np.arange(30))
 
 
-@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(("before", "undelete"), [(0, False), (1, False), (1, True)])
 def test_what_a_collector_deletes_during_a_put_that_relies_on_it_is_put_again(
-    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch, before: int
+    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch, before: int, undelete: bool
 ) -> None:
     """Nothing live needs it when the collector looks. ``before``: runs before the put, of the two that delete."""
     prompt, collector = np.arange(30), TowerArchive.create(DirectoryStore(disk), [codec])
@@ -269,30 +269,14 @@ def test_what_a_collector_deletes_during_a_put_that_relies_on_it_is_put_again(
 
     writer = TowerArchive.open(DirectoryStore(disk), [codec])
     monkeypatch.setattr(Publisher, "put", late)
-    writer.put([NewSession("new", [prompt, np.array([2])])])
+    if undelete:
+        writer.undelete(writer.history("old"))
+    else:
+        writer.put([NewSession("new", [prompt, np.array([2])])])
     left = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert left.get("new").tokens.tolist() == [*range(30), 2] and left.verify(decode=True).sound
-
-
-def test_an_undelete_brings_back_what_a_collector_deletes_meanwhile(
-    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collector = TowerArchive.create(DirectoryStore(disk), [codec])
-    collector.put([NewSession("old", [np.arange(30), np.array([1])])])
-    collector.forget(collector.history("old"))
-    collector.collect()
-    put = Publisher.put
-
-    def late(publisher: Publisher, *args: Any, **options: Any) -> None:
-        monkeypatch.undo()
-        collector.collect()
-        put(publisher, *args, **options)
-
-    other = TowerArchive.open(DirectoryStore(disk), [codec])
-    monkeypatch.setattr(Publisher, "put", late)
-    other.undelete(other.history("old"))
-    left = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert left.get("old").tokens.tolist() == [*range(30), 1] and left.verify(decode=True).sound
+    wanted = {"old": 1} if undelete else {"new": 2}
+    assert {v.name: left.tower(v).tokens.tolist() for v in left.ls()} == {n: [*range(30), t] for n, t in wanted.items()}
+    assert left.verify(decode=True).sound
 
 
 def test_a_put_looks_again_where_a_collector_deleted_a_pack(
