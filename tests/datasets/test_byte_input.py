@@ -47,13 +47,6 @@ def test_lines_are_those_of_the_bytes(lines: list[bytes], size: int, look: int) 
     assert opened.rest() == b"" and opened.peek(1) == b""
 
 
-@given(data=st.binary(), first=st.integers(0, 5))
-def test_the_rest_follows_a_line(data: bytes, first: int) -> None:
-    opened = source(data)
-    head = b"".join(opened.line() or b"" for _ in range(first))
-    assert head + opened.rest() == data
-
-
 @given(parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), size=st.integers(1, 700))
 def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None:
     packed = b"".join(zstandard.compress(part) for part in parts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pltz.datasets.conversation import Conversation, conversation_of, conversations_of, messages_of
+from pltz.datasets.conversation import conversation_of, conversations_of, messages_of
 from pltz.datasets.turns import joined, without_tools
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
@@ -281,12 +281,6 @@ def test_what_tells_no_conversation(value: Any) -> None:
     assert messages_of(Session("chat", value)) is None
 
 
-def test_what_is_no_log() -> None:
-    assert messages_of(Session("text", b"a text")) is None
-    assert messages_of(Session("text", b'{"a": 1}\n{"b"')) is None
-    assert messages_of(Session("ids", [1, 2])) is None
-
-
 def test_a_template_without_tools_gets_text() -> None:
     assert without_tools(ALL) == [
         ASKED,
@@ -366,11 +360,6 @@ def test_a_chat_of_any_maker_has_turns(value: Any) -> None:
     found = conversation_of(Session("chat", value))
     assert [(turn.role, turn.text) for turn in found.turns] == [(m["role"], m["content"]) for m in ALL]
     assert found.turns[1].calls == (("read", READ),) and (found.agent, found.note) == ("chat", "")
-
-
-@pytest.mark.parametrize("session", [Session("text", b"hello"), Session("ids", [1]), Session("chat", {"a": [1]})])
-def test_what_is_no_conversation_has_no_turns(session: Session) -> None:
-    assert conversation_of(session) == Conversation("", (), 0)
 
 
 def chain(parents: list[int | None]) -> list[dict[str, Any]]:

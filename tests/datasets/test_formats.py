@@ -136,16 +136,6 @@ def test_chats_are_recognised(format: str, value: Any, whole: bool, tmp_path: Pa
     assert all(one.session.value == value for one in found) and not remarks
 
 
-@pytest.mark.parametrize("value", [value for _, value in (*CHATS.values(), *DOCUMENTS.values())])
-def test_bytes_are_recognised_as_their_values_are(value: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(json.dumps(value, indent=1).encode())
-    [by_value], _ = read(path)
-    [exact], remarks = read(path, exact=True)
-    assert exact.session == Session("text", path.read_bytes()) and not remarks
-    assert (exact.noun, exact.is_log) == (by_value.noun, by_value.is_log)
-
-
 @pytest.mark.parametrize("value", NO_CHATS)
 def test_other_json_is_never_silently_a_chat(value: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
@@ -209,11 +199,6 @@ def test_a_broken_log_is_one_session_of_its_bytes(change: Callable[[bytes], byte
     assert (found.noun, found.format, found.session.value) == ("agent log", "codex", path.read_bytes()) and not remarks
 
 
-def test_any_lines_are_one_session_where_asked() -> None:
-    [found], _ = read(lines([{"a": 1}, {"b": 2}]), format="agent-log")
-    assert found.session.value == lines([{"a": 1}, {"b": 2}])
-
-
 def test_aider_is_one_text(tmp_path: Path) -> None:
     path = tmp_path / ".aider.chat.history.md"
     path.write_text(AIDER)
@@ -242,13 +227,6 @@ def test_a_log_in_markdown_is_one_text(format: str, tmp_path: Path) -> None:
 def test_lines_that_are_sessions_stay_sessions() -> None:
     for value in ({"type": "qa", "timestamp": NOON, "messages": [USER]}, CLAUDE_CODE):  # a log is a line of an export
         assert [one.session.value for one in read(lines([value, value]))[0]] == [value, value]
-
-
-@pytest.mark.parametrize(("data", "noun"), [(b"caf\xc3\xa9", "text"), (b"\xff\xfe\x00", "binary"), (b"a\0b", "binary")])
-def test_text_and_binary(data: bytes, noun: str) -> None:
-    [found], remarks = read(data)
-    assert (found.noun, found.session.value) == (noun, data)
-    assert [("binary" in remark) for remark in remarks] == [True] * (noun == "binary")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt", "a"])
@@ -286,13 +264,6 @@ def test_exact_keeps_bytes_that_a_value_does_not(data: bytes) -> None:
     [found], _ = read(data, exact=True)
     assert (found.session.kind, found.session.value, found.noun) == ("text", data, "chat")
     assert all(one.session.kind == "chat" for one in read(data)[0])
-
-
-def test_exact_leaves_bytes_that_come_back_alone() -> None:
-    [one, two, three], _ = read(lines([CHATS["openai"][1]]) + b'{"messages": []}\n{"messages" : []}\n', exact=True)
-    assert one.session == Session("chat", one.session.value)
-    assert two.session == Session("chat", {"messages": []}, 10)
-    assert three.session == Session("text", b'{"messages" : []}\n')
 
 
 ASKED = {"role": "user", "content": "Où? <b> a/b & 漢 😀"}

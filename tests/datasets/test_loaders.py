@@ -13,7 +13,6 @@ import zstandard
 from hypothesis import given, strategies as st
 
 from pltz.datasets import (
-    FORMATS,
     Format,
     byte_input,
     load,
@@ -21,7 +20,7 @@ from pltz.datasets import (
     sample_sessions,
 )
 from pltz.datasets.input_format import ReadOptions
-from pltz.datasets.loaders import InputWarning, recognise
+from pltz.datasets.loaders import recognise
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, PltzError, UsageError
@@ -193,20 +192,6 @@ def test_a_bad_file_is_named(
     assert str(path) in str(caught.value)
 
 
-def test_sessions_before_a_bad_line_are_given() -> None:
-    sessions = load(lines(HI, YO) + b"oops", "jsonl")
-    assert [next(sessions), next(sessions)] == [chat(HI), chat(YO)]
-    with pytest.raises(UsageError, match="line 3"):
-        next(sessions)
-
-
-def test_lines_of_no_known_format_are_one_session_up_to_the_limit() -> None:
-    with pytest.warns(InputWarning, match="line 10: expected JSON: .* at column 1; this line is kept byte for byte"):
-        assert list(load(b"{}\n" * 9 + b"oops")) == [Session("text", b"{}\n" * 9 + b"oops")]
-    assert [session.value for session in load(b"{}\n" * 9, max_bytes=15)] == [b"{}\n" * 5, b"{}\n" * 4]
-    assert list(load(b"{}\n" * 9, "jsonl")) == [chat({})] * 9
-
-
 def test_a_call_that_is_wrong_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected a format of auto, .*found 'xml'"):
         load(b"", "xml")  # type: ignore[arg-type]  # the point of the test
@@ -271,23 +256,6 @@ def test_a_bomb_stops_at_the_limit(tmp_path: Path) -> None:
             list(load(write(tmp_path, name, packed), max_bytes=100_000))
 
 
-def test_a_long_file_is_read_line_by_line() -> None:
-    class Endless(io.RawIOBase):
-        def read(self, size: int = -1, /) -> bytes:
-            return lines(HI) * 100
-
-    sessions = load(Endless(), "jsonl")
-    assert all(next(sessions) == chat(HI) for _ in range(1000))
-
-
-@given(data=st.binary() | st.text('[]{},:"1e9aN \n\\u').map(str.encode), format=st.sampled_from(FORMATS))
-def test_any_bytes_are_sessions_or_a_named_error(data: bytes, format: Format) -> None:
-    try:
-        list(load(data, format))
-    except PltzError:
-        pass
-
-
 @given(data=st.binary())
 def test_any_bytes_after_a_magic_are_sessions_or_a_named_error(data: bytes) -> None:
     for start in (b"\x93NUMPY", b"\x93NUMPY\x01\x00", npy(np.arange(3))[:40], b"\x28\xb5\x2f\xfd"):
@@ -295,12 +263,6 @@ def test_any_bytes_after_a_magic_are_sessions_or_a_named_error(data: bytes) -> N
             list(load(start + data))
         except PltzError:
             pass
-
-
-@given(values=st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(), max_size=3)))
-def test_jsonl_comes_back_line_for_line(values: list[Any]) -> None:
-    data = lines(*values)
-    assert b"".join(session.to_json_line() for session in load(data, "jsonl")) == data
 
 
 def test_the_samples() -> None:

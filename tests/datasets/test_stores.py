@@ -26,7 +26,6 @@ from pltz.datasets.formats import packed, sqlite
 from pltz.datasets.input_format import ReadOptions, Recognised
 from pltz.datasets.loaders import recognise
 from pltz.datasets.named_sessions import named
-from pltz.models.session.long_text import LongText
 from pltz.plt_codec.errors import CorruptError, LimitError, UsageError
 from tests.datasets.test_conversation import ALL, ASKED, RULES
 
@@ -248,10 +247,6 @@ def test_words_of_older_chats_and_threads(tmp_path: Path) -> None:
     found = by_name(made(tmp_path / "logs.db", llm))
     assert messages_of(found["llm/01c"]) == hello and b"iVBOR/8=" not in found["llm/l1"].value
     assert b'"content":{"base64":"iVBOR/8="}' in found["llm/01c"].value
-
-
-def test_json_of_a_row_keeps_its_bytes(tmp_path: Path) -> None:
-    assert b'"data":{"role":"user","n":1.50}}' in by_name(made(tmp_path / "a.db", opencode))["opencode/ses_2"].value
 
 
 def test_a_session_that_grew_begins_with_its_old_lines(tmp_path: Path) -> None:
@@ -481,11 +476,3 @@ def test_bounds_of_a_zip_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(packed, "MEMBERS", 1)
     with pytest.raises(LimitError, match="at most 1 members"):
         read(path)
-
-
-def test_zip_files_that_are_no_folders_are_kept_as_they_are(tmp_path: Path) -> None:
-    path = packing(tmp_path / "letter.docx", a__xml=b"<a/>")
-    assert read(path)[0].session.value == path.read_bytes()
-    inner = path.read_bytes()
-    [found] = read(packing(tmp_path / "outer.zip", inner__zip=inner))
-    assert found.session.value == inner and not isinstance(found.session.value, LongText)
