@@ -16,7 +16,7 @@ becomes an empty one, and a line of JSON stays one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,11 +24,11 @@ import numpy as np
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.types import Tokens
 
-QUOTE, BACKSLASH, NEWLINE = b'"', 92, b"\n"
-NO_STARTS = b",:]}"  # what stands behind a string that ends, so not within one
+QUOTE, BACKSLASH, NEWLINE = b'"', 92, 10
+NO_STARTS = [*b",:]}"]  # what stands behind a string that ends, so not within one
 LEAST = 32  # bytes of a passage that is remembered: an id has 36
 LONG = 1 << 10  # bytes from which it is left out also where the part has it twice, or is coded after others
-MOST = 1 << 19  # passages that are remembered; of more the shorter ones are forgotten
+MOST = 1 << 18  # passages that are remembered, 35 MB; of more the shorter ones are forgotten
 SIZE = 12  # bytes of a recall
 LENGTH_BITS = 27  # of a place that is remembered, its lowest: the bytes of the passage
 STEP = 1 << 8  # bytes in which the end of a passage is looked for first
@@ -54,7 +54,7 @@ class Passages:
     """The passages of a log so far, by their hashes. ``log``: all of it. A writer shows it one part after the other."""
 
     def __init__(self, log: LogBytes) -> None:
-        self._log, self._least, self._size = log, LEAST, 0
+        self._log, self._least = log, LEAST
         self._places: dict[int, int] = {}  # hash of a passage -> its first place, and its bytes
 
     def recalled(self, content: bytes, begin: int, near: int) -> Recalled | None:
@@ -65,7 +65,7 @@ class Passages:
             begin: its place in the log.
             near: place from which on the log is remembered without this; ``begin``: it is not.
         """
-        rows = [(*one, hash(content[one[1] : one[2]])) for one in _passages(content, self._least)]
+        rows = _passages(content, self._least)
         times, least = Counter(row[3] for row in rows), 0 if near == begin else LONG
         numbers, sources, expected, behind = list[int](), list[int](), 0, 0
         for number, start, end, key in rows:
@@ -86,7 +86,7 @@ class Passages:
 
     def add(self, content: bytes, begin: int) -> None:
         """Remember a part that is stored. ``begin``: its place in the log."""
-        self._remember([(*one, hash(content[one[1] : one[2]])) for one in _passages(content, self._least)], begin)
+        self._remember(_passages(content, self._least), begin)
 
     def source(self, place: int, most: int) -> bytes:
         """Return the passage at a place, as a `Source`."""
@@ -152,15 +152,17 @@ def passage(log: LogBytes, place: int, most: int) -> bytes:
         return data[:end]
 
 
-def _passages(content: bytes, least: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of the quote before each passage that may come again, its begin and its end."""
-    quotes = _quotes(content)
-    for number in np.flatnonzero(np.diff(quotes) > least).tolist():
-        begin, end = int(quotes[number]) + 1, int(quotes[number + 1])
-        end -= content[end - 1] == BACKSLASH
-        whole = content[end - 1] != BACKSLASH and content[begin] not in NO_STARTS
-        if whole and content.find(NEWLINE, begin, end) < 0:
-            yield number, begin, end
+def _passages(content: bytes, least: int) -> list[tuple[int, int, int, int]]:
+    """Return of each passage that may come again the number of the quote before it, its begin, its end and its hash."""
+    data, quotes = np.frombuffer(content, np.uint8), _quotes(content)
+    numbers = np.flatnonzero(np.diff(quotes) > least)
+    begins, ends = quotes[numbers] + 1, quotes[numbers + 1]
+    ends -= data[ends - 1] == BACKSLASH
+    lines = np.flatnonzero(data == NEWLINE)
+    within = np.searchsorted(lines, begins) == np.searchsorted(lines, ends)
+    good = within & (data[ends - 1] != BACKSLASH) & ~np.isin(data[begins], NO_STARTS)
+    places = zip(numbers[good].tolist(), begins[good].tolist(), ends[good].tolist(), strict=True)
+    return [(number, begin, end, hash(content[begin:end])) for number, begin, end in places]
 
 
 def _quotes(content: bytes) -> Tokens:
