@@ -1,10 +1,11 @@
 """Bridged codec: segments of a target's own token ids, coded through a bundle (archive/format/FORMAT.md, "Bitstrings").
 
-    ids of the target --bridge--> bundle tokens, patch --frame after the text above--> bitstring
+    ids of the target --bridge--> bundle tokens, patch --frame--> bitstring
 
 A target must be prefilled again with exactly its ids, down to the last odd split, and the bundle knows only
-its own vocabulary. Each segment is bridged by itself, so segments may be cut anywhere, even within a
-character. Such a cut costs patch bits and nothing else.
+its own vocabulary. Each segment is bridged and coded by itself, so segments may be cut anywhere, even within
+a character. Such a cut costs patch bits, and what the tokens above would have told: 1.6 % of six chats that
+were put turn by turn, until their turns are joined.
 """
 
 from __future__ import annotations
@@ -15,14 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.coding.codecs.codec import (
-    BundleCodec,
-    Coded,
-    Plain,
-    SegmentCodec,
-)
-from pltz.coding.codecs.modes import FAST, TOWER
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain, SegmentCodec
+from pltz.coding.codecs.modes import FAST
+from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import MAX_DENSITY
 from pltz.plt_codec.types import Tokens
@@ -70,7 +66,7 @@ class BridgedCodec(SegmentCodec):
     where it is the bundle's own tokenizer.
     """
 
-    mode = TOWER | FAST
+    mode = FAST
 
     def __init__(
         self,
@@ -85,15 +81,13 @@ class BridgedCodec(SegmentCodec):
             raise UsageError("these ids are the bundle's own: use BundleCodec")
         self.bundle_id, self.tokenizer = bundle.id, bridge.fingerprint
         self.fast = layout == "fast"
-        self.reach = bundle.weights.shape.memory
+        self.reach = 0
         self._bridge, self._codec = bridge, BundleCodec(bundle, device=device, threads=threads)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids that are not of the tokenizer."""
         bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
-        contexts = self._contexts([p.above for p in batch])
-        rows = zip(bridged, contexts, strict=True)
-        frames = self._codec.encode([Plain(tokens, above, fast=self.fast) for (tokens, _), above in rows])
+        frames = self._codec.encode([Plain(tokens, NO_MARK, fast=self.fast) for tokens, _ in bridged])
         return [
             _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""
             for plain, (tokens, patch), frame in zip(batch, bridged, frames, strict=True)
@@ -102,12 +96,8 @@ class BridgedCodec(SegmentCodec):
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""
         parts = [_Parts.decode(c.data) if c.count else _empty(c) for c in batch]
-        try:
-            contexts = self._contexts([c.above for c in batch])
-        except ContentError as exc:
-            raise CorruptError(f"the segments above are not of this tokenizer: {exc}") from exc
-        rows = zip(parts, contexts, batch, strict=True)
-        found = self._codec.decode([Coded(p.frame, p.tokens, above, c.mode) for p, above, c in rows])
+        rows = zip(parts, batch, strict=True)
+        found = self._codec.decode([Coded(part.frame, part.tokens, NO_MARK, coded.mode) for part, coded in rows])
         return [self._ids(c, p, tokens) for c, p, tokens in zip(batch, parts, found, strict=True)]
 
     def _ids(self, coded: Coded, parts: _Parts, tokens: Tokens) -> Tokens:
@@ -115,18 +105,6 @@ class BridgedCodec(SegmentCodec):
         if len(ids) != coded.count:
             raise CorruptError(f"expected {coded.count} ids, found {len(ids)}: damaged")
         return ids.astype(np.int64)
-
-    def _contexts(self, above: Sequence[Tokens]) -> list[Tokens]:
-        """Return the bundle tokens, (m,), of the ids above each segment; equal ones are computed once."""
-        known: dict[bytes, Tokens] = {}
-        out: list[Tokens] = []
-        for ids in above:
-            last = np.asarray(ids, np.int64)[-self.reach :] if self.reach else np.zeros(0, np.int64)
-            key = last.tobytes()
-            if key not in known:
-                known[key] = self._bridge.spell(last)
-            out.append(known[key])
-        return out
 
 
 def _empty(coded: Coded) -> _Parts:

@@ -6,30 +6,24 @@ from typing import Final
 
 SPLITTER: Final = 1  # number of the splitter: one that makes other tables of the same logs has the next
 
-# Ways to code a value
-SAME, NULL, TRUE, FALSE, INTEGER, EPOCH, DECIMAL, JSON, OBJECT, LIST = range(10)
-RECENT, ELSEWHERE, OLD, UUID, ID, STAMPED, BASE64, TIME, SHORT, LONG, PARSED, MESSAGE, BITS = range(10, 23)
-SHARED, SUMMED, SIGNED = range(23, 26)
+# Ways to code a value, those that new fields have most often first
+SAME, LONG, INTEGER, RECENT, ELSEWHERE, OBJECT, TRUE, FALSE, OLD, LIST, NULL = range(11)
+TIME, ID, EPOCH, UUID, BASE64, JSON, PARSED, MESSAGE, BITS, SHARED, STAMPED, SIGNED = range(11, 23)
 
 # Units of a log
-LINE, TEXT, BYTES, BLOCK, BLANK = range(5)
+LINE, TEXT, BYTES, BLOCK = range(4)
 
 # Contexts of numbers in the model of the past; each number has 1024
-UNIT, STYLE, SIZE_OF_BYTES, SHAPE_AGE, KEYS, KEY_AGE, LINES_OF_KEY, STRING_AGE, SLOT, LINE_AGE = (
-    n << 10 for n in range(1, 11)
+UNIT, STYLE, SIZE_OF_BYTES, KEYS, KEY_AGE, LINES_OF_KEY, STRING_AGE, LINE_AGE, DEPTH, BLOCK_KEY, COMMA = (
+    n << 10 for n in range(1, 12)
 )
-DEPTH, BLOCK_KEY, COMMA = (n << 10 for n in range(11, 14))
 
 # Contexts of numbers in the model of a slot; each number has 1024
-DELTA, MOMENT, SHAPE, SHAPE_RANK, RANK, SOURCE, DISTANCE, COUNT, RUN, COPY, COPIED, SIZE, DIGITS, PREFIX = (
-    n << 10 for n in range(1, 15)
+DELTA, MOMENT, SHAPE, RANK, DISTANCE, NUMBER, COUNT, RUN, COPIED, SIZE = (n << 10 for n in range(1, 11))
+DIGITS, PREFIX, FLAVOUR, ALPHABET, COMMON, COUNTER, GAPS, VERSION, MARK, STEP, SPELLING = (
+    n << 10 for n in range(11, 22)
 )
-FLAVOUR, SPELLING, MARK, END, WIDTH, START, ALPHABET, COMMON, COUNTER, VERSION, GAPS, PLAIN = (
-    n << 10 for n in range(15, 27)
-)
-REST, STEP, STAND, PAIR = (n << 10 for n in range(27, 31))
 
 FIT: Final = 1 << 62  # whole numbers are smaller, whatever their sign
 MAX_DEPTH: Final = 64  # of values in each other; what is deeper is JSON text
-SHORTEST_LONG: Final = 64  # characters of a string that is coded line by line
 LONGEST_PIECE: Final = 2000  # characters of new text after which a piece ends where it may

@@ -12,7 +12,7 @@ from typing import Final
 from pltz.coding.log import opaque, protobuf
 from pltz.coding.log.bit_coder import BitReader
 from pltz.coding.log.marks import LineMark
-from pltz.coding.log.past import Field, Past
+from pltz.coding.log.past import Past, Slot
 from pltz.coding.log.values import damaged
 from pltz.coding.log.walk import Choice, Lines, Unit, Walk
 from pltz.models.session import spelling
@@ -51,7 +51,7 @@ class Joiner(Walk):
             damaged("less than there is of text or opaque bits")
         return b"".join(out)
 
-    def _choice(self, field: Field, value: Json, depth: int) -> Choice:
+    def _choice(self, slot: Slot, value: Json, depth: int) -> Choice:
         return NO_CHOICE
 
     def _bodies(self, text: str) -> tuple[list[str], list[LineMark]]:
@@ -59,9 +59,6 @@ class Joiner(Walk):
 
     def _run(self, bodies: list[str], begin: int) -> Lines:
         return NO_LINES
-
-    def _stood_in(self, lines: list[str], depth: int) -> tuple[list[str], dict[int, tuple[int, Json, str]]]:
-        return [], {}
 
     def _spelled(self, value: Json, style: int, text: str) -> str:
         try:

@@ -9,13 +9,11 @@ from typing import Final
 from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import Numbers
 from pltz.coding.log.marks import SIGNS, LineMark, Marks
-from pltz.coding.log.past import LEAST_LINE, SMALL, Field, Past, Slot
-from pltz.coding.log.walk import OTHER, STAND_IN, Choice, Lines, Unit, Walk, head_of
+from pltz.coding.log.past import LEAST_LINE, SMALL, Past, Slot
+from pltz.coding.log.walk import OTHER, Choice, Lines, Unit, Walk, head_of
 from pltz.models.session import spelling
 from pltz.models.session.spelling import Json
 
-JSON_STARTS: Final = ('{"', "[{", '["', "{}")
-SHORTEST_LINE: Final = 40  # characters of a line of text that is coded as the values of its JSON
 SHORTEST_OPAQUE: Final = 8  # characters
 SHORTEST_PARSED: Final = 8  # characters
 TRIES: Final = 8  # times that each byte is looked at as a part of a document, at most on average
@@ -26,8 +24,6 @@ BLOCK: Final = re.compile(
     rb'( *|\t*)(?:("(?:[^"\\]|\\.)*"): )?'  # indentation and key
     rb'((?:([{\[])|"(?:[^"\\]|\\.)*",?|[-+.0-9a-zA-Z]+,?|\[\],?|\{\},?))'
 )
-DECIMAL: Final = re.compile("\0(-?[0-9]{1,30})[.]([0-9]{1,30})")
-LEAST_TERM: Final = 1000  # of a sum that is looked for
 EPOCH_MS: Final = range(10**12, 4 * 10**12)
 
 
@@ -68,9 +64,7 @@ class Splitter(Walk):
             text = line.decode()
         except UnicodeDecodeError:
             return Unit(codes.BYTES, data=line)
-        if not text:
-            return Unit(codes.BLANK)
-        found = _written(text, 0, spelling.LINES, self._past.style)
+        found = _written(text, spelling.LINES, self._past.style)
         return Unit(codes.TEXT, text) if found is None else Unit(codes.LINE, text, b"", *found[:2])
 
     def _part(self, lines: list[bytes], begin: int, end: int) -> Unit | None:
@@ -127,85 +121,53 @@ class Splitter(Walk):
 
     # ---- ways of values
 
-    def _choice(self, field: Field, value: Json, depth: int) -> Choice:
+    def _choice(self, slot: Slot, value: Json, depth: int) -> Choice:
         kind = type(value)
         if kind is dict or kind is list:
             if depth == codes.MAX_DEPTH:
                 return _as_json(value)
             return codes.OBJECT if kind is dict else codes.LIST, (value,)
-        if value == field.last and kind is type(field.last):
-            return codes.SAME, ()  # the value of the same field in the row before costs one decision
+        if value == slot.last and kind is type(slot.last):
+            return codes.SAME, ()  # costs one decision
         if kind is str:
-            return self._string_choice(field, value, depth)
+            return self._string_choice(slot, value, depth)
         if value is None:
             return codes.NULL, ()
         if kind is bool:
             return codes.TRUE if value else codes.FALSE, ()
         if kind is bytes:
             return codes.BITS, (value,)
-        if kind is int:
-            if value in EPOCH_MS:
-                return codes.EPOCH, (value,)
-            return self._whole_choice(field, value) if -codes.FIT < value < codes.FIT else _as_json(value)
-        match = DECIMAL.fullmatch(value) if kind is spelling.Number else None
-        digits = int(match[1] + match[2]) if match else 0
-        if match is None or not 0 < abs(digits) < codes.FIT:
+        if kind is not int or not -codes.FIT < value < codes.FIT:
             return _as_json(value)
-        return codes.DECIMAL, (len(match[2]), digits)
-
-    def _whole_choice(self, field: Field, value: int) -> Choice:
-        past, slot, small = self._past, field.slot, abs(value) < SMALL
-        source = -1 if small else past.integer_of.get(value, -1)
-        if slot.sources and past.slots[slot.sources[0]].number == value and (field.op == codes.SHARED or not small):
-            source = slot.sources[0]
-        if source >= 0 and past.slots[source].number == value and source != slot.number_of:
-            return codes.SHARED, (source,)
-        pair = slot.pair if slot.pair and past.sum_of(slot.pair) == value else None
-        far = abs(value - slot.number) >= LEAST_TERM
-        if (pair and not small) or (far and (pair := self._pair(slot, value))):
-            return codes.SUMMED, pair
+        if value in EPOCH_MS:
+            return codes.EPOCH, (value,)
+        if value != slot.number and abs(value) >= SMALL and value in self._past.integers:
+            return codes.SHARED, (self._past.integers.index(value),)
         return codes.INTEGER, (value,)
 
-    def _pair(self, slot: Slot, value: int) -> tuple[int, int] | None:
-        """Return the numbers of two slots, perhaps of this one, whose last whole numbers have a sum."""
-        past, own = self._past, slot.number_of
-        for one in [own, *past.integers]:
-            number = past.slots[one].number
-            left = value - number
-            other = past.integer_of.get(left, -1) if left >= LEAST_TERM else -1
-            if other >= 0 and past.slots[other].number == left and other != own and (one == own or number > 0):
-                return one, other
-        return None
-
-    def _string_choice(self, field: Field, text: str, depth: int) -> Choice:
-        past, slot = self._past, field.slot
+    def _string_choice(self, slot: Slot, text: str, depth: int) -> Choice:
+        past = self._past
         number = past.string_of.get(text)
-        if text and text[0] in SIGNS and "\n" not in text:
-            place = self._source(text[1:], 0)
-            expected = place >= 0 and place == past.expected
-            if expected or (number is None and (place >= 0 or field.op == codes.SIGNED)):
-                return codes.SIGNED, (SIGNS.index(text[0]), text[1:])
         if number is not None:
-            source = past.where[number]
-            near = codes.ELSEWHERE if number in past.slots[source].recent else codes.OLD
-            return codes.RECENT if number in slot.recent else near, (number, source)
+            near = codes.ELSEWHERE if number in past.recent else codes.OLD
+            return codes.RECENT if number in slot.recent else near, (number,)
+        signed = bool(text) and text[0] in SIGNS and "\n" not in text
+        if signed and (slot.op == codes.SIGNED or self._source(text[1:]) >= 0):
+            return codes.SIGNED, (SIGNS.index(text[0]), text[1:])
         if (time := times.read_time(text)) is not None and abs(time[1]) < codes.FIT >> 1:
             return codes.TIME, time
-        if (found := self._opaque_choice(text, depth)) is not None:
-            return found
-        numbers = spelling.DOCUMENTS if "\n" in text else spelling.LINES
-        if len(text) >= SHORTEST_PARSED and (parsed := _written(text, depth, numbers)) is not None:
-            return codes.PARSED, parsed
-        short = len(text) < codes.SHORTEST_LONG and "\n" not in text
-        return codes.SHORT if short else codes.LONG, (text,)
+        found = self._opaque_choice(text, depth)
+        if found is None and depth < codes.MAX_DEPTH and len(text) >= SHORTEST_PARSED:
+            parsed = _written(text, spelling.DOCUMENTS if "\n" in text else spelling.LINES)
+            found = None if parsed is None else (codes.PARSED, parsed)
+        return (codes.LONG, (text,)) if found is None else found
 
     def _opaque_choice(self, text: str, depth: int) -> Choice | None:
         """Return the way of a string that is one of the opaque kinds."""
         if len(text) < SHORTEST_OPAQUE:
             return None
         if len(text) == 36 and opaque.UUID.fullmatch(text):
-            version = int(text[14]) if text[14] in "47" and text[19] in "89ab" else 0
-            return codes.UUID, (opaque.uuid_number(text), version)
+            return codes.UUID, (opaque.uuid_number(text), int(text[14] == "4" and text[19] in "89ab"))
         if (match := opaque.STAMPED.fullmatch(text)) is not None:
             return codes.STAMPED, (match[1], int(match[2], 16), match[3])
         if (head := opaque.split_id(text)) is not None:
@@ -235,7 +197,7 @@ class Splitter(Walk):
 
     def _run(self, bodies: list[str], begin: int) -> Lines:
         lines, at = self._past.lines, begin
-        while (source := self._source(bodies[at], at - begin)) < 0:
+        while (source := self._source(bodies[at])) < 0:
             at += 1
             if at == len(bodies):
                 return Lines(at - begin)
@@ -245,22 +207,9 @@ class Splitter(Walk):
             n += 1
         return Lines(at - begin, source, n)
 
-    def _source(self, line: str, new: int) -> int:
-        """Return the line to copy from, after ``new`` new lines, or -1."""
-        past = self._past
-        if past.expected >= 0:
-            place = past.expected + new
-            if place < len(past.lines) and past.lines[place] == line:
-                return place
-        return past.line_of.get(line, -1) if len(line) >= LEAST_LINE else -1
-
-    def _stood_in(self, lines: list[str], depth: int) -> tuple[list[str], dict[int, tuple[int, Json, str]]]:
-        parsed = {}
-        for at, line in enumerate(lines):
-            long = len(line) >= SHORTEST_LINE and line[:2] in JSON_STARTS
-            if long and (found := _written(line, depth, spelling.LINES)) is not None:
-                parsed[at] = found
-        return [STAND_IN if at in parsed else line for at, line in enumerate(lines)] if parsed else lines, parsed
+    def _source(self, line: str) -> int:
+        """Return the line to copy from, or -1."""
+        return self._past.line_of.get(line, -1) if len(line) >= LEAST_LINE else -1
 
 
 def _as_json(value: Json) -> Choice:
@@ -268,11 +217,9 @@ def _as_json(value: Json) -> Choice:
     return codes.JSON, (value, spelling.spell(value, ASCII))
 
 
-def _written(
-    text: str, depth: int, numbers: tuple[int, ...], first: int | None = None
-) -> tuple[int, Json, str] | None:
+def _written(text: str, numbers: tuple[int, ...], first: int | None = None) -> tuple[int, Json, str] | None:
     """Return the spelling, one of these, the value and the text of a text that is JSON of a list or an object."""
-    if text[0] not in "{[" or text[-1] not in "}]" or depth == codes.MAX_DEPTH:
+    if text[:1] not in ("{", "[") or text[-1] not in "}]":
         return None
     try:
         value = _parsed(text)

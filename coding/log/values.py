@@ -13,14 +13,11 @@ from typing import Final, NoReturn
 
 from pltz.coding.log import codes, opaque
 from pltz.coding.log.bit_coder import Numbers
-from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, led_by, to_front
-from pltz.models.session import spelling
+from pltz.coding.log.past import SHAPES, Past, Slot, led_by, to_front
 from pltz.plt_codec.errors import CorruptError
 
-MOST_BIAS: Final = 64  # of a slot: bits by which differences were longer than values
 STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 MOST_DIGITS: Final = 128  # of an id
-MOST_PLACES: Final = 30  # of a number behind its point
 
 
 def damaged(what: str) -> NoReturn:
@@ -37,7 +34,6 @@ class Values:
 
     def __init__(self, past: Past, coder: Numbers) -> None:
         self._past, self._coder = past, coder
-        self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._left = 1 << 62  # bytes that may still be made
 
     def _raw(self, size: int, data: bytes) -> bytes:
@@ -48,49 +44,35 @@ class Values:
         """Code so many new lines of text."""
         raise NotImplementedError
 
-    def _op(self, field: Field, op: int = 0) -> int:
-        """Code the way of a value: one decision for each way that stands before it in the field's order."""
-        ops, coder, model, base = field.ops, self._coder, field.slot.ways, (field.op << 1 | self._odd) << 5
+    def _op(self, slot: Slot, op: int = 0) -> int:
+        """Code the way of a value: one decision for each way that stands before it in the slot's order."""
+        ops, coder, model, base = slot.ops, self._coder, slot.ways, slot.op << 5
         if coder.bit(model, base | ops[0], ops[0] == op):
             op = ops[0]
         else:
-            self._odd = 1
             for other in ops[1:]:
                 if coder.bit(model, base | other, other == op):
                     op = other
                     break
             else:
                 damaged("a value of no kind")
-            field.ops, field.slot.ops = led_by(ops, op), led_by(field.slot.ops, op)
-        field.op = op
+            slot.ops = led_by(ops, op)
+        slot.op = op
         return op
 
     # ---- objects
 
-    def _shaped(self, field: Field, keys: tuple[str, ...] = ()) -> int:
+    def _shape(self, slot: Slot, keys: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Code the shape of an object: its keys in order."""
-        past, slot, coder = self._past, field.slot, self._coder
-        shape, last = past.shape_of.get(keys, -1), field.shape
-        expected = slot.follows.get(last, last)
-        if coder.bit(slot.model, codes.SHAPE + (last & 1023), shape >= 0 and shape == expected):
-            shape = expected
-        else:
-            choice = slot.shapes.index(shape) + 2 if shape in slot.shapes else int(shape >= 0)
-            choice = coder.number(slot.model, choice, codes.SHAPE_RANK)
-            if choice == 0:
-                shape = past.shape(self._shape(keys))
-            elif choice == 1:
-                latest = len(past.shapes) - 1
-                shape = latest - coder.number(past.model, latest - shape, codes.SHAPE_AGE)
-            else:
-                shape = slot.shapes[choice - 2] if choice - 2 < len(slot.shapes) else -1
-        if shape < 0:
+        shapes = slot.shapes
+        place = self._coder.number(slot.model, shapes.index(keys) + 1 if keys in shapes else 0, codes.SHAPE)
+        if place > len(shapes):
             damaged("an object of no shape")
-        to_front(slot.shapes, shape, SHAPES)
-        field.shape = slot.follows[last] = shape
-        return shape
+        keys = shapes[place - 1] if place else self._new_shape(keys)
+        to_front(shapes, keys, SHAPES)
+        return keys
 
-    def _shape(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+    def _new_shape(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         past, coder = self._past, self._coder
         size = coder.number(past.model, len(keys), codes.KEYS)
         if size > self._left:
@@ -119,25 +101,14 @@ class Values:
     # ---- numbers and times
 
     def _whole(self, slot: Slot, value: int = 0) -> int:
-        if slot.bias > 0:
-            value = self._coder.signed(slot.model, value, codes.PLAIN)
-        else:
-            value = slot.number + self._coder.signed(slot.model, value - slot.number, codes.DELTA)
-        bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
-        slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
-        return self._number(slot, value)
+        return self._number(slot, slot.number + self._coder.signed(slot.model, value - slot.number, codes.DELTA))
 
-    def _shared(self, slot: Slot, source: int = -1) -> int:
-        """Code a whole number that was last in the slot of another number."""
-        return self._number(slot, self._source_of(slot, source).number)
-
-    def _summed(self, slot: Slot, first: int = -1, second: int = -1) -> int:
-        """Code the sum of the last whole numbers of two slots, by the numbers of these."""
-        if not self._coder.bit(slot.model, codes.PAIR, first >= 0 and slot.pair == (first, second)):
-            slot.pair = self._source_of(slot, first).number_of, self._source_of(slot, second).number_of
-        if slot.pair is None:
-            damaged("a sum of nothing")
-        return self._number(slot, self._past.sum_of(slot.pair))
+    def _shared(self, slot: Slot, rank: int = 0) -> int:
+        """Code one of the last whole numbers."""
+        rank = self._coder.number(slot.model, rank, codes.NUMBER)
+        if rank >= len(self._past.integers):
+            damaged("a whole number that was never met")
+        return self._number(slot, self._past.integers[rank])
 
     def _number(self, slot: Slot, value: int) -> int:
         if not -codes.FIT < value < codes.FIT:
@@ -147,26 +118,17 @@ class Values:
 
     def _moment(self, slot: Slot, digits: int, units: int = 0) -> int:
         past = self._past
-        expected = past.expected_time(slot, digits)
+        expected = past.expected_time(digits)
         units = expected + self._coder.signed(slot.model, units - expected, codes.MOMENT)
         if not -codes.FIT < units < codes.FIT:
             damaged("a time too large")
-        past.moment(slot, digits, units)
+        past.time = (digits, units)
         return units
-
-    def _decimal(self, slot: Slot, places: int = 0, digits: int = 0) -> spelling.Number:
-        """Code a number of so many digits behind its point."""
-        places = self._coder.number(slot.model, places, codes.DIGITS)
-        digits = self._coder.signed(slot.model, digits, codes.DELTA)
-        if not 0 < places <= MOST_PLACES:
-            damaged(f"a number with {places} digits behind its point")
-        text = str(abs(digits)).rjust(places + 1, "0")
-        return spelling.number_of(f"{'-' if digits < 0 else ''}{text[:-places]}.{text[-places:]}")
 
     # ---- strings that were met
 
-    def _met(self, slot: Slot, op: int, number: int = 0, source: int = -1) -> int:
-        """Code the number of a string that was met: by its age, or by its rank in this slot or in its source."""
+    def _met(self, slot: Slot, op: int, number: int = 0) -> int:
+        """Code the number of a string that was met: by its age, or by its rank among the last ones."""
         past, coder = self._past, self._coder
         if op == codes.OLD:
             latest = len(past.strings) - 1
@@ -174,25 +136,12 @@ class Values:
             if number < 0:
                 damaged("a string that was never met")
             return number
-        recent = slot.recent if op == codes.RECENT else self._source_of(slot, source).recent
+        recent = slot.recent if op == codes.RECENT else past.recent
         rank = recent.index(number) if number in recent else 0
         rank = coder.number(slot.model, rank, codes.RANK if op == codes.RECENT else codes.DISTANCE)
         if rank >= len(recent):
             damaged("a string that was not met there")
         return recent[rank]
-
-    def _source_of(self, slot: Slot, source: int) -> Slot:
-        past, sources = self._past, slot.sources
-        place = sources.index(source) + 1 if source in sources else 0
-        place = self._coder.number(slot.model, place, codes.SOURCE)
-        if place == 0:
-            source = self._coder.number(past.model, max(0, source), codes.SLOT)
-        else:
-            source = sources[place - 1] if place <= len(sources) else len(past.slots)
-        if source >= len(past.slots):
-            damaged("a value from nowhere")
-        to_front(sources, source, SOURCES)
-        return past.slots[source]
 
     # ---- opaque strings
 
@@ -221,28 +170,18 @@ class Values:
         past.key(prefix)
         return prefix
 
-    def _uuid(self, slot: Slot, number: int = 0, version: int = 0) -> str:
-        version = self._coder.number(slot.model, version, codes.VERSION)
-        if version == 0:
+    def _uuid(self, slot: Slot, number: int = 0, random: int = 0) -> str:
+        """Code a UUID. ``random``: 1 for one of version 4, which has 122 bits."""
+        if not self._coder.bit(slot.model, codes.VERSION, random):
             return opaque.uuid_text(self._bits(128, number))
-        above, rest = number >> 80, (number >> 64 & 0xFFF) << 62 | number & (1 << 62) - 1
-        if version == 4:
-            bits = self._bits(122, above << 74 | rest)
-            above = bits >> 74
-        elif version == 7:
-            above = self._moment(slot, 3, above)
-            bits = self._bits(74, rest)
-            if not 0 <= above < 1 << 48:
-                damaged("a UUID of no time")
-        else:
-            damaged(f"a UUID of version {version}")
+        bits = self._bits(122, (number >> 80) << 74 | (number >> 64 & 0xFFF) << 62 | number & (1 << 62) - 1)
         low = bits & (1 << 62) - 1
-        return opaque.uuid_text(above << 80 | version << 76 | (bits >> 62 & 0xFFF) << 64 | 2 << 62 | low)
+        return opaque.uuid_text(bits >> 74 << 80 | 4 << 76 | (bits >> 62 & 0xFFF) << 64 | 2 << 62 | low)
 
     def _stamped(self, slot: Slot, prefix: str = "", stamp: int = 0, digits: str = "") -> str:
         """Code an id of OpenCode. ``stamp``: its milliseconds and its counter."""
         prefix = self._prefix(slot, prefix)
-        now = self._past.expected_time(slot, 3)
+        now = self._past.expected_time(3)
         later = ((stamp >> 12) - now + STAMPS // 2) % STAMPS - STAMPS // 2
         moment = self._moment(slot, 3, now + later) % STAMPS
         counter = self._coder.number(slot.model, stamp & 4095, codes.COUNTER)

@@ -15,24 +15,13 @@ from typing import Any, Final, NamedTuple
 from pltz.coding.log import codes, opaque, times
 from pltz.coding.log.bit_coder import Model
 from pltz.coding.log.compiled import breathe
-from pltz.coding.log.marks import (
-    ENDS,
-    FIRST,
-    MOST_WIDTH,
-    NO_MARK,
-    POINTERS,
-    SIGNS,
-    LineMark,
-    Marks,
-    Numbering,
-)
-from pltz.coding.log.past import Field, Slot
+from pltz.coding.log.marks import NO_MARK, SIGNS, LineMark, Marks
+from pltz.coding.log.past import Slot
 from pltz.coding.log.values import Values, damaged
 from pltz.models.session import spelling
 from pltz.models.session.spelling import SPELLINGS, Json
 from pltz.plt_codec.errors import CorruptError
 
-STAND_IN: Final = "{}"  # stands in a piece for a line that is coded as the values of its JSON
 MOST_NUMBER: Final = 10**9  # of a line
 INDENTS: Final = tuple(s.indent if type(s.indent) is int else len(str(s.indent or "")) for s in SPELLINGS)
 SHRINK: Final = 6  # characters of ASCII JSON that can become one byte
@@ -84,7 +73,7 @@ class Walk(Values):
     _indent = 0  # characters per depth that values are indented by,
     _base = 0  # from a depth on
 
-    def _choice(self, field: Field, value: Json, depth: int) -> Choice:
+    def _choice(self, slot: Slot, value: Json, depth: int) -> Choice:
         """Choose the way of a value."""
         raise NotImplementedError
 
@@ -94,10 +83,6 @@ class Walk(Values):
 
     def _run(self, bodies: list[str], begin: int) -> Lines:
         """Return the new lines from a line on, and the copy behind them."""
-        raise NotImplementedError
-
-    def _stood_in(self, lines: list[str], depth: int) -> tuple[list[str], dict[int, tuple[int, Json, str]]]:
-        """Return new lines with a stand-in for each that is JSON, and the spelling, value and text of those."""
         raise NotImplementedError
 
     def _spelled(self, value: Json, style: int, text: str) -> str:
@@ -140,12 +125,10 @@ class Walk(Values):
         past, coder = self._past, self._coder
         breathe()
         kind = coder.number(past.model, unit.kind, codes.UNIT)
-        if kind == codes.BLANK:
-            return b""
         if kind == codes.BYTES:
             return self._raw(coder.number(past.model, len(unit.data), codes.SIZE_OF_BYTES), unit.data)
         if kind == codes.TEXT:
-            text = self._lines(past.text.slot, 0, unit.text)
+            text = self._lines(past.text, unit.text)
             if self._size >= codes.LONGEST_PIECE:
                 self._end(OTHER)
         elif kind in (codes.LINE, codes.BLOCK):
@@ -182,21 +165,20 @@ class Walk(Values):
 
     # ---- values
 
-    def _value(self, field: Field, value: Json, depth: int) -> Json:
+    def _value(self, slot: Slot, value: Json, depth: int) -> Json:
         self._spend(1)
-        op, parts = self._choice(field, value, depth)
-        op = self._op(field, op)
-        # Objects and lists hold fields of their own; they are no column's last value.
+        op, parts = self._choice(slot, value, depth)
+        op = self._op(slot, op)
+        # Objects and lists hold slots of their own; they are no column's last value.
         if op == codes.OBJECT or op == codes.LIST:
             if depth >= codes.MAX_DEPTH:
                 damaged("values too deep in each other")
             if op == codes.OBJECT:
-                return self._object(field, depth, parts[0] if parts else {})
-            return self._list(field, depth, parts[0] if parts else [])
-        slot = field.slot
-        # The value of the same field in the row before.
+                return self._object(slot, depth, parts[0] if parts else {})
+            return self._list(slot, depth, parts[0] if parts else [])
+        # The last value here.
         if op == codes.SAME:
-            value = slot.last = field.last
+            value = slot.last
             if value is Slot:
                 damaged("a value like none before")
             if isinstance(value, (str, bytes)):
@@ -206,50 +188,42 @@ class Walk(Values):
             if type(value) is str:
                 self._past.met(value, slot)
             return value
-        # Every other value ends as the last of its field and of its column.
-        if codes.RECENT <= op < codes.BITS or op == codes.SIGNED:
-            value = self._string(slot, op, depth, parts)
+        # Every other value ends as the last of its slot.
+        if op == codes.INTEGER:
+            value = self._whole(slot, parts[0] if parts else 0)
         elif op == codes.NULL:
             value = None
         elif op == codes.TRUE or op == codes.FALSE:
             value = op == codes.TRUE
-        elif op == codes.INTEGER:
-            value = self._whole(slot, parts[0] if parts else 0)
         elif op == codes.SHARED:
             value = self._shared(slot, *parts)
-        elif op == codes.SUMMED:
-            value = self._summed(slot, *parts)
         elif op == codes.EPOCH:
             value = self._moment(slot, 3, *parts)
-        elif op == codes.DECIMAL:
-            value = self._decimal(slot, *parts)
-            self._spend(len(value) - 2)
         elif op == codes.BITS:
             value = self._bytes(slot, *parts)
-        else:
+        elif op == codes.JSON:
             value = self._json(slot, *parts)
             if type(value) in (dict, list):
                 return value
-        field.last = slot.last = value
+        else:
+            value = self._string(slot, op, depth, parts)
+        slot.last = value
         return value
 
-    def _object(self, field: Field, depth: int, value: dict[str, Json]) -> dict[str, Json]:
-        past, slot, shape = self._past, field.slot, self._shaped(field, tuple(value))
-        keys, found = past.shapes[shape], dict[str, Json]()
+    def _object(self, slot: Slot, depth: int, value: dict[str, Json]) -> dict[str, Json]:
+        keys, found = self._shape(slot, tuple(value)), dict[str, Json]()
         if not self._inside:
             self._spend(len("".join(keys)) + (2 + self._indent * (depth - self._base + 1)) * len(keys))
-        odd, self._odd, fields = self._odd, 0, past.fields(slot, shape)
-        for at, key in enumerate(keys):
-            found[key] = self._value(fields[at], value.get(key), depth + 1)
-        self._odd = odd
+        for key in keys:
+            found[key] = self._value(slot.child(key), value.get(key), depth + 1)
         return found
 
-    def _list(self, field: Field, depth: int, value: list[Json]) -> list[Json]:
-        size = self._coder.number(field.slot.model, len(value), codes.COUNT)
+    def _list(self, slot: Slot, depth: int, value: list[Json]) -> list[Json]:
+        size = self._coder.number(slot.model, len(value), codes.COUNT)
         if size > self._left:
             damaged("more values than bytes of the log")
         self._spend(self._indent * (depth - self._base + 1) * size)
-        element, found = self._past.element(field.slot), list[Json]()
+        element, found = slot.child(""), list[Json]()
         for at in range(size):
             one = value[at] if value else None
             found.append(self._value(element, one, depth + 1))
@@ -260,7 +234,7 @@ class Walk(Values):
 
     def _json(self, slot: Slot, value: Json = None, text: str = "") -> Json:
         """Code any value as the text of its JSON."""
-        return self._read(self._lines(slot, codes.MAX_DEPTH, text, SHRINK), value)
+        return self._read(self._lines(slot, text, SHRINK), value)
 
     def _bytes(self, slot: Slot, data: bytes = b"") -> bytes:
         data = self._raw(self._coder.number(slot.model, len(data), codes.SIZE), data)
@@ -278,9 +252,6 @@ class Walk(Values):
         past, taken = self._past, True
         if op in (codes.RECENT, codes.ELSEWHERE, codes.OLD):
             text = past.strings[self._met(slot, op, *parts)]
-        elif op == codes.SHORT:
-            text = self._text(1, [*parts])[0]
-            past.line(text)
         elif op == codes.UUID:
             text = self._uuid(slot, *parts)
         elif op == codes.ID:
@@ -292,7 +263,7 @@ class Walk(Values):
         else:
             taken = False
             if op == codes.LONG:
-                text = self._lines(slot, depth, *parts)
+                text = self._lines(slot, *parts)
             elif op == codes.PARSED:
                 text = self._parsed(slot, depth, *parts)
             else:
@@ -312,13 +283,9 @@ class Walk(Values):
             raise CorruptError("the columns of a log hold a time that is none: the file is damaged") from exc
 
     def _signed(self, slot: Slot, sign: int = 0, body: str = "") -> str:
-        """Code a line of a diff: a new one in it does not end a copy."""
+        """Code a line of a diff."""
         self._spend(1)
-        sign, expected = self._first(slot.model, codes.MARK + 90, 2, sign), self._past.expected
-        text = SIGNS[sign] + self._lines(slot, codes.MAX_DEPTH, body)
-        if self._past.expected < 0:
-            self._past.expected = expected
-        return text
+        return SIGNS[self._first(slot.model, codes.MARK + 24, 2, sign)] + self._lines(slot, body)
 
     def _parsed(self, slot: Slot, depth: int, style: int = 0, value: Json = None, text: str = "") -> str:
         """Code a string as the value that it is the JSON of."""
@@ -329,7 +296,7 @@ class Walk(Values):
             damaged("values too deep in each other")
         outside, left = (self._indent, self._base), self._left
         self._indent, self._base = INDENTS[style], depth + 1
-        text = self._spelled(self._value(self._past.inner(slot), value, depth + 1), style, text)
+        text = self._spelled(self._value(slot.child("{}"), value, depth + 1), style, text)
         self._indent, self._base = outside
         return self._spend_more(text, left)  # each JSON in JSON may double what it quotes
 
@@ -340,13 +307,13 @@ class Walk(Values):
             damaged(f"a message of flavour {flavour}")
         outside, left = (self._inside, self._indent), self._left
         self._inside, self._indent = True, 0
-        value = self._value(self._past.message(slot), value, depth + 1)
+        value = self._value(slot.child("()"), value, depth + 1)
         self._inside, self._indent = outside
         return self._spend_more(self._packed(value, flavour, text), left)  # each message in one is a third longer
 
     # ---- text
 
-    def _lines(self, slot: Slot, depth: int, text: str = "", shrink: int = 1) -> str:
+    def _lines(self, slot: Slot, text: str = "", shrink: int = 1) -> str:
         """Code a text line by line: how many, and in turn how many new ones and which ones to copy."""
         past, coder, model = self._past, self._coder, slot.model
         bodies, marks = self._bodies(text)
@@ -360,27 +327,23 @@ class Walk(Values):
                 lines.append(self._marked(model, state, body, marks[len(lines)] if marks else NO_MARK))
 
         while (begin := len(lines)) < size:
-            # A run of new lines, which may be empty unless it is the rest.
+            # New lines: all that are missing, or so many, perhaps none, before a copy.
             run = self._run(bodies, begin)
-            rest = coder.bit(model, codes.REST + (begin > 0), run.source < 0)
-            new = size - begin if rest else coder.number(model, run.new, codes.RUN)
+            new = coder.number(model, run.new + 1 if run.source >= 0 else 0, codes.RUN) - 1
+            rest = new < 0
+            new = size - begin if rest else new
             if new > size - begin or (new == size - begin and not rest):
                 damaged("more new lines than lines")
-            fresh = self._fresh(slot, new, bodies[begin : begin + new], depth, shrink)
+            fresh, copied = self._text(new, bodies[begin : begin + new]), list[str]()
+            self._spend(sum(map(len, fresh)) // shrink)
             marked(fresh)
-            copied, expected = [], -1
             if not rest:
-                # A copy goes on where the last one ended, or says how far back it begins.
-                limit, source = len(past.lines), run.source
-                expected = past.expected + new if past.expected >= 0 else -1
-                if coder.bit(model, codes.COPY, source == expected):
-                    source = expected
-                else:
-                    source = limit - 1 - coder.number(past.model, limit - 1 - source, codes.LINE_AGE)
-                expected = source + coder.number(model, run.copied - 1, codes.COPIED) + 1
-                if source < 0 or expected > limit or expected - source > size - len(lines):
+                limit = len(past.lines)
+                source = limit - 1 - coder.number(past.model, limit - 1 - run.source, codes.LINE_AGE)
+                end = source + coder.number(model, run.copied - 1, codes.COPIED) + 1
+                if source < 0 or end > limit or end - source > size - len(lines):
                     damaged("a copy from beyond the text")
-                copied = past.lines[source:expected]
+                copied = past.lines[source:end]
                 self._spend(sum(map(len, copied)) // shrink)
                 marked(copied)
             # Only now: no copy of this round reaches into its own new lines.
@@ -388,59 +351,26 @@ class Walk(Values):
                 past.line(line)
             for line in copied:
                 past.line(line)
-            past.expected = expected
         return "\n".join(lines)
-
-    def _fresh(self, slot: Slot, size: int, lines: list[str], depth: int, shrink: int) -> list[str]:
-        """Code new lines; those that are JSON as its values."""
-        shown, parsed = self._stood_in(lines, depth)
-        lines = self._text(size, shown)
-        self._spend(sum(map(len, lines)) // shrink)
-        if STAND_IN in lines:
-            lines = lines.copy()
-            for at, line in enumerate(lines):
-                if line == STAND_IN and self._coder.bit(slot.model, codes.STAND, at in parsed):
-                    self._left += len(STAND_IN)
-                    lines[at] = self._parsed(slot, depth, *parsed.get(at, ()))
-        return lines
 
     def _marked(self, model: Model, state: Marks, body: str, mark: LineMark) -> str:
         """Code the mark of a line, and return the line."""
         coder, rest = self._coder, body
-        sign, pointer, found = mark
-        hunk = state.old or state.new
-        if hunk:
+        sign, found = mark
+        if state.old or state.new:
             sign = self._first(model, codes.MARK + 4 * state.sign, 3, sign)
-        if (last := state.numbering) is not None:
-            if coder.bit(model, codes.MARK + 16 + state.missed, found is not None):
-                if last.signed:
-                    base = codes.MARK + 32 + 8 * state.pointer
-                    state.pointer = self._first(model, base, len(POINTERS) - 1, pointer)
-                step = found.number - last.number if found else 0
-                if coder.bit(model, codes.MARK + 24, step == 1):
-                    step = 1
-                else:
-                    step = coder.signed(model, step, codes.STEP)
-                if not 0 <= last.number + step < MOST_NUMBER:
-                    damaged(f"a line of number {last.number + step}")
-                found = last.at(last.number + step)
-                rest = found.mark(state.pointer) + body
-        elif not hunk and state.lines < FIRST and coder.bit(model, codes.MARK + 80 + state.lines, found is not None):
-            found = self._start(model, found)
-            rest = found.mark(0) + body
+        last = state.numbering
+        if last is not None and coder.bit(model, codes.MARK + 16, found is not None):
+            step = coder.signed(model, found.number - last.number - 1 if found else 0, codes.STEP)
+            number = last.number + 1 + step
+            if not 0 <= number < MOST_NUMBER:
+                damaged(f"a line of number {number}")
+            found = last.at(number)
+            rest = found.mark() + body
         line = SIGNS[sign] + rest if sign < 3 else rest
         self._spend(len(line) - len(body))
         state.passed(rest, sign, found)
         return line
-
-    def _start(self, model: Model, given: Numbering | None) -> Numbering:
-        one, coder = given or Numbering(), self._coder
-        end = coder.number(model, one.end, codes.END)
-        width = coder.number(model, 2 * one.width + one.zeros, codes.WIDTH)
-        number = coder.number(model, one.number, codes.START)
-        if end >= len(ENDS) or width // 2 > MOST_WIDTH or number >= MOST_NUMBER:
-            damaged("a numbering of no kind")
-        return Numbering("", False, end, width // 2, bool(width & 1), number)
 
 
 def voice(value: Json) -> int:

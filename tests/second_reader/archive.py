@@ -299,8 +299,7 @@ class Archive:
         layout = bool(record.mode & FAST)
         if c.tokenizer == bundle.fingerprint:
             return sequence_of(bundle.model, data, count, layout, past)
-        fields, bridge = Fields(data), self._bridges[c.tokenizer]
+        fields = Fields(data)
         count, patched = divmod(fields.varint(), 2)
         patch = fields.sized() if patched else b""
-        context = bridge.context(past[-bundle.model.memory :])
-        return bridge.ids(sequence_of(bundle.model, fields.rest(), count, layout, context), patch)
+        return self._bridges[c.tokenizer].ids(sequence_of(bundle.model, fields.rest(), count, layout), patch)

@@ -1,11 +1,12 @@
 """The ids of another tokenizer, from bundle tokens and a patch, as models/FORMAT.md, "Bridge", describes it."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.second_reader.fields import Bits, Fields, refuse
-from tests.second_reader.model import Vocabulary, blocks
+from tests.second_reader.model import Vocabulary
 
 SLOTS = (
     "<|begin_of_text|> <s> <bos> <|startoftext|> <\uff5cbegin▁of▁sentence\uff5c> [CLS]",
@@ -16,10 +17,9 @@ SLOTS = (
 )
 UNKNOWN_SLOT, MANY = 5, 15
 NOTHING: dict[str, Any] = {"Prepend": {"prepend": ""}, "ByteLevel": {"add_prefix_space": False}}
-BARE: dict[str, Any] = {"Strip": {"start": 0}, "Metaspace": {"prepend_scheme": "never"}}
 LATE = ("reserved", "unused", "placeholder", "extra_id")
 
-Library = tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]  # ids of a text, text of ids
+Library = Callable[[str], list[int]]  # ids of a text
 MakeLibrary = Callable[[str], Library]  # of a tokenizer.json; adds nothing around a text
 
 
@@ -45,9 +45,9 @@ class Patch(Bits):
 
 
 class Bridge:
-    """A target's tokenizer. ``bundle_tokenizer``: the bundle's tokenizer.json; ``make``: the library of both."""
+    """A target's tokenizer. ``make``: its library."""
 
-    def __init__(self, tokenizer: str, bundle: Vocabulary, make: MakeLibrary, bundle_tokenizer: str = "") -> None:
+    def __init__(self, tokenizer: str, bundle: Vocabulary, make: MakeLibrary) -> None:
         about = json.loads(tokenizer)
         self._bundle, model = bundle, about["model"]
         listed = model["vocab"]
@@ -59,16 +59,13 @@ class Bridge:
         self._size = max(self._names) + 1
         self._unknown = model.get("unk_id", self._vocab.get(model.get("unk_token")))
         self._marks = self._place({n for n, entry in added.items() if entry["special"]})
-        self._inline = {n: str(entry["content"]) for n, entry in added.items() if n not in self._marks.values()}
         self._wide = max(1, (max([*self._marks, MANY]) - MANY).bit_length() + 7 >> 3)
-        self._bpe = make(bundle_tokenizer)[0] if bundle_tokenizer else None
         about |= {"truncation": None, "padding": None, "post_processor": None}
         about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
         about["model"] = model | ({"dropout": None} if "dropout" in model else {})
         steps = about.get("pre_tokenizer") or {}
         in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
-        started = [_started(json.dumps(about), how) for how in (0, 1, 1 if in_row else 2)]
-        self._ways = [(*make(json.dumps(one)), *_put_before(one)) for one in started]  # first, after a mark, unknown
+        self._ways = [make(_started(about, how)) for how in (0, 1, 1 if in_row else 2)]  # first, after a mark, unknown
 
     def _place(self, marks: set[int]) -> dict[int, int]:
         """Return the id of the mark in each slot."""
@@ -99,8 +96,8 @@ class Bridge:
             if left and left[0] not in self._bundle.special:
                 span.append(left.pop(0))
             elif span:
-                encode, *_ = self._ways[self._way(found)]
-                found += encode(self._bundle.spell(span).decode())
+                way = 0 if not found else 2 if found[-1] == self._unknown else 1
+                found += self._ways[way](self._bundle.spell(span).decode())
                 span = []
             else:
                 found.append(self._mark(left))
@@ -115,36 +112,6 @@ class Bridge:
             del left[: self._wide]
         refuse(slot not in self._marks, f"the special {name} among ids")
         return self._marks[slot]
-
-    def _way(self, before: Sequence[int]) -> int:
-        return 0 if not before else 2 if before[-1] == self._unknown else 1
-
-    def context(self, ids: Sequence[int]) -> list[int]:
-        """Return the bundle tokens of ids that stand above a frame."""
-        found, text, span, way = list[int](), "", list[int](), 0
-        slots = {number: slot for slot, number in self._marks.items()}
-        names = {name: number for number, name in self._bundle.special.items()}
-        for number in [*ids, -1]:
-            if number >= 0 and number not in slots and number not in self._inline:
-                span.append(number)
-                continue
-            text += self._text(span, way) + self._inline.get(number, "")
-            span, way = [], way or 1
-            if number in self._inline:
-                continue
-            if self._bpe:
-                found += [t for block in blocks(text.encode()) for t in self._bpe(block.decode())]
-            if number >= 0:
-                slot, text, way = slots[number], "", self._way([number])
-                found.append(names[f"x{min(slot, MANY)}"])
-                found += self._bundle.byte_ids((slot - MANY).to_bytes(self._wide, "big") if slot >= MANY else b"")
-        return found
-
-    def _text(self, span: Sequence[int], way: int) -> str:
-        _, decode, always, unless_there = self._ways[way]
-        text = decode(span) if span else ""
-        bare = text.removeprefix(" ")
-        return bare if always or (unless_there and bare[:1].strip(" ")) else text
 
     def _id(self, bits: Patch) -> int:
         most = max(self._size, 2)
@@ -194,15 +161,6 @@ class Bridge:
         return name.removeprefix(self._prefix) if name.startswith(self._prefix) else "\0" + name
 
 
-def _put_before(about: Any) -> tuple[bool, bool]:
-    """Return whether a tokenizer puts a blank before each text, and before each that has none."""
-    nodes = [*_nodes([about.get("normalizer"), about.get("pre_tokenizer")])]
-    always = any(node.get("type") == "Prepend" and node["prepend"] for node in nodes)
-    schemes = [node.get("prepend_scheme", "always") for node in nodes if node.get("type") == "Metaspace"]
-    byte_level = any(node.get("type") == "ByteLevel" and node.get("add_prefix_space") for node in nodes)
-    return always, byte_level or schemes.count("never") < len(schemes)
-
-
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
@@ -211,15 +169,13 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
         yield from _nodes(one)
 
 
-def _started(tokenizer: str, how: int) -> Any:
+def _started(tokenizer: dict[str, Any], how: int) -> str:
     """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
-    about = json.loads(tokenizer)
+    about = copy.deepcopy(tokenizer)
     for node in _nodes([about.get("normalizer"), about.get("pre_tokenizer")]):
         kind = node.get("type")
         if kind == "Metaspace" and (how == 2 or (how == 1 and node.get("prepend_scheme") == "first")):
             node["prepend_scheme"] = "never"
         if how == 2:
             node |= NOTHING.get(str(kind), {})
-    for node in _nodes(about.get("decoder")):
-        node |= BARE.get(str(node.get("type")), {})
-    return about
+    return json.dumps(about)

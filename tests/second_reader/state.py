@@ -1,22 +1,18 @@
-"""The state of an archive: settings, manifest, indexes and parity, as archive/format/FORMAT.md describes them."""
+"""The state of an archive: manifest, pack tables and parity, as archive/format/FORMAT.md describes them."""
 
-import json
-from bisect import bisect
 from collections import namedtuple
 from collections.abc import Mapping
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
-from tests.second_reader.fields import Bits, Damaged, Fields, Newer, first, refuse
+from tests.second_reader.fields import Fields, Newer, first, refuse
 from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
-Entries = list[tuple[int, bytes, int]]  # first 36 bits of an id, pack, offset of the block
-SETTINGS_VERSION, MANIFEST_VERSION, PARITY_VERSION, INDEX_VERSION = 1, 1, 1, 1
+MANIFEST_VERSION, PARITY_VERSION = 1, 1
 COPIED = 4096  # bytes of a pack up to which its parity is a copy of it
 
 
@@ -32,14 +28,9 @@ State = namedtuple("State", "archive sealed packs lost")
 def state_of(files: Files) -> State:
     """Return the state by the manifest: in a folder that of the highest number, else the one of a bucket."""
     name = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
-    try:
-        settings = first(_settings, (files.get("archive.json", b""), files.get("parity/archive.json", b"")))
-    except Damaged:
-        settings = None  # the manifest has them too
     fields = checked(files.get(name, b""), "pltz manifest", b"PLTm", MANIFEST_VERSION)
     flags, reserved, archive, _, _, *counts = fields.unpack("BH16sQ16s6I")
     refuse(flags > 1 or reserved, "a manifest with flags of a newer version", Newer)
-    refuse(settings not in (None, (archive, flags == 1)), "a manifest of another archive")
     packs = [pack for _ in range(counts[0]) for pack in packs_of(files, fields.take(16))]
     for _ in range(counts[1]):
         pack, _, *entries = fields.unpack("16s4I")
@@ -54,17 +45,6 @@ def state_of(files: Files) -> State:
     return State(archive, flags == 1, named, [pack for pack, known in losses.items() if not known])
 
 
-def _settings(data: bytes) -> tuple[bytes, bool]:
-    """Return the archive's id, and whether it is sealed, of `archive.json`."""
-    line, _, rest = data.partition(b',"check":')
-    check = digest("pltz archive", line + b"}").hex().encode()
-    refuse(rest != b'"%s"}\n' % check, "archive.json differs from its check")
-    about = json.loads(line + b"}")
-    newer = about["format"] != SETTINGS_VERSION or not {*about["features"]} <= {"sealed"}
-    refuse(newer, "archive.json of another version", Newer)
-    return bytes.fromhex(about["archive"]), "sealed" in about["features"]
-
-
 def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
     """Return the fields behind magic and version of a file that ends in its digest."""
     sound = data[:4] == magic and data[-16:] == digest(person, data[:-16])
@@ -72,43 +52,6 @@ def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
     fields = Fields(data[:-16], 4)
     refuse((found := fields.number(1)) != version, f"version {found} ({person})", Newer)
     return fields
-
-
-def index_of(data: bytes, name: bytes) -> list[Entries]:
-    """Return the entries of segments, sessions and marks of an index. ``name``: its digest."""
-    refuse(digest("pltz index", data[:28], data[44:]) != name, "an index that differs from its name")
-    fields = Fields(data)
-    magic, version, reserved, _, *counts, check = fields.unpack("4sB3s5I")
-    newer = (magic, version) != (b"PLTi", INDEX_VERSION) or any(reserved)
-    refuse(newer, "an index of another version", Newer)
-    packs = [*packs_of({f"index/{name.hex()}": data}, name).items()]
-    starts = [0, *accumulate(size for _, size in packs)]
-    fields.take(16 + 20 * len(packs))
-    begin, places = fields.at, max(starts[-1] - 1, 0).bit_length()
-    bits = [max(0, count.bit_length() - 11) for count in counts]
-    ends = [fields.unpack(f"{1 << p if count else 0}I") for count, p in zip(counts, bits, strict=True)]
-    refuse(crc32(data[begin : fields.at], check) != fields.number(4), "the pages of an index differ from their check")
-    sections = list[Entries]()
-    for upto, p in zip(ends, bits, strict=True):
-        sections.append([])
-        for number, end in enumerate(upto):
-            count, rest = end - len(sections[-1]), 36 - p
-            low = max(0, rest - count.bit_length())
-            sizes = (count + (1 << rest - low), low * count, places * count) if count else (0, 0, 0)
-            parts = [fields.take(size + 7 >> 3) for size in sizes]
-            check += 1
-            own = crc32(b"".join(parts), check & 0xFFFFFFFF)
-            refuse(fields.number(4) != own, "a page of an index differs from its check")
-            steps, lows, addresses = (Bits(Fields(part)) for part in parts)
-            high = number << rest - low
-            for _ in range(count):
-                high += steps.zeros(sizes[0])
-                address = addresses.take(places)
-                refuse(address >= starts[-1], "an address behind all packs")
-                pack = bisect(starts, address) - 1
-                sections[-1].append((high << low | lows.take(low), packs[pack][0], address - starts[pack]))
-    fields.end()
-    return sections
 
 
 def packs_of(files: Files, name: bytes) -> dict[bytes, int]:

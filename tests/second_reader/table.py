@@ -6,8 +6,7 @@ import base64
 import json
 import re
 import string
-from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +17,14 @@ from tests.second_reader.chat import SPELLINGS, Written, spelled
 from tests.second_reader.fields import Damaged, Fields, Newer, refuse
 
 KNOWN = Path(__file__).resolve().parents[2] / "coding/log/known.table"
-VERSION, LONGEST_PIECE, WAYS = 1, 2000, 26
+VERSION, LONGEST_PIECE, WAYS = 1, 2000, 23
 # Bases of numbers: those of the past, then those of a slot
-UNIT, STYLE, BYTES, SHAPE_AGE, KEYS, KEY_AGE, KEY_LINES, STRING_AGE, SLOT, LINE_AGE, DEPTH, BLOCK_KEY, COMMA = (
-    n << 10 for n in range(1, 14)
+UNIT, STYLE, BYTES, KEYS, KEY_AGE, KEY_LINES, STRING_AGE, LINE_AGE, DEPTH, BLOCK_KEY, COMMA = (
+    n << 10 for n in range(1, 12)
 )
-DELTA, MOMENT, SHAPE, SHAPE_RANK, RANK, SOURCE, DISTANCE, COUNT, RUN, COPY, COPIED, SIZE, DIGITS, PREFIX, FLAVOUR = (
-    n << 10 for n in range(1, 16)
-)
-SPELLING, MARK, END, WIDTH, START, ALPHABET, COMMON, COUNTER, ID_VERSION, GAPS, PLAIN, REST, STEP, STAND, PAIR, WAY = (
-    n << 10 for n in range(16, 32)
+DELTA, MOMENT, SHAPE, RANK, DISTANCE, NUMBER, COUNT, RUN, COPIED, SIZE = (n << 10 for n in range(1, 11))
+DIGITS, PREFIX, FLAVOUR, ALPHABET, COMMON, COUNTER, GAPS, ID_VERSION, MARK, STEP, SPELLING, WAY = (
+    n << 10 for n in range(11, 23)
 )
 ALPHABETS = (
     "0123456789abcdef",
@@ -35,14 +32,9 @@ ALPHABETS = (
     string.digits + string.ascii_uppercase + string.ascii_lowercase,
     string.digits + string.ascii_uppercase + string.ascii_lowercase + "-_",
 )
-SIGNS, POINTERS = " +-", " +-*>"
+SIGNS = " +-"
 HUNK = re.compile(r"@@ -[0-9]{1,9}(?:,([0-9]{1,9}))? \+[0-9]{1,9}(?:,([0-9]{1,9}))? @@")
-OPENS = re.compile(r"@@(?: (?!-).*)?$|\*\*\* Add File: ")
-ENDS = ("\u2192", "\t", ": ", "| ", ". ", ":", "|", "\u2502")
-NUMBERED = re.compile(  # a path or a pointer, what fills, the number, and what stands behind it
-    r"(?:(?![0-9])([^\s:]{2,200}:)(?=[0-9]{1,9}:)|([+*>-]))?( *|0*)([1-9][0-9]{0,8}|0)"
-    f"({'|'.join(map(re.escape, ENDS))})"
-)
+NUMBERED = re.compile(r"( {0,20})([1-9][0-9]{0,8}|0)(\u2192|\t|: |\| |\. |:|\||\u2502)")
 
 
 class Decisions:
@@ -124,95 +116,45 @@ class Slot(Contexts):
 
     def __init__(self, code: Decisions) -> None:
         super().__init__(code)
-        self.children, self.rows = dict[str, Slot](), dict[int, list[Field]]()
-        self.shapes, self.recent, self.sources = list[int](), list[int](), list[Slot]()
-        self.order, self.follows = list(range(WAYS)), dict[int, int]()
-        self.bias = self.whole = 0
-        self.pair, self.id = list[Slot](), ""
+        self.children, self.shapes, self.recent = dict[str, Slot](), list[tuple[str, ...]](), list[int]()
+        self.order, self.way, self.whole, self.id = list(range(WAYS)), 0, 0, ""
         self.last: Any = Damaged  # none
-        self.time, self.reference = (3, 0), list[Slot]()  # digits of the fraction of a second, and units
 
-
-class Field:
-    """A slot within objects of one shape."""
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot, self.order, self.way, self.last = slot, [*slot.order], 0, slot.last
-        self.shape = slot.shapes[0] if slot.shapes else -1
+    def child(self, key: str) -> Slot:
+        """Return the slot of a key."""
+        return self.children.setdefault(key, Slot(self._code))
 
 
 def to_front(items: list[Any], item: Any, most: int) -> None:
     """Move an item to the front of at most so many."""
-    items[:] = [item, *(one for one in items if one is not item and one != item)][:most]
-
-
-def scaled(slot: Slot, digits: int) -> int:
-    """Return the time of a slot in another unit, rounded down."""
-    return int(slot.time[1] * 10**digits // 10 ** slot.time[0])
-
-
-# How lines are numbered, and the number of the last.
-Numbering = namedtuple("Numbering", "path signed fill width end number")
-
-
-def numbering_of(line: str) -> list[Numbering]:
-    """Return the numbering that a line is part of, if there is one."""
-    if (match := NUMBERED.match(line)) is None:
-        return []
-    path, pointer, fill, number, end = match.groups()
-    width = len(fill + number) if fill else 0
-    return [Numbering(path or "", bool(pointer), fill[:1] or " ", width, end, int(number))] if width <= 20 else []
+    items[:] = [item, *(one for one in items if one != item)][:most]
 
 
 class Marks:
     """The marks of the lines of a text."""
 
     def __init__(self) -> None:
-        self.lines = self.old = self.new = self.sign = self.pointer = self.missed = 0
-        self.open, self.numbering = False, list[Numbering]()
+        self.old = self.new = self.sign = 0
+        self.numbering: tuple[int, int, str] | None = None  # of the last line: width, number, and what stands behind
 
     def line(self, slot: Contexts, body: str) -> str:
         """Return a line with its mark, and learn it."""
-        sign, found, hunk = 3, list[Numbering](), self.old or self.new
+        sign, hunk, marked = 3, self.old or self.new, 0
         if hunk:
-            sign = slot.first(MARK + 4 * self.sign, 3)
-        if self.numbering:
-            if slot.bit(MARK + 16 + self.missed):
-                [last] = self.numbering
-                if last.signed:
-                    self.pointer = slot.first(MARK + 32 + 8 * self.pointer, 4)
-                step = 1 if slot.bit(MARK + 24) else slot.signed(STEP)
-                found = [last._replace(number=last.number + step)]
-        elif not hunk and self.lines < 4 and slot.bit(MARK + 80 + self.lines):
-            end, width = slot.number(END), slot.number(WIDTH)
-            refuse(end >= len(ENDS), "a numbering of no kind")
-            found = [Numbering("", False, " 0"[width & 1], width >> 1, ENDS[end], slot.number(START))]
-        for path, signed, fill, width, end, number in found:
-            body = f"{path}{POINTERS[self.pointer] * signed}{str(number).rjust(width, fill)}{end}{body}"
-        self._learn(body, sign, found)
-        return SIGNS[sign : sign + 1] + body
-
-    def _learn(self, line: str, sign: int, found: list[Numbering]) -> None:
-        self.lines += 1
-        hunk = self.old or self.new
-        if line[:2] in ("@@", "**") and (not hunk or (self.open and sign == 3)):
-            match, ended = HUNK.match(line), self.open
-            self.open, self.sign = match is None and OPENS.match(line) is not None, 0
-            self.old, self.new = (int(match[1] or 1), int(match[2] or 1)) if match else (int(self.open), 0)
-            if match or self.open or ended:
-                return
+            self.sign = sign = slot.first(MARK + 4 * self.sign, 3)
+        if self.numbering and (marked := slot.bit(MARK + 16)):
+            width, number, end = self.numbering
+            number += 1 + slot.signed(STEP)
+            self.numbering, body = (width, number, end), f"{number:{width}}{end}{body}"
         if hunk:
-            self.sign = sign
-        if hunk and not self.open:
             self.old -= sign != 1 and self.old > 0
             self.new -= sign != 2 and self.new > 0
-        if found:
-            self.numbering, self.missed = found, 0
-        elif other := numbering_of(line):
-            self.numbering, self.missed, self.pointer = other, 0, 0
-        else:
-            self.missed += 1
-            self.numbering = self.numbering if self.missed < 3 else []
+        elif match := HUNK.match(body):
+            self.old, self.new, self.sign = int(match[1] or 1), int(match[2] or 1), 0
+        if not marked:
+            match = NUMBERED.match(body)
+            self.numbering = (len(match[1] + match[2]) if match[1] else 0, int(match[2]), match[3]) if match else None
+        return SIGNS[sign : sign + 1] + body
 
 
 class Log:
@@ -220,13 +162,12 @@ class Log:
 
     def __init__(self) -> None:
         self._code = Decisions()
-        self._past, self._slots = Contexts(self._code), [Slot(self._code), Slot(self._code)]
-        self._root, self._text = Field(self._slots[0]), self._slots[1]
-        self._blocks = dict[tuple[int, str | None], Field]()
-        self._shapes, self._keys, self._strings = list[tuple[str, ...]](), list[str](), dict[str, int]()
-        self._names, self._lines, self._expected = list[str](), list[str](), -1
-        self._moments, self._style, self._odd = [self._root.slot], 0, 0
-        self._met("", self._root.slot)
+        self._past, self._root, self._text = Contexts(self._code), Slot(self._code), Slot(self._code)
+        self._blocks = dict[tuple[int, str | None], Slot]()
+        self._keys, self._lines, self._whole = list[str](), list[str](), list[int]()
+        self._strings, self._names, self._recent = dict[str, int](), list[str](), list[int]()
+        self._time, self._style = (3, 0), 0  # digits of the fraction of a second, and units
+        self._met("", self._root)
         known = Fields(KNOWN.read_bytes())
         count, columns, opaque = (known.varint() for _ in range(3))
         self.join(known.take(columns), known.take(opaque), known.rest().split(b"\xff")[:-1], count)
@@ -236,8 +177,7 @@ class Log:
         refuse(columns[:1] != bytes([VERSION]), "a table of another version", Newer)
         self._opaque = Fields(opaque)
         self._code.begin(columns[1:])
-        self._pieces, self._piece, self._size = list(pieces[::-1]), list[str](), 0
-        self._open, self._odd = False, 0
+        self._pieces, self._piece, self._size, self._open = list(pieces[::-1]), list[str](), 0, False
         out = b""
         while len(out) < count:
             out += self._unit()
@@ -250,9 +190,7 @@ class Log:
 
     def _unit(self) -> bytes:
         kind = self._past.number(UNIT)
-        refuse(kind > 4, f"a unit of kind {kind}")
-        if kind == 4:
-            return b""
+        refuse(kind > 3, f"a unit of kind {kind}")
         if kind == 2:
             return self._opaque.take(self._past.number(BYTES))
         if kind == 1:
@@ -264,17 +202,15 @@ class Log:
             self._end_piece(0 if not kind or "\n" in text else 1 << 62)
         return text.encode("utf-8", "surrogatepass")
 
-    def _spelled(self, field: Field, style: int) -> str:
+    def _spelled(self, slot: Slot, style: int) -> str:
         refuse(style >= len(SPELLINGS), f"spelling {style}")
-        return spelled(self._value(field), style)
+        return spelled(self._value(slot), style)
 
     def _block(self) -> str:
         depth, known = self._past.number(DEPTH), self._past.number(BLOCK_KEY)
         key = None if not known else self._key() if known == 1 else self._at(self._keys, known - 2)
         comma = self._past.bit(COMMA)
-        if (depth, key) not in self._blocks:
-            self._blocks[depth, key] = Field(self._slot())
-        text = self._spelled(self._blocks[depth, key], self._style)
+        text = self._spelled(self._blocks.setdefault((depth, key), Slot(self._code)), self._style)
         pad = ("\t" if SPELLINGS[self._style][1] == "\t" else " ") * depth
         head = pad if key is None else f"{pad}{spelled(key, self._style)}: "
         return head + text.replace("\n", "\n" + pad) + "," * comma
@@ -295,27 +231,12 @@ class Log:
 
     # ---- the past
 
-    def _slot(self) -> Slot:
-        self._slots.append(Slot(self._code))
-        return self._slots[-1]
-
-    def _fields(self, slot: Slot, row: int, keys: Sequence[str]) -> list[Field]:
-        """Return the fields of a shape, or of what is no object (rows below 0)."""
-        if row not in slot.rows:
-            slot.rows[row] = []
-            for key in keys:
-                if len(key) > 40 or {*key} & {*"/. "} or sum(digit in string.digits for digit in key) > 3:
-                    key = "*"
-                if key not in slot.children:
-                    slot.children[key] = self._slot()
-                slot.rows[row].append(Field(slot.children[key]))
-        return slot.rows[row]
-
     def _met(self, text: str, slot: Slot) -> str:
         number = self._strings.setdefault(text, len(self._names))
         if number == len(self._names):
             self._names.append(text)
         to_front(slot.recent, number, 128)
+        to_front(self._recent, number, 128)
         return text
 
     def _at(self, items: Sequence[Any], place: int) -> Any:
@@ -326,147 +247,98 @@ class Log:
         self._keys.append("\n".join(self._new_lines(self._past.number(KEY_LINES))))
         return self._keys[-1]
 
-    def _source(self, slot: Slot) -> Slot:
-        rank = slot.number(SOURCE)
-        found: Slot = self._at(slot.sources, rank - 1) if rank else self._at(self._slots, self._past.number(SLOT))
-        to_front(slot.sources, found, 32)
-        return found
-
     def _moment(self, slot: Slot, digits: int) -> int:
-        candidates = [(slot.reference or self._moments[-1:])[0], *self._moments[::-1]]
-        units = scaled(candidates[0], digits) + slot.signed(MOMENT)
-        nearest = min(candidates, key=lambda one: abs(scaled(one, digits) - units))
-        slot.reference, slot.time = [nearest], (digits, units)
-        self._moments = [*(one for one in self._moments if one is not slot), slot][-8:]
+        last, before = self._time
+        units = int(before * 10**digits // 10**last) + slot.signed(MOMENT)
+        self._time = digits, units
         return units
 
     # ---- values
 
-    def _value(self, field: Field) -> Any:
-        slot, order = field.slot, field.order
-        base = WAY + 64 * field.way + 32 * self._odd
-        place = next((n for n, way in enumerate(order) if slot.bit(base + way)), -1)
-        field.way = way = self._at(order, place)
-        if place:
-            self._odd = 1
-            to_front(order, way, WAYS)
-            to_front(slot.order, way, WAYS)
-        if way == 8:
-            return self._object(field)
+    def _value(self, slot: Slot) -> Any:
+        place = next((n for n, way in enumerate(slot.order) if slot.bit(WAY + 32 * slot.way + way)), -1)
+        slot.way = way = self._at(slot.order, place)
+        to_front(slot.order, way, WAYS)
+        if way == 5:
+            return {key: self._value(slot.child(key)) for key in self._shape(slot)}
         if way == 9:
-            count, [element], found = slot.number(COUNT), self._fields(slot, -1, [""]), []
-            for _ in range(count):
-                found.append(self._value(element))
+            found = []
+            for _ in range(slot.number(COUNT)):
+                found.append(self._value(slot.child("")))
                 self._end_piece(LONGEST_PIECE)
             return found
-        value = self._scalar(slot, way) if way else field.last
+        value = self._scalar(slot, way) if way else slot.last
         refuse(value is Damaged, "a value like none before")
-        if type(value) is str and way not in (7, 17, 25):
+        if type(value) is str and way not in (11, 16, 22):
             self._met(value, slot)
         if not isinstance(value, (dict, list)):
-            field.last = slot.last = value
+            slot.last = value
         return value
 
-    def _object(self, field: Field) -> dict[str, Any]:
-        slot, last = field.slot, field.shape
-        shape = slot.follows.get(last, last)
-        if not slot.bit(SHAPE + (last & 1023)):
-            choice = slot.number(SHAPE_RANK)
-            if choice == 0:
-                keys = tuple(self._shape_key() for _ in range(self._past.number(KEYS)))
-                if keys not in self._shapes:
-                    self._shapes.append(keys)
-                shape = self._shapes.index(keys)
-            elif choice == 1:
-                shape = len(self._shapes) - 1 - self._past.number(SHAPE_AGE)
-            else:
-                shape = self._at(slot.shapes, choice - 2)
-        keys = self._at(self._shapes, shape)
-        to_front(slot.shapes, shape, 64)
-        field.shape = slot.follows[last] = shape
-        odd, self._odd = self._odd, 0
-        found = {key: self._value(child) for key, child in zip(keys, self._fields(slot, shape, keys), strict=True)}
-        self._odd = odd
-        return found
+    def _shape(self, slot: Slot) -> tuple[str, ...]:
+        rank = slot.number(SHAPE)
+        keys = self._at(slot.shapes, rank - 1) if rank else tuple(self._shape_keys(self._past.number(KEYS)))
+        to_front(slot.shapes, keys, 64)
+        return tuple(keys)
 
-    def _shape_key(self) -> str:
-        age = self._past.number(KEY_AGE)
-        return str(self._at(self._keys, len(self._keys) - age)) if age else self._key()
+    def _shape_keys(self, count: int) -> Iterator[str]:
+        for _ in range(count):
+            age = self._past.number(KEY_AGE)
+            yield self._at(self._keys, len(self._keys) - age) if age else self._key()
 
     def _scalar(self, slot: Slot, way: int) -> Any:
-        if way in (1, 2, 3):
-            return (None, True, False)[way - 1]
-        if way == 4:
-            plain = slot.bias > 0
-            value = slot.signed(PLAIN if plain else DELTA) + (0 if plain else slot.whole)
-            bias = slot.bias + abs(value - slot.whole).bit_length() + 1 - abs(value).bit_length()
-            slot.bias, slot.whole = max(-64, min(64, bias)), value
-            return value
-        if way == 23:
-            slot.whole = self._source(slot).whole
-            return slot.whole
-        if way == 24:
-            if not slot.bit(PAIR):
-                slot.pair = [self._source(slot), self._source(slot)]
-            slot.whole = self._at(slot.pair, 0).whole + slot.pair[1].whole
-            return slot.whole
-        if way == 5:
-            return self._moment(slot, 3)
-        if way == 6:
-            places, digits = slot.number(DIGITS), slot.signed(DELTA)
-            text = str(abs(digits)).rjust(places + 1, "0")
-            return Written(f"{'-' * (digits < 0)}{text[:-places]}.{text[-places:]}")
-        if way == 7:
-            return json.loads(self._lines_of(slot), parse_float=Written, parse_constant=Written)
-        if way == 22:
-            return self._opaque.take(slot.number(SIZE))
+        match way:
+            case 6 | 7 | 10:
+                return {6: True, 7: False, 10: None}[way]
+            case 2 | 20:
+                slot.whole = slot.whole + slot.signed(DELTA) if way == 2 else self._at(self._whole, slot.number(NUMBER))
+                if abs(slot.whole) >= 32:
+                    to_front(self._whole, slot.whole, 32)
+                return slot.whole
+            case 13:
+                return self._moment(slot, 3)
+            case 16:
+                return json.loads(self._lines_of(slot), parse_float=Written, parse_constant=Written)
+            case 19:
+                return self._opaque.take(slot.number(SIZE))
         return self._string(slot, way)
 
     def _string(self, slot: Slot, way: int) -> str:
-        if way in (10, 11):
-            source = slot if way == 10 else self._source(slot)
-            return str(self._names[self._at(source.recent, slot.number(RANK if way == 10 else DISTANCE))])
-        if way == 12:
-            return str(self._at(self._names, len(self._names) - 1 - self._past.number(STRING_AGE)))
-        if way == 17:
-            digits, suffix = divmod(slot.number(DIGITS), 3)
-            seconds, fraction = divmod(self._moment(slot, digits), 10**digits)
-            whole = (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()
-            return f"{whole}{f'.{fraction:0{digits}d}' if digits else ''}{('Z', '', '+00:00')[suffix]}"
-        if way == 18:
-            self._lines += self._new_lines(1)
-            return self._lines[-1]
-        if way == 19:
-            return self._lines_of(slot)
-        if way == 20:
-            return self._parsed(slot)
-        if way == 21:
-            flavour = slot.number(FLAVOUR)
-            [field] = self._fields(slot, -3, ["()"])
-            return base64_text(flavour, message_bytes(self._value(field)))
-        if way == 25:
-            sign, expected = slot.first(MARK + 90, 2), self._expected
-            text = SIGNS[sign] + self._lines_of(slot)
-            self._expected = expected if self._expected < 0 else self._expected
-            return text
+        match way:
+            case 1:
+                return self._lines_of(slot)
+            case 3:
+                return str(self._names[self._at(slot.recent, slot.number(RANK))])
+            case 4:
+                return str(self._names[self._at(self._recent, slot.number(DISTANCE))])
+            case 8:
+                return str(self._at(self._names, len(self._names) - 1 - self._past.number(STRING_AGE)))
+            case 11:
+                digits, suffix = divmod(slot.number(DIGITS), 3)
+                seconds, fraction = divmod(self._moment(slot, digits), 10**digits)
+                whole = (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()
+                return f"{whole}{f'.{fraction:0{digits}d}' if digits else ''}{('Z', '', '+00:00')[suffix]}"
+            case 17:
+                return self._spelled(slot.child("{}"), slot.number(SPELLING))
+            case 18:
+                return base64_text(slot.number(FLAVOUR), message_bytes(self._value(slot.child("()"))))
+            case 22:
+                return SIGNS[slot.first(MARK + 24, 2)] + self._lines_of(slot)
         return self._opaque_string(slot, way)
 
     def _opaque_string(self, slot: Slot, way: int) -> str:
-        if way == 13:
-            refuse((version := slot.number(ID_VERSION)) not in (0, 4, 7), f"a UUID of version {version}")
-            number = self._moment(slot, 3) << 74 if version == 7 else 0
-            number |= self._bits({0: 128, 4: 122, 7: 74}[version])
-            if version:
-                top, middle, low = number >> 74, number >> 62 & 0xFFF, number & (1 << 62) - 1
-                number = top << 80 | version << 76 | middle << 64 | 2 << 62 | low
-            return str(UUID(int=number))
         if way == 14:
+            number = self._bits(122 if (version := slot.bit(ID_VERSION)) else 128)
+            if version:
+                number = (number >> 74) << 80 | (number >> 62 & 0xFFF) << 64 | number & (1 << 62) - 1
+            return str(UUID(int=number, version=4 if version else None))
+        if way == 12:
             common = slot.number(COMMON)
             head = slot.id[: common - 1] if common else self._prefix(slot)
             alphabet, size = slot.number(ALPHABET), slot.number(SIZE)
             slot.id = head + self._digits(alphabet, size)
             return slot.id
-        if way == 15:
+        if way == 21:
             prefix, now = self._prefix(slot), self._moment(slot, 3) % (1 << 36)
             return f"{prefix}{now << 12 | slot.number(COUNTER):012x}{self._digits(2, 14)}"
         flavour, headed = divmod(slot.number(FLAVOUR), 2)
@@ -478,11 +350,6 @@ class Log:
         text = base64_text(flavour & 1, self._opaque.take((sum(sizes) + 3) // 4 * 3))
         places = [sum(sizes[:n]) for n in range(count + 1)]
         return head + "REDACTED".join(text[a:b] for a, b in pairwise(places)) + "=" * ends
-
-    def _parsed(self, slot: Slot) -> str:
-        style = slot.number(SPELLING)
-        [field] = self._fields(slot, -2, ["{}"])
-        return self._spelled(field, style)
 
     def _bits(self, bits: int) -> int:
         above = self._code.raw(bits % 8)
@@ -508,23 +375,16 @@ class Log:
         """Return a text that is coded as lines."""
         size, found, marks = slot.number(COUNT) + 1, list[str](), Marks()
         while len(found) < size:
-            rest = slot.bit(REST + bool(found))
-            lines = self._new_lines(size - len(found) if rest else slot.number(RUN))
-            for place, line in enumerate(lines):
-                if line == "{}" and slot.bit(STAND):
-                    lines[place] = self._parsed(slot)
+            run = slot.number(RUN)
+            lines = self._new_lines(run - 1 if run else size - len(found))
             found += [marks.line(slot, line) for line in lines]
-            copied, expected = list[str](), -1
-            if not rest:
-                begin = self._expected + len(lines) if self._expected >= 0 else -1
-                if not slot.bit(COPY):
-                    begin = len(self._lines) - 1 - self._past.number(LINE_AGE)
-                expected = begin + slot.number(COPIED) + 1
-                refuse(not 0 <= begin < expected <= len(self._lines), "a copy from beyond the text")
-                copied = self._lines[begin:expected]
+            if run:
+                begin = len(self._lines) - 1 - self._past.number(LINE_AGE)
+                copied = self._lines[max(0, begin) :][: slot.number(COPIED) + 1]
+                refuse(begin < 0, "a copy from before the text")
                 found += [marks.line(slot, line) for line in copied]
-            self._lines += lines + copied
-            self._expected = expected
+                lines += copied
+            self._lines += lines
         return "\n".join(found)
 
 

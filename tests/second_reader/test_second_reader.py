@@ -48,7 +48,7 @@ HERE, GOLDEN = Path(__file__).parent, ROOT / "tests/golden"
 CONTAINERS = sorted((GOLDEN / "containers").glob("*.pltz"))
 FROZEN = sorted((GOLDEN / "mini").glob("*.pltz"))
 LISTED = {"numpy", "tokenizers", "zstandard", "cryptography"}
-MOST_LINES = 2_764
+MOST_LINES = 2525
 
 
 @cache
@@ -317,16 +317,13 @@ def test_writings_are_those_of_the_product(value: Any, writing: int) -> None:
 def hugging_face(tokenizer: str) -> Library:
     """Return what the library `tokenizers` makes of a tokenizer.json."""
     made = Tokenizer.from_str(tokenizer)
-    return (
-        lambda text: list(made.encode(text, add_special_tokens=False).ids),
-        lambda ids: str(made.decode(list(ids), skip_special_tokens=False)),
-    )
+    return lambda text: list(made.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("kind", sorted(targets.MAKERS))
 def test_ids_of_other_tokenizers(kind: str) -> None:
     tokenizer = targets.target(kind)
-    second = Bridge(tokenizer.to_str(), vocabulary(targets.bundle()), hugging_face, targets.bundle().json.decode())
+    second = Bridge(tokenizer.to_str(), vocabulary(targets.bundle()), hugging_face)
     rng = np.random.default_rng(5)
     canonical = targets.encode(kind, targets.PAGE)
     size = tokenizer.get_vocab_size()
@@ -338,4 +335,3 @@ def test_ids_of_other_tokenizers(kind: str) -> None:
     ):
         tokens, patch = targets.bridge(kind).to_bundle(ids)
         assert second.ids(tokens.tolist(), patch) == ids
-        assert second.context(ids) == targets.bridge(kind).spell(ids).tolist()

@@ -181,8 +181,8 @@ PATCHED = Entry(b"\x22", 1, b"\x02\xaa\xbb\x10", ids(9))
 BOTH = Entry(b"\x32", 1, b"\x01\xcc\x10", ids(9))
 LOGGED = b"{}\n{}\n"
 LOG_HEAD = b"\0" + hashlib.blake2b(LOGGED, digest_size=8, person=b"pltz log").digest()
-LOG = Entry(b"\4", len(LOGGED), LOG_HEAD + bytes.fromhex("09000001002e87e9e9cdfbe5"), LOGGED)
-LOG_AFTER = LOG._replace(data=LOG_HEAD + bytes.fromhex("0400000105ad10"), step=2)  # the same after it
+LOG = Entry(b"\4", len(LOGGED), LOG_HEAD + bytes.fromhex("09000001002e87e6f701b462"), LOGGED)
+LOG_AFTER = LOG._replace(data=LOG_HEAD + bytes.fromhex("0400000105b3f5"), step=2)  # the same after it
 NEWER = Entry(b"\3", 1, b"z")
 HUNDRED = texts(100)
 MANY = texts(300)
