@@ -15,6 +15,7 @@ import itertools
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
@@ -26,10 +27,11 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import NotFound, Outdated, stays_erased
+from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, NotFound, Outdated, stays_erased
 from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
+from pltz.archive.humanize import counted
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
 from pltz.archive.work_part import WorkPart
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.shrink import Shrunk
     from pltz.archive.maintenance.verify import Report
     from pltz.archive.search import SearchHit
+    from pltz.archive.word_index import FoundPart, WordIndex
     from pltz.archive.writing.preview import Preview
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
@@ -657,26 +660,33 @@ class Archive:
         role: str | None = None,
         tool: str | None = None,
         regex: bool = False,
+        scan: bool = False,
+        limit: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[SearchHit]:
-        """Yield the turns that have all the words, of the last versions of sessions, those talked in last first.
+        """Yield the turns that have all the words, in the last versions of sessions, the best session first.
 
-        Every session that may have one is decoded: there is no index.
+        An index on this machine tells where the words are. What is not in it yet is decoded and put in before anything
+        is yielded. A session has a better place the more of its turns match, in proportion; then the one talked in last
+        has. Its best turns come first.
 
         Args:
-            words: looked for in any case, as parts of words too; "in quotes" a phrase; with ``regex`` a pattern.
+            words: looked for in any case, as whole words; "in quotes" a phrase, ``bel*`` a beginning; with ``regex`` a
+                pattern.
             tenant: only sessions of this tenant; None: of all.
             agent: only logs of this one, such as claude-code, or "chat".
-            project: only sessions with this in their name.
+            project: only sessions with this in their name or in the folder that the agent began in.
             since: seconds since 1970, of what was said.
             role: only what was said by user, assistant, system or tool.
             tool: only turns that call it.
-            progress: called with the parts of sessions that were searched and how many there are.
+            regex, scan: use no index: decode all sessions, those talked in last first, and yield turns in their order.
+            limit: parts of sessions, at most.
+            progress: called with the parts of sessions that were decoded, and how many there are.
 
         Raises:
             UsageError: there are no words, or the pattern is none.
-            ArchiveError: after all that could be searched, where damage may hide sessions.
-            KeyMismatch, StoreError: as `get`.
+            ArchiveError: after all that could be searched, where damage hides sessions, or some are not in the index.
+            KeyMismatch, StoreError: as `get`; also where the index cannot be kept.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -685,16 +695,52 @@ class Archive:
         ...     [(hit.name, hit.role, hit.line) for hit in cold.search("BUG")]
         [('a', 'user', 'Where is the bug?')]
         """
-        from pltz.archive.search import SearchQuery, newest_first, search
+        from pltz.archive.search import SearchQuery, newest_first, read
 
         arguments.text(words=words, agent=agent, project=project)
         arguments.text_or_none(tenant=tenant)
+        arguments.number_or_none(limit=limit)
         query = SearchQuery(words, agent, project, since, role, tool, regex)
-        chosen = newest_first(self.directory.ls(tenant), query)
-        done = itertools.count(1)
-        looked = (lambda: progress(next(done), len(chosen))) if progress else lambda: None
-        yield from search(self.sessions, chosen, query, looked)
+        scan, lacking = scan or regex, 0
+        broken: list[tuple[Version, Exception]] = []
+        progress = progress or (lambda done, total: None)
+        if scan:
+            chosen = [v for v in newest_first(self.directory.ls(tenant)) if not 0 < v.content.last < since]
+            looked = map(progress, itertools.count(1), itertools.repeat(len(chosen)))
+            found = read(self.sessions, chosen, broken, lambda: next(looked))
+        else:
+            index = self.word_index()
+            lacking = index.catch_up(progress)
+            found = read(self.sessions, self._indexed(index.find(query, tenant)), broken)
+        count = 0
+        for version, session in found:
+            hits = list(query.hits(version, session))
+            yield from hits if scan else sorted(hits, key=lambda hit: -hit.score)
+            count += bool(hits)
+            if count == limit:
+                break
+        if broken:
+            (version, why), *_ = broken
+            what = f"{counted(len(broken), 'session')} cannot, such as {version.name!r}: {why}"
+            raise ArchiveError(f"searched what can be read: {what}")
+        if lacking:
+            what = f"{counted(lacking, 'part')} of sessions cannot be read, or another process adds them now"
+            raise ArchiveError(f"searched what is in the index of words: {what}")
         self.directory.want_whole("searched what is there", tenant)
+
+    def _indexed(self, parts: Iterable[FoundPart]) -> Iterator[Version]:
+        """Yield the versions of parts that an index found, if they are still the last ones."""
+        for part in parts:
+            with suppress(NotFound, LostError):  # it went meanwhile
+                version = self.directory.version(part.name, part.tenant, None, part.part)
+                if version.id == part.id:
+                    yield version
+
+    def word_index(self) -> WordIndex:
+        """Return the index of words that this machine has of the archive, as it is; `search` brings it up to date."""
+        from pltz.archive.word_index import WordIndex
+
+        return WordIndex(self.parts, lambda: self.sessions)
 
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.
@@ -748,12 +794,16 @@ class Archive:
         arguments.seconds(grace=grace)
         arguments.number_or_none(small=small)
         arguments.share(dead_share=DEAD_SHARE if dead_share is None else dead_share)
-        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, self.joiner()).run(
+        collected = Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, self.joiner()).run(
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,
             dry_run=dry_run,
         )
+        if not dry_run:
+            with suppress(KeyMismatch):  # whoever has the key does it
+                self.word_index().purge()
+        return collected
 
     def shrink(
         self,
@@ -954,9 +1004,10 @@ class Archive:
         self.parts.writer.forget_tokens()
         if base is not None:
             return eraser.base(base, dry_run=dry_run)
-        if name is not None:
-            return eraser.session(tenant or "", name, dry_run=dry_run)
-        return eraser.tenant(tenant or "", dry_run=dry_run)
+        with self.word_index().rekeyed(tenant or ""):
+            if name is not None:
+                return eraser.session(tenant or "", name, dry_run=dry_run)
+            return eraser.tenant(tenant or "", dry_run=dry_run)
 
     def was_erased(self, name: str, *, tenant: str = "default", salt: str | bytes | None = None) -> bool:
         """Return whether a session was erased by its name, so that a put of it is refused (StaysErased).

@@ -46,3 +46,12 @@ def duration(seconds: float) -> str:
         if seconds < up_to:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds / (365 * 86400):.3g} y"
+
+
+def folder_of(project: str) -> str:
+    """Return the last name of a path, of whatever system.
+
+    >>> folder_of("C:\\\\code\\\\shop\\\\"), folder_of("/home/me/shop")
+    ('shop', 'shop')
+    """
+    return project.replace("\\", "/").rstrip("/").rpartition("/")[2]

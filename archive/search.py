@@ -1,28 +1,31 @@
-"""Search: what was said in the sessions of an archive, found by decoding them, the newest first.
+"""Search: what was said in the sessions of an archive.
 
     for hit in cold.search("bell price", role="user"):
         print(hit.name, hit.role, hit.line)
 
-There is no index: nothing but the sessions is read and nothing is kept, so what was erased cannot be found. Each last
-version is decoded with all its parts, in every branch. A session without a conversation is one text.
+Of an index (`word_index`) come the sessions that have the words, the best first, or all come, the one talked in last
+first. Each is decoded, and what it says decides. Its last version is looked at with all its parts, in every branch. A
+session without a conversation is one text.
+
+    said("It's a_b, \u4e2d\u6587") -> words: it s a b \u4e2d \u6587
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader
-from pltz.archive.errors import ArchiveError, LostError
-from pltz.archive.humanize import counted
-from pltz.datasets.conversation import ConversationTurn, conversations_of
+from pltz.archive.errors import LostError
+from pltz.datasets.conversation import Conversation, ConversationTurn, conversations_of
 from pltz.models.session.long_text import LongText
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, UsageError
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
@@ -30,7 +33,11 @@ if TYPE_CHECKING:
 TOGETHER = 64  # versions that are decoded side by side, at most
 PIECE = 1 << 20  # bytes of a text without a conversation that are looked at together
 BEFORE, AROUND = 40, 120  # characters of a line before what was found, and in all
-WORD = re.compile(r'"([^"]+)"|(\S+)')
+LONGEST = 32  # characters of a word in an index
+PHRASE = re.compile(r'"([^"]+)"|(\S+)')
+SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
+WORD = re.compile(rf"[{SIGNS}]|[^\W_{SIGNS}]+")
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[@-~]")  # of a terminal
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class SearchHit:
     Attributes:
         tenant, name, version, part: the session that it is in, and the part of it.
         agent: name of the format of the log; "chat" of a chat; "" where there is no conversation.
+        project: folder that the agent began in, where the log tells it.
         turn: its number, as `pltz show --all` has it; 0 where there is none, or a log is a `LongText`.
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
@@ -54,6 +62,7 @@ class SearchHit:
     version: int
     part: str
     agent: str
+    project: str
     turn: int
     role: str
     time: int
@@ -66,9 +75,10 @@ class SearchQuery:
     """Words and where they are searched for.
 
     Attributes:
-        words: words that all have to be in one turn, in any case; "in quotes" a phrase. A pattern with ``regex``.
+        words: words that all have to be in one turn, in any case; "in quotes" a phrase; ``bel*`` a beginning. A pattern
+            with ``regex``.
         agent: beginning of the name of a format, such as codex.
-        project: part of the name of a session.
+        project: part of the name of a session, or of the folder that its agent began in.
         since: seconds since 1970, of what was said, or of the session where that is not known.
         role: user, assistant, system or tool.
         tool: name of a tool that the turn calls.
@@ -86,33 +96,43 @@ class SearchQuery:
     patterns: tuple[re.Pattern[str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        words = unicodedata.normalize("NFC", self.words)
-        found = [words] if self.regex else [re.escape(phrase or word) for phrase, word in WORD.findall(words)]
-        if not words.strip():
-            raise UsageError("name the words to search for")
+        phrases = [quoted or alone for quoted, alone in PHRASE.findall(self.words)]
+        if not self.words.strip() or not (self.regex or all(map(words_of, map(folded, phrases)))):
+            raise UsageError(f"name the words to search for; of signs alone, as a regular expression: {self.words!r}")
         try:
-            object.__setattr__(self, "patterns", tuple(re.compile(one, re.IGNORECASE) for one in found))
+            pattern = unicodedata.normalize("NFC", self.words)
+            found = [re.compile(pattern, re.IGNORECASE)] if self.regex else map(_pattern, phrases)
+            object.__setattr__(self, "patterns", tuple(found))
         except re.error as exc:
             raise UsageError(f"expected a regular expression, found {self.words!r}: {exc}") from exc
 
-    def may_be_in(self, version: Version) -> bool:
-        """Return whether a version has to be decoded."""
-        old = 0 < version.content.last < self.since
-        return self.project.casefold() in version.name.casefold() and not old
+    @property
+    def terms(self) -> str:
+        """Return the query as an index of words takes it: terms that all have to be there."""
+        found = list[str]()
+        for quoted, alone in PHRASE.findall(self.words):
+            phrase = quoted or alone
+            words = [f'"{word[:LONGEST]}"' for word in words_of(folded(phrase))]
+            found += [*words[:-1], f"{words[-1]}*" if phrase.endswith("*") else words[-1]]
+        marks = (_mark(key, value) for key, value in (("role", self.role), ("tool", self.tool)) if value is not None)
+        return " AND ".join([*found, *(f'"{one}"' for one in marks)])
 
     def hits(self, version: Version, session: Session) -> Iterator[SearchHit]:
         """Yield the turns of a session, of one part, that match."""
         place = version.tenant, version.name, version.version, version.part
         long = isinstance(session.value, LongText)
-        for talk in conversations_of(session) if session.kind != "ids" else ():
-            turns: Iterable[ConversationTurn] = talk.turns or _as_turns(session)
-            for turn in turns if talk.agent.startswith(self.agent) else ():
-                time = turn.time or _last(version)
-                if time >= self.since and (found := self._found(turn)):
-                    number = 0 if long or not talk.agent else turn.number
-                    yield SearchHit(*place, talk.agent, number, turn.role, time, *found)
-            if not talk.turns:
-                return
+        for talk, turn in turns_of(session):
+            time = turn.time or last_of(version)
+            if time >= self.since and self.is_about(version.name, talk) and (found := self._found(turn)):
+                number = 0 if long or not talk.agent else turn.number
+                yield SearchHit(*place, talk.agent, talk.usage.project, number, turn.role, time, *found)
+
+    def is_about(self, name: str, talk: Conversation) -> bool:
+        """Return whether a conversation in a session of a name is of the agent and the project."""
+        project = self.project.casefold()
+        return talk.agent.startswith(self.agent) and (
+            project in name.casefold() or project in talk.usage.project.casefold()
+        )
 
     def _found(self, turn: ConversationTurn) -> tuple[str, float] | None:
         """Return the line and the score of a turn, None where it does not match."""
@@ -120,67 +140,109 @@ class SearchQuery:
             return None
         if self.tool is not None and self.tool not in [name for name, _ in turn.calls]:
             return None
-        text = "\n".join([turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)])
-        text = text if text.isascii() else unicodedata.normalize("NFC", text)
-        first = [pattern.search(text) for pattern in self.patterns]
+        text = said(turn)
+        looked = text if self.regex else folded(text)
+        first = [pattern.search(looked) for pattern in self.patterns]
         if not all(first):
             return None
-        times = sum(1 for pattern in self.patterns for _ in pattern.finditer(text))
+        times = sum(1 for pattern in self.patterns for _ in pattern.finditer(looked))
         place = min(one.start() for one in first if one)
         begin = max(text.rfind("\n", 0, place) + 1, place - BEFORE)
         line = " ".join(text[begin : begin + AROUND].split("\n", 1)[0].split())
         return line, times / (times + 1 + len(text) / 2000)
 
 
-def _as_turns(session: Session) -> Iterator[ConversationTurn]:
-    """Yield a session that has no conversation as its text, in pieces."""
-    text = session.value if session.kind == "text" else session.to_bytes()
-    for begin in range(0, len(text), PIECE):
-        yield ConversationTurn(0, session.kind, text[begin : begin + PIECE].decode("utf-8", "replace"))
+def said(turn: ConversationTurn) -> str:
+    """Return all that was said in a turn, and the calls of tools."""
+    text = "\n".join([turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)])
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
-def _last(version: Version) -> int:
+def folded(text: str) -> str:
+    """Return a text in which words are looked for, in one case, without the colours of a terminal."""
+    text = unicodedata.normalize("NFC", text).casefold()
+    return COLOUR.sub(lambda found: " " * len(found[0]), text) if "\x1b" in text else text
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a folded text.
+
+    >>> words_of(folded("It's a_b 7.5 \\x1b[31mRed"))
+    ['it', 's', 'a', 'b', '7', '5', 'red']
+    """
+    return WORD.findall(text)
+
+
+def terms_of(turn: ConversationTurn) -> set[str]:
+    """Return the terms that an index has of a turn: its words, who said it, and the tools that it calls."""
+    words = {word[:LONGEST] for word in words_of(folded(said(turn)))}
+    return words | {_mark("role", turn.role)} | {_mark("tool", name) for name, _ in turn.calls}
+
+
+def _mark(key: str, value: str) -> str:
+    return f"{key}={''.join(filter(str.isalnum, folded(value)))}"
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    """Return the pattern of words that follow each other, of a phrase that may end in ``*``."""
+    words = words_of(folded(phrase))
+    pattern = re.escape(words[0])
+    for before, word in itertools.pairwise(words):
+        pattern += (r"[\W_]*" if _is_sign(before) or _is_sign(word) else r"[\W_]+") + re.escape(word)
+    begin = "" if _is_sign(words[0]) else rf"(?<![^\W_{SIGNS}])"
+    end = "" if phrase.endswith("*") or _is_sign(words[-1]) else rf"(?![^\W_{SIGNS}])"
+    return re.compile(begin + pattern + end)
+
+
+def _is_sign(word: str) -> bool:
+    return re.match(f"[{SIGNS}]", word) is not None
+
+
+def turns_of(session: Session) -> Iterator[tuple[Conversation, ConversationTurn]]:
+    """Yield the turns of a session with their conversation; one that has none as its text, in pieces."""
+    for talk in conversations_of(session) if session.kind != "ids" else ():
+        if not talk.turns:
+            text = session.value if session.kind == "text" else session.to_bytes()
+            for begin in range(0, len(text), PIECE):
+                piece = text[begin : begin + PIECE].decode("utf-8", "replace")
+                yield talk, ConversationTurn(0, session.kind, piece)
+            return
+        for turn in talk.turns:
+            yield talk, turn
+
+
+def last_of(version: Version) -> int:
     """Return when something was said last in a version, or its own time."""
     return version.content.last or version.time
 
 
-def newest_first(versions: Iterable[Version], query: SearchQuery) -> list[Version]:
-    """Return the parts of versions that a query has to look at, those of the session last talked in first."""
-    sessions = sorted(versions, key=lambda version: (-max(map(_last, version.each)), version.name))
-    return [part for version in sessions for part in version.each if query.may_be_in(part)]
+def newest_first(versions: Iterable[Version]) -> list[Version]:
+    """Return the parts of versions, those of the session last talked in first."""
+    sessions = sorted(versions, key=lambda version: (-max(map(last_of, version.each)), version.name))
+    return [part for version in sessions for part in version.each]
 
 
-def search(
-    reader: SessionReader, versions: Sequence[Version], query: SearchQuery, looked: Callable[[], None]
-) -> Iterator[SearchHit]:
-    """Yield the hits in versions, in their order. ``looked``: called after each that was searched.
-
-    Raises ArchiveError at the end, where some could not be read, and other errors of reading at once.
-    """
-    broken: list[tuple[str, Exception]] = []
-    for begin in range(0, len(versions), TOGETHER):
-        for version, session in _read(reader, versions[begin : begin + TOGETHER], broken):
-            yield from query.hits(version, session)
-            looked()
-    if broken:
-        name, why = broken[0]
-        raise ArchiveError(
-            f"searched what can be read: {counted(len(broken), 'session')} cannot, such as {name!r}: {why}"
-        )
-
-
-def _read(
-    reader: SessionReader, versions: Iterable[Version], broken: list[tuple[str, Exception]]
+def read(
+    reader: SessionReader,
+    versions: Iterable[Version],
+    broken: list[tuple[Version, Exception]],
+    looked: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Version, Session]]:
-    """Yield versions that can be read, with their sessions, side by side while none is broken."""
-    left = deque(versions)
-    side_by_side: Iterator[Session] | None = reader.read_many(tuple(left))
-    while left:
-        try:
-            yield left[0], next(side_by_side) if side_by_side else reader.read(left[0])
-        except (LostError, CorruptError) as exc:
-            if side_by_side:  # it may be another one of the group
-                side_by_side = None
-                continue
-            broken.append((left[0].name, exc))
-        left.popleft()
+    """Yield versions that can be read, with their sessions, and note the others in ``broken``.
+
+    Some are decoded side by side, at first few. ``looked``: called after each that the caller is done with.
+    """
+    coming, size = iter(versions), 4
+    while left := deque(version for _, version in zip(range(size), coming, strict=False)):
+        size = min(4 * size, TOGETHER)
+        side_by_side: Iterator[Session] | None = reader.read_many(tuple(left))
+        while left:
+            try:
+                yield left[0], next(side_by_side) if side_by_side else reader.read(left[0])
+            except (LostError, CorruptError, BundleMismatch) as exc:
+                if side_by_side:  # it may be another one of the group
+                    side_by_side = None
+                    continue
+                broken.append((left[0], exc))
+            looked()
+            left.popleft()

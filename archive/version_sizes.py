@@ -87,6 +87,10 @@ class VersionSizes:
         found = {"size": sum(self._size(*one) for one in chains), "tokens": sum(lengths), "segments": len(lengths)}
         return found | {"method": last and last.method, "bytewise": last is not None and last.bytewise}
 
+    def whole(self, version: SessionVersion) -> Version | None:
+        """Return a version with its parts, None where damage hides it."""
+        return self._whole.get(version.id)
+
     def _lengths(self, version: Version, chain: list[bytes]) -> list[int]:
         """Return the tokens of each segment of a version."""
         lengths = [length for one in reversed(chain) for length in self._segments[one].lengths]

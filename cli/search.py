@@ -1,12 +1,13 @@
 """``pltz search``: find what was said in the sessions of an archive."""
 
 import dataclasses
+import itertools
 import json
 from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.humanize import counted
+from pltz.archive.humanize import counted, folder_of, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import open_archive, seconds_of
 from pltz.cli.ui.archive_options import ArchiveCommand
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
         "pltz search TODO.*parser --regex --project shop --json",
     ],
 )
-@click.argument("words", nargs=-1, required=True)
+@click.argument("words", nargs=-1)
 @shared.ONLY_TENANT
 @click.option("--agent", metavar="NAME", default="", help="Only logs of this agent, as claude-code; or chat.")
-@click.option("--project", metavar="TEXT", default="", help="Only sessions with this in their name.")
+@click.option("--project", metavar="TEXT", default="", help="Only sessions with this in their name or their folder.")
 @click.option("--since", metavar="DATE", help="Said at this time or later: 2026-01-31, 2026-01-31T12:00.")
 @click.option("--role", metavar="ROLE", help="Only what user, assistant, system or tool said.")
 @click.option("--tool", metavar="NAME", help="Only turns that call this tool.")
-@click.option("--regex", is_flag=True, help="WORDS are one regular expression.")
-@click.option("--ranked", is_flag=True, help="The best first, at the end, and not each as it is found.")
+@click.option("--regex", is_flag=True, help="WORDS are one regular expression; as --scan.")
+@click.option("--scan", is_flag=True, help="Use no index: decode all sessions, those talked in last first.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", default=20, help="Sessions, at most: 20; 0: all.")
+@click.option("--rebuild", is_flag=True, help="Make the index anew first.")
 @shared.JSON_LINES
 def search(
     words: tuple[str, ...],
@@ -45,23 +48,30 @@ def search(
     role: str | None,
     tool: str | None,
     regex: bool,
-    ranked: bool,
+    scan: bool,
+    limit: int,
+    rebuild: bool,
     as_json: bool,
 ) -> None:
-    """Print the turns that have all WORDS, in any case, a line each: where, when, who, and what is around.
+    """Print sessions with turns that have all WORDS, the best first, a line each: where, when, who, what is around.
 
-    The last version of each session is decoded, the one talked in last first, with all branches and parts: there is
-    no index. A phrase stands in "quotes" within quotes. The number of a turn is that of `pltz show --all --turns`.
-    Sessions that are damaged are passed over, and the exit code is 7.
+    Words are whole ones, in any case; bel* is a beginning, and "a phrase" stands within quotes. With --json all turns
+    that match are printed. The number of a turn is that of `pltz show --all --turns`. All branches and parts of the
+    last version are searched. An index of words in your cache folder is brought up to date first, by decoding what is
+    new; without WORDS that is all. Where sessions cannot be read, the others are searched, and the exit code is 7.
     """
     cold = open_archive()
-    found, first = 0, seconds_of(since) or 0
+    first, found = seconds_of(since) or 0, 0
     with Progress("search", unit="parts of sessions", shown=wanted(None)) as bar:
-
-        def looked(done: int, total: int) -> None:
-            bar.total = total
-            bar.add(1)
-
+        if rebuild:
+            cold.word_index().clear()
+        if not words:
+            index = cold.word_index()
+            index.catch_up(bar.reach)
+            parts = index.facts().values()
+            turns = counted(sum(part.turns for part in parts), "turn")
+            click.echo(f"the index of words has {counted(len(parts), 'part')} of sessions, {turns}, {size(index.size)}")
+            return
         hits = cold.search(
             " ".join(words),
             tenant=tenant,
@@ -71,21 +81,26 @@ def search(
             role=role,
             tool=tool,
             regex=regex,
-            progress=looked,
+            scan=scan,
+            limit=limit or None,
+            progress=bar.reach,
         )
-        for hit in sorted(hits, key=lambda hit: -hit.score) if ranked else hits:
+        for _, group in itertools.groupby(hits, key=lambda hit: (hit.tenant, hit.name, hit.part)):
+            some = list(group)
             found += 1
+            best = line_of(max(some, key=lambda hit: hit.score), len(some) - 1)
             with bar.hidden():
-                write_text(json.dumps(dataclasses.asdict(hit)) if as_json else line_of(hit))
+                write_text("\n".join(json.dumps(dataclasses.asdict(hit)) for hit in some) if as_json else best)
     if not found:
-        click.echo(f"nothing found in {counted(bar.count, 'part')} of sessions", err=True)
+        click.echo("nothing found", err=True)
 
 
-def line_of(hit: "SearchHit") -> str:
-    """Return a hit as one line, without what could steer a terminal."""
+def line_of(hit: "SearchHit", more: int = 0) -> str:
+    """Return a hit as one line, without what could steer a terminal. ``more``: turns of the part that match, too."""
     from pltz.datasets.pages import clean, when
 
     place = "/".join(filter(None, (hit.name, hit.part)))
     turn = f"  {hit.turn}" if hit.turn else ""
-    head = f"{hit.tenant}  {place}{turn}  {when(hit.time)}  {hit.agent or '-'}  {hit.role}"
-    return f"{printable(head)}  {clean(hit.line)}"
+    folder = folder_of(hit.project)
+    head = f"{hit.tenant}  {place}{turn}  {when(hit.time)}  {hit.agent or '-'}  {folder or '-'}  {hit.role}"
+    return f"{printable(head)}  {clean(hit.line)}" + (f"  (and {counted(more, 'turn')} more)" if more else "")

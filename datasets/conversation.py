@@ -22,6 +22,7 @@ from pltz.datasets.formats import codex, events
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
 from pltz.datasets.log_lines import narrow, values, values_of
 from pltz.datasets.turns import BESIDE, Message, joined, without_tools
+from pltz.datasets.usage import NOT_KNOWN, Usage, usage_of
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 
@@ -64,12 +65,14 @@ class Conversation:
         agent: name of the format of its log; "chat" for a chat; "" where it has no conversation, and no turns.
         messages: as many as the log has, as far as it was looked at.
         because: why the turns are not all, and what could not be read; empty where nothing is left out.
+        usage: what the log tells of its project, models, tokens and money, where all of it is looked at.
     """
 
     agent: str
     turns: tuple[ConversationTurn, ...]
     messages: int
     because: str = ""
+    usage: Usage = NOT_KNOWN
 
     @property
     def note(self) -> str:
@@ -231,13 +234,14 @@ def _conversation(known: InputFormat | None, value: Any, odd: int, every: bool) 
             elif len(messages) < count:
                 because = why
         turns = tuple(_turn(number, message) for number, message in enumerate(messages, 1))
+        usage = usage_of(value) if every else NOT_KNOWN
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001
         return Conversation("", (), 0)
     if odd:
         because = "; ".join(filter(None, (because, REMARK.format(odd, "" if odd == 1 else "s"))))
-    return Conversation(agent, turns, count, because) if turns else Conversation("", (), 0)
+    return Conversation(agent, turns, count, because, usage) if turns else Conversation("", (), 0)
 
 
 def _turn(number: int, message: Message) -> ConversationTurn:

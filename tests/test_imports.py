@@ -80,6 +80,7 @@ WINGS = {
         "maintenance",
         "opener retention",
         "copy search",
+        "word_index",
         "archive version_sizes",
     ),
     "benchmarks": (

@@ -225,6 +225,10 @@ class Keyring:
             return False
         return context.root != keys.newest and (keys.kind == BASE or unit_of(identity) in keys.doomed)
 
+    def cache_keys(self, domain: bytes) -> list[bytes]:
+        keys = self.of(domain)
+        return [keyed(root, b"pltz cache", [domain], KEY) for _, root in reversed(keys.roots if keys else ())]
+
     def of(self, domain: bytes) -> DomainKeys | None:
         """Return the keys of a domain as of the last refresh; None if it has none.
 

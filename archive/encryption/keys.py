@@ -205,6 +205,13 @@ class Encryption(Protocol):
     def doomed(self, context: Context, identity: bytes) -> bool:
         """Return whether the key is about to be destroyed, so that nothing new may rely on it."""
 
+    def cache_keys(self, domain: bytes) -> list[bytes]:
+        """Return keys, 32 bytes, for what a machine keeps of a domain outside of the archive, the newest first.
+
+        The next erase of anything in the domain destroys them; there is none of an erased one. Without encryption it is
+        no secret. Raises KeyMismatch, MissingKeys.
+        """
+
 
 class Plaintext:
     """The keys of an archive without encryption."""
@@ -254,6 +261,9 @@ class Plaintext:
     def doomed(self, context: Context, identity: bytes) -> bool:
         return False
 
+    def cache_keys(self, domain: bytes) -> list[bytes]:
+        return [bytes(KEY)]
+
 
 class LockedArchive(Plaintext):
     """The keys of a sealed archive opened without its key: names are shown as their ids."""
@@ -291,6 +301,10 @@ class LockedArchive(Plaintext):
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return int(part or "0", 16)
+
+    def cache_keys(self, domain: bytes) -> list[bytes]:
+        """Raise KeyMismatch: there is no key."""
+        raise _locked()
 
 
 def _locked() -> KeyMismatch:

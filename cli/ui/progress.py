@@ -76,6 +76,11 @@ class Progress:
         """Count ``amount`` more, as a codec's ``progress``."""
         self.add(amount)
 
+    def reach(self, done: int, total: int) -> None:
+        """Count up to ``done`` of a total that is known by now."""
+        self.total = total
+        self.add(done - self.count)
+
     def add(self, amount: int, *, skipped: bool = False) -> None:
         """Count ``amount`` more. What was ``skipped`` does not count for the rate."""
         with self._lock:

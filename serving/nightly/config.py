@@ -41,6 +41,7 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # layout = "fast"                 # long sessions and turns thaw sooner on a GPU and take a few per cent more bytes
 # merge_turns = false             # do not join turns as a session grows: freezing takes less time, reading more
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
+# words = true                    # bring this user's index of words up to date, for pltz search
 
 [[source]]                        # JSONL: a file, or every .jsonl, .ndjson (and .gz, .zst of them) below a folder
 kind = "jsonl"
@@ -174,6 +175,7 @@ class Config:
     device: Word = "cpu"
     layout: LayoutName = "default"
     keep_opaque: bool = False
+    words: bool = False
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
     shrink: ShrinkSettings | None = None

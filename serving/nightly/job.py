@@ -117,6 +117,7 @@ class _NightlyRun:
         shrunk = self._timed("shrink", self._shrink)  # before its packs are condemned, which no record is shrunk in
         collected = self._timed("collect", self._collect)
         verified = self._timed("verify", self._verify)
+        words = self._timed("words", self._words)
         self.failures = total.failures + self.failures
         stat = self._step("stat", self._stat) or {}
         sources = self.config.source
@@ -136,6 +137,7 @@ class _NightlyRun:
             "shrink": shrunk,
             "collect": collected,
             "verify": verified,
+            "words": words,
             "steps": self.steps,
             "refused": [vars(refused) for refused in total.refusals],
             "told": total.told,
@@ -223,6 +225,12 @@ class _NightlyRun:
             return None
         budget = seconds(wanted.budget)
         return self._step("shrink", lambda: vars(self.freezer.open().shrink(budget=budget, dry_run=self.dry_run)))
+
+    def _words(self) -> Any:
+        if not self.config.words or self.dry_run:
+            return None
+        index = self.freezer.open().word_index()
+        return self._step("words", lambda: {"left_out": index.catch_up(), "bytes": index.size})
 
     def _collect(self) -> Any:
         wanted = self.config.collect

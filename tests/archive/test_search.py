@@ -22,6 +22,7 @@ SESSIONS: dict[str, Any] = {
     "garden/opencode": OPENCODE,
     "chat": {"messages": [{"role": "user", "content": "Zwo\u0308lf Boxka\u0308mpfer \u0130stanbul"}]},
     "note": "first\nthe \x1b[2Jbell costs 7\nlast",
+    "signs": "\u6240\u4ee5\u4e2d\u6587 \x1b[31mred",
     "ids": [33, 99],
 }
 
@@ -40,13 +41,15 @@ def found(cold: Archive, words: str, **how: Any) -> list[tuple[str, str]]:
 
 
 def test_each_agent_is_searched_the_newest_first(cold: Archive) -> None:
-    hits = list(cold.search("the BUG"))
+    hits = list(cold.search("the BUG", scan=True))
     assert [hit.name for hit in hits] == ["garden/opencode", "garden/gemini", "shop/codex", "shop/claude"]
     assert {hit.agent for hit in hits} == {"claude-code", "codex", "gemini-cli", "opencode"}
     assert {(hit.role, hit.line) for hit in hits} == {("user", ASKED)}
     assert [hit.time for hit in hits] == [1003, 1002, 1767603600, 1767603600]
+    assert {hit.name for hit in cold.search("the BUG", limit=3)} < {hit.name for hit in hits}
 
 
+@pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(
     ("words", "how", "wanted"),
     [
@@ -65,10 +68,18 @@ def test_each_agent_is_searched_the_newest_first(cold: Archive) -> None:
         ("bell costs", {}, [("note", "text")]),
         ("sub-agent asks", {}, [("shop/claude", "user")]),
         ("bug", {"tenant": "nobody"}, []),
+        ("bel*", {}, [("note", "text")]),
+        ("bel", {}, []),  # words, not parts of them
+        ('"costs bell"', {}, []),
+        ('"2 bug"', {}, []),
+        ("BOXK\u00c4MPFER istanbul", {}, []),  # a dotted I is another letter
+        ("\u6587\u4e2d", {}, []),
+        ("\u4e2d\u6587", {}, [("signs", "text")]),
+        ("red", {}, [("signs", "text")]),  # in colour
     ],
 )
-def test_what_is_found(cold: Archive, words: str, how: dict[str, Any], wanted: list[Any]) -> None:
-    assert found(cold, words, **how) == wanted
+def test_what_is_found(cold: Archive, words: str, how: dict[str, Any], wanted: list[Any], *, scan: bool) -> None:
+    assert found(cold, words, scan=scan, **how) == wanted
 
 
 def test_a_hit_says_where_it_is(cold: Archive) -> None:
@@ -80,11 +91,11 @@ def test_a_hit_says_where_it_is(cold: Archive) -> None:
 
 def test_all_that_is_looked_at_is_counted(cold: Archive) -> None:
     told: list[tuple[int, int]] = []
-    list(cold.search("nothing", progress=lambda *counts: told.append(counts)))
-    assert told == [(n, 8) for n in range(1, 9)]
+    list(cold.search("nothing", scan=True, progress=lambda *counts: told.append(counts)))
+    assert told == [(n, 9) for n in range(1, 10)]
 
 
-@pytest.mark.parametrize(("words", "how"), [("", {}), ("  ", {}), ("(", {"regex": True})])
+@pytest.mark.parametrize(("words", "how"), [("", {}), ("  ", {}), ("(", {"regex": True}), ("bell ->", {})])
 def test_a_query_that_asks_nothing_is_refused(cold: Archive, words: str, how: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         list(cold.search(words, **how))
@@ -105,8 +116,8 @@ def test_a_broken_session_hides_no_other(cold: Archive, monkeypatch: pytest.Monk
     monkeypatch.setattr(type(cold.sessions), "read", broken)
     monkeypatch.setattr(type(cold.sessions), "read_many", none)
     with pytest.raises(ArchiveError, match="1 session cannot, such as 'shop/codex': gone"):
-        list(cold.search("bug"))
-    hits = cold.search("bug")
+        list(cold.search("bug", scan=True))
+    hits = cold.search("bug", scan=True)
     assert [next(hits).name for _ in range(3)] == ["garden/opencode", "garden/gemini", "shop/claude"]
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,13 +157,46 @@ def test_ls_by_text_and_stat(run: Run, cold: Path, put: Put) -> None:
     found = lines(run("archive", "stat", "-r", cold, "--json"))[0]
     assert found["sessions"] == 3 and found["packs"] == 3 and found["problems"] == 0
     assert "pack bytes" in run("archive", "stat", "-r", cold, "-v").stdout
-    content = lines(run("archive", "stat", "-r", cold, "--content", "--json"))[0]
-    assert content["content_bytes"] == sum(len(m["content"]) for n in (1, 2, 3) for m in chat(n)["messages"])
-    assert "times the bytes on disk" in run("archive", "stat", "-r", cold, "--content").stdout
+    rows = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert found["content_bytes"] == sum(row["content_bytes"] for row in rows)
+    assert "times the bytes on disk" in run("archive", "stat", "-r", cold).stdout
     log = json.dumps({"type": "user", "uuid": "1", "timestamp": "2024-05-01T10:00:00Z", "message": {"role": "user"}})
     assert run("archive", "put", "-r", cold, "-", "--name", "log", input=log.encode() + b"\n").exit_code == 0
     assert names("--since", "2024-05-01") == ["log"], "by what was said, and not by the put of today"
     assert "log" not in names("--since", "2024-05-02")
+
+
+def test_what_agents_used(run: Run, cold: Path, tmp_path: Path) -> None:
+    """By their logs, with those of sub-agents, as far as a search has seen them."""
+    counts = {"input_tokens": 2, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 10, "output_tokens": 5}
+    logs = ("a", "shop", 5, "xy"), ("a/subagents/agent-b", "shop", 5, "z"), ("c", "farm", 6, "x")
+    for name, project, day, models in logs:
+        path = tmp_path / f"projects/-{project}/{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about: dict[str, Any] = {"sessionId": name, "cwd": f"/home/{project}", "timestamp": f"2026-0{day}-05T09:00:00Z"}
+        said = [about | {"type": "user", "uuid": "u", "message": {"role": "user", "content": "Mend the bell"}}]
+        for model in models:
+            answer = {"role": "assistant", "id": model, "model": model, "usage": counts, "content": "Done"}
+            said.append(about | {"type": "assistant", "uuid": model, "message": answer, "costUSD": 0.25})
+        path.write_text("".join(json.dumps(event) + "\n" for event in said))
+    run("archive", "put", "-r", cold, tmp_path / "projects")
+    before = run("archive", "ls", "-r", cold, "--long").stdout
+    assert "project" not in before and "Mend the bell" in before
+    assert lines(run("archive", "stat", "-r", cold, "--by", "project,month", "--json")) == [
+        {"project": "/home/shop", "month": "2026-05", "sessions": 1, "turns": 4, "input": 3036, "output": 15}
+        | {"read": 3000, "written": 30, "cost": 0.75},
+        {"project": "/home/farm", "month": "2026-06", "sessions": 1, "turns": 2, "input": 1012, "output": 5}
+        | {"read": 1000, "written": 10, "cost": 0.25},
+    ]
+    table = run("archive", "stat", "-r", cold, "--by", "agent,model,tenant").stdout
+    assert [line.split()[:4] for line in table.splitlines()[2:]] == [
+        ["claude-code", "x+y+z", "default", "1"], ["claude-code", "x", "default", "1"],
+    ]  # fmt: skip
+    row = run("archive", "ls", "-r", cold, "--long", "shop").stdout.splitlines()[-1]
+    assert "  2026-05-05  claude-code  shop     x y z   3,036   15  0.75  Mend the bell" in row
+    [found] = lines(run("archive", "ls", "-r", cold, "--long", "--json", "farm"))
+    assert (found["project"], found["models"], found["input"], found["cost"]) == ("/home/farm", ["x"], 1012, 0.25)
+    assert run("archive", "stat", "-r", cold, "--by", "colour").exit_code == 2
 
 
 @pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])

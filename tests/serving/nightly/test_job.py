@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
+from pltz.archive.archive import Archive
 from pltz.archive.errors import Fenced, FullError, StoreError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
@@ -163,6 +164,18 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(nightly: Nightly)
 
 def files(root: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_the_index_of_words_is_up_to_date_in_the_morning(nightly: Nightly) -> None:
+    nightly.write("chats/a.jsonl", lines(map(chat, range(3))))
+    assert nightly.run()["words"] is None
+    nightly.head += "words = true\n"
+    words = nightly.run()["words"]
+    assert words["left_out"] == 0 and words["bytes"] > 0
+    told: list[tuple[int, int]] = []
+    with Archive.open(nightly.root / "cold", bundle=nightly.bundle) as cold:
+        assert [hit.name for hit in cold.search("4", progress=lambda *counts: told.append(counts))] == ["chat-2"]
+    assert not told
 
 
 def test_retention_collects_and_verifies(nightly: Nightly) -> None:
