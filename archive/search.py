@@ -230,9 +230,9 @@ def read(
 ) -> Iterator[tuple[Version, Session]]:
     """Yield versions that can be read, with their sessions, and note the others in ``broken``.
 
-    Some are decoded side by side, at first few. ``looked``: called after each that the caller is done with.
+    Some are decoded side by side, at first one. ``looked``: called after each that the caller is done with.
     """
-    coming, size = iter(versions), 4
+    coming, size = iter(versions), 1
     while left := deque(version for _, version in zip(range(size), coming, strict=False)):
         size = min(4 * size, TOGETHER)
         side_by_side: Iterator[Session] | None = reader.read_many(tuple(left))
