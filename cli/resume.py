@@ -4,14 +4,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.files import Folder, StoredFile, files_of, parts_of, safe
-from pltz.cli.archive.shared import one_meant, open_archive
+from pltz.cli.archive.files import Folder, Over, StoredFile, files_of, parts_of, safe
+from pltz.cli.archive.shared import one_meant, open_archive, redactor, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.output import printable, write_text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Version, VersionName
     from pltz.datasets.agent_homes import AgentHome
+    from pltz.datasets.secrets import Redactor
 
 
 @click.command(
@@ -40,9 +41,16 @@ if TYPE_CHECKING:
     "--map", "moves", metavar="OLD=NEW", multiple=True, help="Folder OLD of projects is NEW now (repeatable)."
 )
 @click.option("--here", is_flag=True, help="Go on in the current folder, whichever the project was.")
+@shared.REDACT
 @options.JSON
 def resume(
-    name: str, tenant: str, number: "VersionName | None", moves: tuple[str, ...], here: bool, as_json: bool
+    name: str,
+    tenant: str,
+    number: "VersionName | None",
+    moves: tuple[str, ...],
+    here: bool,
+    redact: bool,
+    as_json: bool,
 ) -> None:
     """Put the session NAME back where its agent looks, with all its parts, and print the command that goes on with it.
 
@@ -63,14 +71,18 @@ def resume(
     whole = cold.directory.whole(name, tenant, number)
     home = _home(cold, whole, moves, here)
     files, notes = _files(cold, whole, home)
-    folder = Folder(home.root, over="missing" if home.content is None else "force", fresh=True)
+    over: Over = "missing" if home.content is None else "force"
+    marked = redactor(redact)
+    folder = Folder(home.root, over=over, fresh=True, redactor=marked)
     with Progress("decode", unit="files", total=len(files), shown=wanted(None)) as bar:
         if home.content is None:
             code = folder.write(cold, files, bar)
         else:
             code = folder.put(files[0], iter([Session("text", home.content)]), bar)
-    notes = [*home.notes, *notes, *_after(cold, whole, home, folder)]
-    facts = {"name": name, "version": whole.version, "agent": home.agent, "id": home.id, "project": home.project}
+    notes = [*home.notes, *notes, *_after(cold, whole, home, folder, marked)]
+    facts: dict[str, Any] = {"name": name, "version": whole.version, "agent": home.agent}
+    facts |= {"id": home.id, "project": home.project}
+    facts |= tell_redacted(marked)
     facts |= {"command": home.command, "notes": notes, "places": [str(place) for place in folder.places]}
     if as_json:
         write_text(json.dumps(facts | folder.counts()))
@@ -128,12 +140,16 @@ def _files(cold: "Archive", whole: "Version", home: "AgentHome") -> tuple[list[S
     return files, notes
 
 
-def _after(cold: "Archive", whole: "Version", home: "AgentHome", folder: Folder) -> Iterator[str]:
+def _after(
+    cold: "Archive", whole: "Version", home: "AgentHome", folder: Folder, marked: "Redactor | None"
+) -> Iterator[str]:
     """Do what the agent needs beside the files, and yield what it will miss."""
     from pltz.datasets.agent_homes import add_codex_row
 
     if home.agent == "codex" and folder.places:
-        note = add_codex_row(folder.places[0], cold.sessions.read(whole.each[0]), home.project)
+        session = cold.sessions.read(whole.each[0])
+        session = marked.session(session) if marked else session
+        note = add_codex_row(folder.places[0], session, home.project)
         yield from filter(None, [note])
     for path, text in home.claims.items():
         path.parent.mkdir(parents=True, exist_ok=True)

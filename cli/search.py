@@ -13,6 +13,7 @@ from pltz.cli.archive.shared import open_archive, seconds_of
 from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.output import printable, write_text
 from pltz.cli.ui.progress import Progress, wanted
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.search import SearchHit
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     examples=[
         "pltz search -r /data/cold bell",
         "pltz search bell --role user --since 2026-01-01 --agent claude-code",
+        "pltz search --secrets",
         "pltz search TODO.*parser --regex --project shop --json",
     ],
 )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--scan", is_flag=True, help="Use no index: decode all sessions, those talked in last first.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", default=20, help="Sessions, at most: 20; 0: all.")
 @click.option("--rebuild", is_flag=True, help="Make the index anew first.")
+@click.option("--secrets", is_flag=True, help="List the sessions that hold keys or passwords, instead of WORDS.")
 @shared.JSON_LINES
 def search(
     words: tuple[str, ...],
@@ -51,6 +54,7 @@ def search(
     scan: bool,
     limit: int,
     rebuild: bool,
+    secrets: bool,
     as_json: bool,
 ) -> None:
     """Print sessions with turns that have all WORDS, the best first, a line each: where, when, who, what is around.
@@ -60,6 +64,10 @@ def search(
     last version are searched. An index of words in your cache folder is brought up to date first, by decoding what is
     new; without WORDS that is all. Where sessions cannot be read, the others are searched, and the exit code is 7.
     """
+    if secrets:
+        if words or agent or role or tool or regex:
+            raise UsageError("--secrets looks at all that is in sessions: leave words and other filters out")
+        return _secrets(tenant, project, since, as_json)
     cold = open_archive()
     first, found = seconds_of(since) or 0, 0
     with Progress("search", unit="parts of sessions", shown=wanted(None)) as bar:
@@ -93,6 +101,26 @@ def search(
                 write_text("\n".join(json.dumps(dataclasses.asdict(hit)) for hit in some) if as_json else best)
     if not found:
         click.echo("nothing found", err=True)
+
+
+def _secrets(tenant: str | None, project: str, since: str | None, as_json: bool) -> None:
+    """Print the sessions whose last version holds secrets, by kind and never by what they are."""
+    from pltz.archive.holders import every_part, holders, kinds_of_secrets
+
+    cold, first = open_archive(), seconds_of(since) or 0
+    last = (v for v in cold.directory.ls(tenant) if project.casefold() in v.name.casefold())
+    parts = [part for part in every_part(last) if (part.content.last or part.time) >= first]
+    found = 0
+    with Progress("search", unit="parts of sessions", total=len(parts), shown=wanted(None)) as bar:
+        for holder in holders(cold.sessions, parts, kinds_of_secrets, lambda: bar.add(1)):
+            found += 1
+            place = "/".join(filter(None, (holder.name, holder.part)))
+            told = ", ".join(f"{count:,} {kind}" for kind, count in holder.kinds.items())
+            with bar.hidden():
+                row = json.dumps(dataclasses.asdict(holder))
+                write_text(row if as_json else printable(f"{holder.tenant}  {place}  {told}"))
+    if not found:
+        click.echo(f"no secret of a known shape in {counted(len(parts), 'part')} of sessions", err=True)
 
 
 def line_of(hit: "SearchHit", more: int = 0) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import one_meant, open_archive
+from pltz.cli.archive.shared import one_meant, open_archive, redactor, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.output import printable, write_text
@@ -45,6 +45,7 @@ LINE = 160  # characters of a line of a call that is folded
 @click.option("--full", is_flag=True, help="Fold nothing.")
 @click.option("--html", "form", flag_value="html", help="Print one HTML file.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@shared.REDACT
 @options.JSON
 def show(
     name: str,
@@ -56,6 +57,7 @@ def show(
     every: bool,
     full: bool,
     form: str | None,
+    redact: bool,
     as_json: bool,
 ) -> None:
     """Show the conversation of the session NAME: who said what, and when (UTC).
@@ -67,19 +69,21 @@ def show(
     from pltz.datasets.conversation import ConversationTurn, conversation_of
     from pltz.datasets.pages import as_html, as_markdown
 
-    chosen = _range(asked, last)
+    chosen, marked = _range(asked, last), redactor(redact)
     cold = open_archive()
     name = one_meant(cold, name, tenant)
     found = cold.get(name, tenant=tenant, version=number, part=part)
-    talk = conversation_of(found.session, every=every)
+    session = marked.session(found.session) if marked else found.session
+    talk = conversation_of(session, every=every)
     turns = talk.turns
     if not turns:
         click.echo("no conversation could be read: the session is shown as its lines", err=True)
-        turns = (ConversationTurn(1, found.kind, "".join(_lines(found.session)).rstrip("\n")),)
+        turns = (ConversationTurn(1, found.kind, "".join(_lines(session)).rstrip("\n")),)
     picked = turns[chosen]
     title = f"{name}/{part}" if part else name
+    counts = tell_redacted(marked)
     if as_json:
-        write_text(json.dumps(_facts(title, found.version, talk, picked), ensure_ascii=True))
+        write_text(json.dumps(_facts(title, found.version, talk, picked) | counts, ensure_ascii=True))
     elif form:
         _out(f"{line}\n" for line in (as_html if form == "html" else as_markdown)(title, talk.note, picked))
     elif not talk.turns:

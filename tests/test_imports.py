@@ -79,7 +79,7 @@ WINGS = {
         "writing",
         "maintenance",
         "opener retention",
-        "copy search",
+        "copy holders search",
         "word_index",
         "archive version_sizes",
     ),
@@ -111,6 +111,7 @@ HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
 ABOVE = Path("cli/above.py")  # names the commands of the rooms above the core, which load when they are called
 BY_NAME = {
+    "datasets/secrets.py",
     "plt_codec/offer.py",
     "cli/ui/groups.py",
     "cli/bench/codec/compressors.py",

@@ -13,6 +13,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable, write_text
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
         "pltz archive erase --tenant acme --name chat-7 --yes",
         "pltz archive erase --tenant acme --all --key-command my-vault --yes",
         "pltz archive erase --base prompts",
+        "pltz archive erase --tenant acme --matching 'AKIA[A-Z0-9]{16}' --dry-run",
     ],
 )
 @click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of the session.")
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too."
+)
+@click.option(
+    "--matching", type=nonempty, metavar="REGEX", help="All sessions of the tenant with this in any version or part."
 )
 @click.option("--all", "everything", is_flag=True, help="All sessions of the tenant. Base domains stay.")
 @click.option(
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 def erase(
     tenant: str | None,
     name: str | None,
+    matching: str | None,
     everything: bool,
     base: str | None,
     dry_run: bool,
@@ -60,6 +66,10 @@ def erase(
     copy-on-write file system or a flash disk keeps. Such copies open only with the archive's key. Every erase first
     finishes an earlier one that was cut off. The next runs of collect free the bytes.
     """
+    if matching is not None:
+        if tenant is None or name is not None or everything or base is not None:
+            raise UsageError("expected --matching REGEX with --tenant TENANT alone")
+        return _erase_matching(matching, tenant, dry_run, yes, as_json)
     if base is not None and (tenant is not None or name is not None or everything):
         raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
     if base is None and (tenant is None or (name is None) != everything):
@@ -73,6 +83,32 @@ def erase(
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
+
+
+def _erase_matching(pattern: str, tenant: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Erase the sessions with a match in any version or part, whole, after each was found and can be erased.
+
+    Raises NotFound where none has one, ArchiveError where some cannot be read, which may have one.
+    """
+    from pltz.archive.errors import NotFound
+    from pltz.archive.holders import every_part, holders, matching
+
+    cold, look = open_archive(), matching(pattern)
+    parts = every_part(cold.directory.ls(tenant, history=True, forgotten=True))
+    with Progress("search", unit="parts of versions", total=len(parts), shown=wanted(None)) as bar:
+        names = sorted({holder.name for holder in holders(cold.sessions, parts, look, lambda: bar.add(1))})
+    cold.directory.want_whole("searched what is listed", tenant)
+    if not names:
+        raise NotFound(f"no session of tenant {tenant!r} has {pattern!r} in any version")
+    done = [cold.erase(name, tenant=tenant, dry_run=True) for name in names]
+    if not dry_run:
+        for found in done if not yes else ():
+            click.echo(printable(f"{found.name}: {counted(found.versions, 'version')}"), err=True)
+        if not yes:
+            click.confirm(f"Erase {counted(len(names), 'session')}? This cannot be undone", abort=True, err=True)
+        done = [cold.erase(name, tenant=tenant) for name in names]
+    for one in done:
+        write_text(json.dumps(asdict(one)) if as_json else printable(f"{one.name}:") + "\n" + as_text(one, dry_run))
 
 
 def question(found: "Erasure") -> str:

@@ -35,6 +35,7 @@ from pltz.plt_codec.errors import ContentError, UsageError, refusing
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Version
+    from pltz.datasets.secrets import Redactor
     from pltz.models.session.session import Session
 
 Over = Literal["missing", "newer", "force"]
@@ -78,13 +79,20 @@ class Folder:
     """A folder that files are written into, each whole or not at all.
 
     ``over``: what becomes of files that are there, by the table at the top of this file. ``fresh``: files get the time
-    of now, those too that are equal, and not the one that they were put with.
+    of now, those too that are equal, and not the one that they were put with. ``redactor``: marks secrets.
 
     Raises UsageError where something else lies at the path.
     """
 
-    def __init__(self, path: str | Path, *, over: Over = "missing", fresh: bool = False) -> None:
-        self.path, self._over, self._fresh = Path(path), over, fresh
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        over: Over = "missing",
+        fresh: bool = False,
+        redactor: "Redactor | None" = None,
+    ) -> None:
+        self.path, self._over, self._fresh, self._redactor = Path(path), over, fresh, redactor
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{path} is no folder: name one")
         self._paths = Paths(self.path)
@@ -132,7 +140,7 @@ class Folder:
             with suppress(OSError):
                 at = os.lstat(self.path / place)
                 same = (at.st_size, at.st_mtime_ns) == (file.size, file.mtime)
-                if same and not self._fresh and self._paths.is_free(place):
+                if same and not self._fresh and not self._redactor and self._paths.is_free(place):
                     self._paths.free(file.stem, suffix)
                     return True
         return False
@@ -151,7 +159,9 @@ class Folder:
         place = self._paths.free(file.stem, suffix)
         if place.as_posix() != file.name + suffix:
             click.echo(f"{printable(file.name)}: written as {printable(place.as_posix())}", err=True)
-        return place, content_of(itertools.chain([first], members), numbered=file.numbered)
+        sessions: Iterable[Session] = map(want_session, itertools.chain([first], members))
+        sessions = map(self._redactor.session, sessions) if self._redactor else sessions
+        return place, content_of(sessions, numbered=file.numbered)
 
     def _write(self, place: PurePath, content: Iterable[bytes], mtime: int) -> str:
         """Write a file, or leave the one that is there. Return what is to be said of it.
@@ -218,7 +228,7 @@ def report(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def write_in_place(
-    cold: "Archive", chosen: "Iterable[Version]", over: Over, bar: Progress
+    cold: "Archive", chosen: "Iterable[Version]", over: Over, bar: Progress, redactor: "Redactor | None" = None
 ) -> tuple[int, dict[str, int]]:
     """Write logs where their agents keep them. Return the exit code, and counts as of a `Folder`.
 
@@ -237,13 +247,13 @@ def write_in_place(
             home = home_of(cold.sessions.read(version.each[0]), version.name, [part.part for part in version.each[1:]])
             if home.content is not None:
                 raise UsageError(f"session {version.name!r} was in a database: pltz resume brings it back")
-            folder = folders.setdefault(home.root, Folder(home.root, over=over))
+            folder = folders.setdefault(home.root, Folder(home.root, over=over, redactor=redactor))
             code = max(code, folder.write(cold, parts_of(version, home.stem, home.suffix), bar))
         except (UsageError, ContentError) as error:
             code, refused = max(code, error.exit_code), refused + 1
             click.echo(printable(f"refused: {error}"), err=True)
     for (root, _), versions in waiting.items():
-        folder = folders.setdefault(root, Folder(root, over=over))
+        folder = folders.setdefault(root, Folder(root, over=over, redactor=redactor))
         code = max(code, folder.write(cold, files_of(versions), bar))
     counts = [folder.counts() for folder in folders.values()]
     total = {name: sum(one[name] for one in counts) for name in ("files", "there", "refused", "bytes")}
@@ -410,7 +420,7 @@ class Paths:
         return next(one for one in tries if str(one) not in taken)
 
 
-def content_of(sessions: "Iterable[Session | ContentError]", *, numbered: bool) -> Iterator[bytes]:
+def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[bytes]:
     """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them.
 
     ``numbered``: as of a `StoredFile`.
@@ -418,7 +428,7 @@ def content_of(sessions: "Iterable[Session | ContentError]", *, numbered: bool) 
     from pltz.datasets.file_forms import is_line
 
     before = b"\n"
-    for session in map(want_session, sessions):
+    for session in sessions:
         line = session.kind == "chat" and not session.writing and is_line(session, numbered=numbered)
         for data in [session.to_json_line()] if line else session.pieces():
             yield data if before.endswith(b"\n") else b"\n" + data

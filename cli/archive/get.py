@@ -13,7 +13,7 @@ from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.files import Folder, Over, files_of, is_folder, report, write_in_place
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import choose, open_archive, tags_of
+from pltz.cli.archive.shared import choose, open_archive, redactor, tags_of, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
@@ -23,6 +23,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Blocks, Version, VersionName
+    from pltz.datasets.secrets import Redactor
     from pltz.models.session.session import Session
 
 FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
@@ -36,7 +37,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
         "pltz archive get support/7 --version 2 -o chat.jsonl",
         "pltz archive get -o back/",
         "pltz archive get '0f3a6c1e*' -o ~/.claude/projects/ --newer-wins",
-        "pltz archive get --tag channel=web -o web.pltz",
+        "pltz archive get --tag channel=web -o web.pltz --redact",
         "pltz archive get -o all.jsonl --part 3/16 --json",
     ],
 )
@@ -54,6 +55,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
     FORMS,
     "One line of JSON per session, bytes of texts, a list of ids per line, a line per event of a log, or a .pltz file.",
 )
+@shared.REDACT
 @shared.TOKENIZERS
 @click.option("--in-place", is_flag=True, help="Write logs where their agents keep them, as into a folder.")
 @click.option("--missing", is_flag=True, help="Of a folder: write only what is not there.  [default]")
@@ -73,6 +75,7 @@ def get(
     tags: tuple[str, ...],
     number: "VersionName | None",
     form: str,
+    redact: bool,
     tokenizers: tuple[str, ...],
     in_place: bool,
     missing: bool,
@@ -101,6 +104,8 @@ def get(
     Nothing in FOLDER is followed: what lies behind a link is refused. Refused files are named, the others are written,
     and the exit code is 2, or 5 where a session itself cannot be written.
 
+    With --redact keys and passwords that have a known shape are marked, in what is written; the archive stays exact.
+
     With --in-place logs go where their agents keep them, as `pltz resume` says; other sessions are refused.
 
     Where parts of the archive are damaged, what is still listed is written, and the exit code is 7.
@@ -118,7 +123,8 @@ def get(
     if missing + newer_wins + force > 1 or (missing + newer_wins and not into):
         raise UsageError("--missing and --newer-wins are of files in a folder, -o FOLDER/, and one of them and --force")
     over: Over = "force" if force else "newer" if newer_wins else "missing"
-    folder = Folder(to, over=over) if into and not in_place else None
+    marked = redactor(redact)
+    folder = Folder(to, over=over, redactor=marked) if into and not in_place else None
     if into and part:
         raise UsageError("a folder is written by one call, as several sessions may be in one file: leave --part out")
     if into and form != "auto":
@@ -135,15 +141,16 @@ def get(
     found: dict[str, Any] = {"sessions": len(chosen), "output": to}
     with Progress("decode", unit="sessions", total=total, shown=wanted(progress)) as bar:
         if in_place:
-            code, counts = write_in_place(cold, chosen, over, bar)
+            code, counts = write_in_place(cold, chosen, over, bar, marked)
         elif folder:
             code, counts = folder.write(cold, files_of(chosen), bar), folder.counts()
         elif destination and form == "pltz":
-            destination.write([_as_pltz(cold, chosen, device, threads, bar)])
+            destination.write([_as_pltz(cold, chosen, device, threads, bar, marked)])
         elif destination:
-            destination.write(_rendered(cold, chosen, blocks, form, bar), whole=bool(names))
+            destination.write(_rendered(cold, chosen, blocks, form, bar, marked), whole=bool(names))
     if not names:
         cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
+    found |= tell_redacted(marked)
     if into:
         report(report_of(part, found | counts), as_json)
     elif destination and as_json:
@@ -154,20 +161,29 @@ def get(
 
 
 def _sessions(
-    cold: "Archive", chosen: "Sequence[Version]", bar: Progress, blocks: "Blocks | None" = None
+    cold: "Archive",
+    chosen: "Sequence[Version]",
+    bar: Progress,
+    blocks: "Blocks | None" = None,
+    marked: "Redactor | None" = None,
 ) -> "Iterator[Session]":
     for session in cold.sessions.read_many(chosen, blocks):
-        yield session
+        yield marked.session(session) if marked else session
         bar.add(1)
 
 
 def _rendered(
-    cold: "Archive", chosen: "Sequence[Version]", blocks: "Blocks | None", form: str, bar: Progress
+    cold: "Archive",
+    chosen: "Sequence[Version]",
+    blocks: "Blocks | None",
+    form: str,
+    bar: Progress,
+    marked: "Redactor | None",
 ) -> Iterator[bytes]:
     """Yield sessions in a format; ``auto``: one as it was, several as a line each."""
     from pltz.datasets.file_forms import NUMBERED, is_log
 
-    sessions: Iterable[Session] = _sessions(cold, chosen, bar, blocks)
+    sessions: Iterable[Session] = _sessions(cold, chosen, bar, blocks, marked)
     if form == "auto" and len(chosen) == 1:
         [one] = sessions = list(sessions)
         log = is_log(one, known=NUMBERED.fullmatch(chosen[0].name) is not None)
@@ -178,7 +194,12 @@ def _rendered(
 
 
 def _as_pltz(
-    cold: "Archive", chosen: "list[Version]", device: str, threads: int | None, bar: Progress
+    cold: "Archive",
+    chosen: "list[Version]",
+    device: str,
+    threads: int | None,
+    bar: Progress,
+    marked: "Redactor | None",
 ) -> bytes:
     """Return the sessions as one .pltz file, frozen for a target only where all were frozen for it."""
     from pltz.coding.codecs.modes import is_bytewise
@@ -189,7 +210,7 @@ def _as_pltz(
     targets = {version.target for version in chosen}
     target = targets.pop() if len(targets) == 1 else bytes(16)
     return options.load_codec(None, device, threads).compress(
-        _sessions(cold, chosen, bar),
+        _sessions(cold, chosen, bar, marked=marked),
         target_fingerprint=target if any(target) else None,
         keep_opaque=True,
     )

@@ -21,6 +21,7 @@ from pltz.plt_codec.named_files import MAX_TOKENIZER, named_file
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
     from pltz.archive.catalog.lookup import Version, VersionName
+    from pltz.datasets.secrets import Redactor
     from pltz.plt_codec.lanes import LayoutName
 LEAST_DIGITS = 8  # of an id; a number has fewer
 
@@ -71,6 +72,9 @@ VERSION: Decorator = click.option(
     metavar="N|ID",
     help="Version N, or that whose id begins with ID, 8 digits or more.  [default: the last]",
 )
+REDACT: Decorator = click.option(
+    "--redact", is_flag=True, help="Put marks such as [redacted: aws-key] in place of secrets, and count them."
+)
 DRY_RUN: Decorator = click.option(
     "--dry-run", is_flag=True, help="Show what would be done and change nothing."
 )
@@ -117,6 +121,21 @@ def open_archive(
         model_logs=model_logs,
         **archive_key(place, perhaps=perhaps_sealed),
     )
+
+
+def redactor(wanted: bool) -> "Redactor | None":
+    """Return what marks secrets, None where it is not wanted. Raises UsageError without its rules."""
+    from pltz.datasets.secrets import Redactor
+
+    return Redactor() if wanted else None
+
+
+def tell_redacted(marked: "Redactor | None") -> dict[str, Any]:
+    """Print what was marked, and return it as JSON; nothing where no marks were wanted."""
+    if marked is None:
+        return {}
+    click.echo(f"redacted: {marked.report()}", err=True)
+    return {"redacted": dict(marked.counts)}
 
 
 def tokenizer_json(name: str) -> bytes:
