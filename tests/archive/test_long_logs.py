@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from pltz.archive import archive
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain, reader
 from pltz.archive.copy import copy
@@ -22,7 +21,7 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
 from pltz.archive.writing import beginning, commits, cut, pending_segment
 from pltz.archive.writing.beginning import Beginning
-from pltz.archive.writing.commits import StoredPart
+from pltz.archive.writing.commits import StoredPart, put_parts
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.log import above, recall
 from pltz.coding.log.log_coder import LogCoder, parse
@@ -122,14 +121,14 @@ def test_only_what_the_next_slice_is_coded_after_is_kept(
         return found
 
     monkeypatch.setattr(Beginning, "and_then", counted)
-    put_parts, parts = archive.put_parts, list[StoredPart]()
+    parts = list[StoredPart]()
 
     def watched(*about: Any, **options: Any) -> Any:
         left, done = put_parts(*about, **options)
         parts.extend(done)
         return left, done
 
-    monkeypatch.setattr(archive, "put_parts", watched)
+    monkeypatch.setattr("pltz.archive.archive.put_parts", watched)
     put(cold, log)
     assert len(parts) > 2 and not any(part.receipt.after for part in parts)
     put(cold, log)
