@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.cli.bench import machine
-from pltz.plt_codec.engines.native import coder as native
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.eviction.journal.lock import FileLocks
@@ -77,15 +75,6 @@ def test_there_must_be_a_journal_and_an_archive(run: Run, tmp_path: Path, journa
     assert done.exit_code == 2 and "no journal" in done.output
     if options:
         assert run("hook", "drain", journal, *options).exit_code == 2
-
-
-def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the engine that bench archive, hook and nightly record: it was torch on every machine."""
-    monkeypatch.delenv(native.KERNEL_VARIABLE, raising=False)
-    monkeypatch.setattr(native, "kernels", lambda: ["vnni", "plain"])
-    assert machine.engine_name(None) == "compiled, vnni"
-    monkeypatch.setattr(native, "kernels", list)
-    assert machine.engine_name(None) == "torch"
 
 
 @pytest.mark.parametrize("command", ["status", "drain"])

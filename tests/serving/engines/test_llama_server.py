@@ -110,11 +110,6 @@ def test_a_reply_gives_all_ids_of_the_session(replayed: LlamaServer) -> None:
     assert (done.new, done.slot, done.adapter, done.truncated) == (8, 0, None, False)
 
 
-def test_a_thaw_asks_for_the_prompt_and_no_token_more(replayed: LlamaServer) -> None:
-    hot = replayed.thaw(PROMPT + ANSWER, slot=0, any_target=True)
-    assert (hot.slot, hot.tokens) == (0, 16) and hot.prefill_ms > 0
-
-
 def test_a_slot_file_is_read_and_removed(replayed: LlamaServer, tmp_path: Path) -> None:
     assert replayed.slot_ids(0, tmp_path).tolist() == (PROMPT + ANSWER)[:-1]
     assert not list(tmp_path.iterdir())

@@ -46,10 +46,6 @@ def test_a_real_slot_file_gives_its_ids() -> None:
     assert (RECORDED / "slot.bin").read_bytes() == before
 
 
-def test_older_servers_wrote_the_tokens_as_they_are(tmp_path: Path) -> None:
-    assert read_slot_ids(write(tmp_path, slot([5, 6, 7]) + b"KV")).tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize(
     ("data", "error"),
     [

@@ -21,7 +21,7 @@ import pytest
 from pltz.plt_codec.errors import ModelError, TargetMismatch, UsageError
 from pltz.serving.engines.llama_server import LlamaServer
 from pltz.serving.engines.slot_archiver import SlotArchiver
-from pltz.serving.engines.slot_keeper import FORMAT, MAX_NOTE, SlotKeeper, digest_ids
+from pltz.serving.engines.slot_keeper import SlotKeeper, digest_ids
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
@@ -174,19 +174,6 @@ def test_idle_slots_are_archived_once_and_their_sessions_grow(here: Here, tmp_pa
     assert archiver.status() == {"archived": 3, "refused": 0, "failed": 0, "kept": 0, "kept_bytes": 0}
 
 
-def test_another_conversation_in_the_slot_is_another_session(here: Here) -> None:
-    handler, archiver = here.handler, here.archiver()
-    names = []
-    for ids in (FIRST, SECOND, [*FIRST[:20], 99, 98]):
-        use(handler, 0, ids)
-        names += [found.session for found in archiver.look(idle=0)]
-    archiver.claim(0, "chat-7", "acme")
-    use(handler, 0, [1, 2, 3])
-    archiver.look(idle=0)
-    assert len({*names}) == 3
-    assert here.archived()["acme/chat-7"] == [[1, 2, 3]]
-
-
 def test_a_session_returns_from_its_file_and_from_its_ids_without_it(here: Here, tmp_path: Path) -> None:
     handler, archiver = here.handler, here.archiver(keep=1 << 20)
     use(handler, 0, FIRST)
@@ -298,19 +285,6 @@ def test_the_files_keep_a_budget(here: Here) -> None:
     assert {path.suffix for path in keeper.folder.iterdir()} == {".slot", ".json"}
 
 
-def test_the_choice_of_a_slot_loses_nothing(here: Here) -> None:
-    handler, archiver = here.handler, here.archiver()
-    use(handler, 0, FIRST)
-    assert archiver._choice() == 1  # empty
-    use(handler, 1, SECOND)
-    assert archiver._choice() == -1  # neither is archived
-    archiver.look(idle=0)
-    here.hook.flush()
-    use(handler, 1, [*SECOND, 1])
-    assert archiver._choice() == 0
-    assert archiver.restore("chat", np.array([1, 2, 3]), any_target=True).slot == 0
-
-
 def test_a_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,13 +383,6 @@ def test_what_cannot_be_is_refused(here: Here, tmp_path: Path) -> None:
         here.archiver(anew=True, keep=1)
 
 
-@pytest.mark.parametrize("note", ["", "{", "[" * 9999, "{}", json.dumps({"format": FORMAT}), "x" * (MAX_NOTE + 1)])
-def test_notes_of_any_form_are_none(here: Here, note: str) -> None:
-    keeper = here.keeper(1 << 20)
-    keeper._path("chat", "default").with_suffix(".json").write_text(note)
-    assert keeper.kept() == [] and keeper.restore("chat", np.array(FIRST), 0) == 0
-
-
 def test_a_note_of_another_session_is_none(here: Here) -> None:
     """It counted in the budget, and its room was made by removing the file of the session that it named."""
     handler, keeper = here.handler, here.keeper(2000)
@@ -448,17 +415,6 @@ def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(here: Here, monkeyp
     monkeypatch.setattr(Path, "write_text", raising(NO_SPACE))
     assert keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))[1] is None
     assert not [*keeper.folder.iterdir()]
-
-
-def test_a_slot_that_is_gone_costs_no_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was removed as if it were damaged."""
-    handler, keeper = here.handler, here.keeper(2000)
-    use(handler, 0, FIRST)
-    keeper.save(here.server.slot_state(0), lambda ids: ("chat", "acme"))
-    monkeypatch.setattr(here.server, "restore_slot", raising(UsageError("expected a slot from 0 to 0, found 1")))
-    with pytest.raises(UsageError, match="slot from"):
-        keeper.restore("chat", np.array(FIRST), 1, tenant="acme")
-    assert [one.session for one in keeper.kept()] == ["chat"]
 
 
 @pytest.mark.parametrize("marked", [pytest.param(None, marks=live)])

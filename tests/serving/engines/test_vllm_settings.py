@@ -20,7 +20,6 @@ from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
-from pltz.serving.eviction.settings import HookSettings
 from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
 from tests.serving.engines import fake_vllm
@@ -50,17 +49,6 @@ def test_a_wrong_setting_is_refused_by_name(given: dict[str, Any], words: str) -
     with pytest.raises(UsageError) as refused:
         VllmSettings.parse({"journal": "j", **given})
     assert words in str(refused.value) and "kv_connector_extra_config" in str(refused.value)
-
-
-def test_the_journal_must_be_named() -> None:
-    with pytest.raises(UsageError, match="journal"):
-        VllmSettings.parse({})
-
-
-def test_settings_of_the_hook_stand_beside_the_connectors() -> None:
-    found = VllmSettings.parse({"journal": "j", "unnamed": True, "flush_seconds": 1, "journal_bytes": None, "nice": 5})
-    assert found.unnamed and found.hook == HookSettings(flush_seconds=1, nice=5)
-    assert VllmSettings.parse({"journal": "j"}) == VllmSettings("j")
 
 
 @pytest.fixture

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.serving.eviction import flusher
 from pltz.serving.eviction.eviction import EvictionRequest
 from tests.serving.eviction.opened import Opened, entries, eventually
-
-
-def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flusher, "IDLE", 0.0)
-    hook = open_hook()
-    for n in range(50):
-        ticket = hook.on_evict(EvictionRequest("a", [n]))
-        assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
-        time.sleep(0.002 * (n % 5))
-    assert eventually(lambda: hook._flusher.asleep)
 
 
 @pytest.mark.parametrize("call", ["append", "write_new"])

@@ -83,19 +83,6 @@ def test_a_journal_that_fills_its_disk_drains(two: Two, segment: int) -> None:
     assert sorted(two.facts()) == sorted(map(fact, [*durable, *more]))
 
 
-def test_the_quota_of_a_journal_drains_as_well(two: Two) -> None:
-    journal = Journal(two.disk, two.locks)
-    before, late = [entry(f"s{n}", 60, n) for n in range(20)], entry("late", 64, 99)
-    journal.append([one.encode() for one in before])
-    journal.quota = sum(size for _, size in two.disk.names("")) + 100
-    with pytest.raises(StoreError, match="quota"):
-        journal.append([late.encode()])
-    two.worker().once()
-    journal.append([late.encode()])
-    two.worker().once()
-    assert {*two.facts()} == {fact(one) for one in (*before, late)}
-
-
 class CopyOnWrite(SimDisk):
     """A disk on which overwriting takes new space, as on btrfs and ZFS."""
 
@@ -116,17 +103,6 @@ def test_a_journal_drains_where_no_mark_can_be_written(codec: SegmentCodec) -> N
     assert worker.once().stored == len(durable)
     assert worker.once().entries == len(durable)  # not again
     assert two.disk.used == 0 and sorted(two.facts()) == sorted(map(fact, durable))
-
-
-def test_a_living_segment_is_not_archived_again_where_no_mark_can_be_written(codec: SegmentCodec) -> None:
-    cold = SimDisk(seed=1)
-    TowerArchive.create(DirectoryStore(cold), [codec])
-    two = Two(codec, CopyOnWrite(), cold)
-    journal = Journal(two.disk, two.locks)
-    journal.append([entry("a", 30).encode()])
-    two.disk.capacity = two.disk.used
-    worker = two.worker()
-    assert [worker.once().entries for _ in range(3)] == [1, 1, 1]
 
 
 def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from pltz.serving.eviction import refusals
 from pltz.serving.eviction.eviction import EvictionRequest
-from pltz.serving.eviction.refusals import Refusals
 from tests.serving.eviction.opened import Opened, entries, eventually
 
 
@@ -31,13 +30,6 @@ def test_a_name_that_is_too_long_is_counted_and_named(open_hook: Opened, caplog:
     assert shown["session"].startswith("xxx")
 
 
-def test_a_salted_tenant_is_refused_by_name(open_hook: Opened) -> None:
-    hook = open_hook()
-    hook.on_evict(EvictionRequest("chat", [1], tenant="acme#salt=00", salt="s"))
-    assert hook.flush(60) and hook.status()["refused"] == {"tenant with a salt": 1}
-    assert hook.status()["refusals"][0]["tenant"] == "acme#salt=00"
-
-
 def test_a_flood_is_counted_and_cut(open_hook: Opened, caplog: pytest.LogCaptureFixture) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
@@ -50,12 +42,3 @@ def test_a_flood_is_counted_and_cut(open_hook: Opened, caplog: pytest.LogCapture
     assert sum("more of late" in line for line in lines) == 2
     assert hook.status()["refused"] == {"no tokens": 1000, "multimodal": 1000}
     assert len(hook.status()["refusals"]) == refusals.KEPT
-
-
-def test_a_name_is_told_again_in_the_next_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Refusals()
-    assert noted.note("too long", 1, "a", "t") and not noted.note("too long", 2, "a", "t")
-    assert [row.count for row in noted.rows()] == [1]
-    monkeypatch.setattr(refusals, "PERIOD", 0.0)
-    assert [(row.session, row.count, row.why) for row in noted.rows()] == [("", 2, "1 more of late")]
-    assert noted.note("too long", 3, "a", "t") and [row.session for row in noted.rows()] == ["a"]

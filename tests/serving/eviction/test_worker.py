@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError, LostError
+from pltz.archive.errors import ArchiveError
 from pltz.archive.storage.disk import OsDisk
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import UsageError
@@ -80,19 +80,6 @@ def test_a_worker_process_that_dies_is_started_again(
             assert Path(f"/proc/{worker['pid']}/comm").read_text() == "pltz-hook\n"
         assert eventually(lambda: "exit code -9" in caplog.text)
     assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("a").ids, ids(1))
-
-
-def test_what_the_archive_cannot_take_is_named(
-    tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Log a failure: it was only in a field of `status`."""
-    with (
-        caplog.at_level(logging.WARNING, "pltz.hook"),
-        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook,
-    ):
-        hook.on_evict(EvictionRequest("bad", [99_999], tenant="acme"))
-        assert hook.settle(60) and eventually(lambda: "laid aside" in caplog.text)
-    assert "session 'bad' of tenant 'acme'" in caplog.text and "99999" in caplog.text
 
 
 @pytest.mark.usefixtures("in_thread")
@@ -168,19 +155,6 @@ def test_an_archive_in_place_of_another_gets_nothing(
         assert hook.settle(60) and eventually(lambda: "evictions are archived again" in caplog.text)
         assert not hook.status()["worker"]["failure"]
     assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("b").ids, ids(2))
-
-
-def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except (OSError, AttributeError):
-        pytest.skip("needs the right to real time")
-    try:
-        with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
-            process: Any = hook.background
-            assert eventually(lambda: os.sched_getscheduler(process.pid) == os.SCHED_OTHER, 60)
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -293,31 +267,6 @@ def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: JournalEnt
     journal.append([one.encode() for one in (entry("s0", 10, 0), odd, entry("s1", 10, 1))])
     done = bench.worker().once()
     assert done.stored + done.rejected == 3 and {"s0", "s1"} <= {name for name, _ in bench.versions()}
-
-
-@pytest.mark.parametrize("share", range(8))
-def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> None:
-    from pltz.serving.eviction.journal.writer import Journal
-
-    journal = Journal(bench.disk, bench.locks)
-    journal.append([entry("a", 10).encode()])
-    bench.worker().once()
-    [pack] = [name for name in bench.disk.seen.files() if name.startswith("packs/")]
-    inode = bench.disk.seen.names[pack]
-    for state in (bench.disk.seen, bench.disk.durable):
-        data = bytearray(state.data[inode])
-        data[len(data) * share // 8] ^= 0xFF
-        state.data[inode] = bytes(data)
-    journal.append([entry("a", 20).encode(), entry("b", 10, 1).encode()])
-    assert bench.worker().once().stored == 2
-    found = bench.archive().archive
-    for wanted in (entry("a", 20), entry("b", 10, 1)):
-        newest = None
-        if share != 6 and wanted.name == "a":  # in what tells which records there are: a newer version may be hidden
-            newest = found.history(wanted.name)[-1].id
-            with pytest.raises(LostError, match="left by its id: .*" + newest[:4].hex()):
-                found.get(wanted.name)
-        assert found.get(wanted.name, version=newest).tokens.tolist() == wanted.ids.tolist()
 
 
 def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:

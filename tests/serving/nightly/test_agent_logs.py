@@ -10,13 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
-from pltz.archive import opener
 from pltz.archive.archive import Archive
-from pltz.cli.root import cli
-from pltz.datasets import byte_input, registry
-from pltz.plt_codec.errors import UsageError
+from pltz.datasets import registry
 from pltz.serving.nightly.sources.jsonl import JsonlSource
 from tests.serving.nightly.conftest import Nightly, chat, lines
 
@@ -53,30 +49,6 @@ def test_agent_logs_are_a_session_per_file(nightly: Nightly) -> None:
     nightly.write("logs/shop/events.jsonl", log("shop", 4))
     assert nightly.counts() == (1, 5, 0, 0)
     assert nightly.content()["acme", "shop/events"] == [log("shop", n).decode() for n in (2, 4)]
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_list_of_trajectories_is_a_session_each_as_put_has_it(nightly: Nightly, exact: bool) -> None:
-    nightly.sources = f'[[source]]\nkind = "agent-logs"\npath = "logs"\nexact = {str(exact).lower()}\n'
-    one = {"instance_id": "a-1", "history": [{"source": "user", "action": "message", "args": {"content": "Hi"}}]}
-    lists = {"runs": [one, one["history"], {**one, "instance_id": "\u00e9-2"}], "alone": [one]}
-    for name, value in lists.items():
-        nightly.write(f"logs/shop/{name}.json", json.dumps(value, indent=1).encode())
-    nightly.write("logs/shop/mixed.json", json.dumps([one, {"other": 1}]).encode())
-    count = 3 if exact else 6
-    assert nightly.counts() == (count, 0, 0, 0) and nightly.counts() == (0, count, 0, 0)
-    # the same files put by hand
-    words = ["archive", "put", "-r", str(nightly.root / "hand"), str(nightly.root / "logs"), "--bundle", nightly.bundle]
-    opener.create(nightly.root / "hand")
-    assert CliRunner().invoke(cli, [*words, *["--exact"] * exact]).exit_code == 0
-    places = [Archive.open(nightly.root / name, bundle=nightly.bundle) for name in ("cold", "hand")]
-    with places[0] as cold, places[1] as hand:
-        put = {one.name: hand.get(one.name) for one in hand.list()}
-        assert put.keys() == {one.name for one in cold.list()} and len(put) == count
-        for name, by_hand in put.items():
-            assert (cold.get(name).session, cold.get(name).tags) == (by_hand.session, by_hand.tags)
-    named = {"shop/runs"} if exact else {"shop/mixed/1", *(f"shop/runs/{n}" for n in range(3))}
-    assert put.keys() == {"shop/alone/0", "shop/mixed/0", *named}
 
 
 def test_a_log_that_was_rewritten_is_a_new_version_and_a_replaced_chat_needs_a_word(nightly: Nightly) -> None:
@@ -128,16 +100,6 @@ def test_each_file_is_stored_or_counted_with_what_leaves_it_out(nightly: Nightly
     report = nightly.run()
     assert report["totals"]["left_out"] == {"*.tmp": 1, "empty": 1, "link": 1, "no file": 1}
     assert report["totals"]["frozen"] == 1  # the write-ahead log, which no rule leaves out now
-
-
-def test_a_broken_log_is_kept_and_goes_on(nightly: Nightly) -> None:
-    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
-    whole = log("shop", 5)
-    states = [b"{torn\n" + whole[:size] for size in (len(whole) // 2, len(whole) - 9, len(whole))]
-    for state in states:
-        nightly.write("logs/shop/cut.jsonl", state)
-        assert nightly.counts() == (1, 0, 0, 0)
-    assert nightly.content()["default", "shop/cut"] == [state.decode() for state in states]
 
 
 @pytest.mark.parametrize("kind", ["agent-logs", "jsonl"])
@@ -197,32 +159,3 @@ def test_a_file_of_chats_that_another_replaced_needs_a_word(nightly: Nightly) ->
     nightly.sources += "new_version = true\n"
     assert nightly.counts()[2:] == (0, 0)
     assert [len(versions) for versions in nightly.content().values()] == [2, 2]
-
-
-def test_signatures_are_dropped_where_the_source_says_so(nightly: Nightly) -> None:
-    block = {"type": "thinking", "thinking": "x", "signature": "Eq" * 100}
-    row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
-    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\ndrop = "signatures"\n'
-    nightly.write("logs/shop/a.jsonl", log("a", 2) + json.dumps(row, separators=(",", ":")).encode() + b"\n")
-    nightly.write("logs/shop/b.jsonl", log("b", 2))
-    assert nightly.counts() == (2, 0, 0, 0) and nightly.counts() == (0, 2, 0, 0)
-    [content] = nightly.content()["default", "shop/a"]
-    assert "dropped by pltz" in content and "EqEq" not in content
-    cold = Archive.open(nightly.root / "cold", bundle=nightly.bundles)
-    tags = {version.name: version.tags for version in cold.list()}
-    assert tags == {"shop/a": {"dropped": "signatures", "dropped-bytes": "200"}, "shop/b": {}}
-    nightly.sources += "exact = true\n"
-    with pytest.raises(UsageError, match="exact keeps every byte"):
-        nightly.counts()
-
-
-def test_a_log_of_more_than_a_session_may_have_is_taken_and_goes_on(
-    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(byte_input, "LONG", 1 << 12)
-    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
-    for events in (200, 210):
-        nightly.write("logs/shop/large.jsonl", log("large", events))
-        assert nightly.counts() == (1, 0, 0, 0) and nightly.counts() == (0, 1, 0, 0)
-    assert nightly.run()["totals"]["bytes_seen"] == len(log("large", 210)) > 1 << 12
-    assert nightly.content()["default", "shop/large"] == [log("large", events).decode() for events in (200, 210)]

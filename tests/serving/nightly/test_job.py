@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import zstandard
@@ -19,19 +19,16 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, SegmentCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec import limits
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import config, freeze, job
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.sources import jsonl
-from pltz.serving.nightly.state import Busy
 from tests.archive.maintenance.test_shrink import log
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.failing import raising
@@ -62,26 +59,6 @@ def test_what_changed_is_a_new_version_and_what_moved_is_known(nightly: Nightly)
     assert nightly.content()["default", "chat-9"] == [json.dumps(chat(9))]
 
 
-def test_a_log_that_repeats_a_name_gives_its_versions_in_order(nightly: Nightly) -> None:
-    nightly.write("chats/1.jsonl", lines(chat(7, n) for n in (1, 2, 2, 1)))
-    nightly.write("chats/2.jsonl", lines([chat(7, 3)]))
-    assert nightly.counts() == (3, 2, 0, 0)
-    assert nightly.content() == {("default", "chat-7"): [json.dumps(chat(7, n)) for n in (1, 2, 3)]}
-    assert nightly.counts() == (0, 5, 0, 0)
-
-
-def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> None:
-    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\ntenant = "acme"\nnew_version = true\n'
-    path = nightly.write("chats/deep/a.jsonl", b"\xef\xbb\xbf[1]\r\n\n[2]")
-    assert nightly.counts() == (2, 0, 0, 0)
-    assert nightly.content() == {("acme", "deep/a/1"): ["[1]"], ("acme", "deep/a/3"): ["[2]"]}
-    path.write_bytes(b"[3]\n\n[2]")
-    assert nightly.counts() == (1, 1, 0, 0)
-    path.write_bytes(b"[1]\n\n[2]")  # back to what it was: the archive follows
-    assert nightly.counts() == (1, 1, 0, 0)
-    assert nightly.content()["acme", "deep/a/1"] == ["[1]", "[3]", "[1]"]
-
-
 def test_one_bad_session_is_named_and_the_others_go_on(nightly: Nightly) -> None:
     image = {"id": "i", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     bad: list[Any] = [image, {"messages": []}, {"id": "n" * 100_000}, {"id": "\ud800", "messages": []}]
@@ -109,14 +86,6 @@ def test_one_bad_session_is_named_and_the_others_go_on(nightly: Nightly) -> None
     assert not list((nightly.root / "state/quarantine").iterdir())
 
 
-def test_a_line_that_is_too_long_costs_itself_alone(nightly: Nightly) -> None:
-    nightly.sources += "max_bytes = 4096\n"
-    nightly.write("chats/a.jsonl", lines([chat(1), chat(2, 5000), chat(3)]))
-    report = nightly.run()
-    assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0]["reason"]
-    assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
-
-
 def test_a_session_over_the_limit_is_counted_with_its_reason(nightly: Nightly) -> None:
     long = json.dumps({"id": "long", "text": "x" * MAX_BYTES}).encode() + b"\n"
     nightly.write("chats/a.jsonl", lines([chat(1)]) + long + lines([chat(3)]))
@@ -125,23 +94,6 @@ def test_a_session_over_the_limit_is_counted_with_its_reason(nightly: Nightly) -
     assert refused["where"] == "a.jsonl:2"
     assert f"at most {MAX_BYTES} bytes, found more: split it" in refused["reason"]
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
-
-
-def test_large_sessions_go_to_zstd(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ZSTD_ABOVE", 2000)
-    nightly.write("chats/a.jsonl", lines([chat(1), chat(2, 5000), chat(3)]))
-    seen: list[tuple[str, bool]] = []
-    monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
-    segmented = SessionCutter._segmented
-
-    def noted(cutter: SessionCutter, codec: SegmentCodec, item: Any, *given: Any) -> Any:
-        seen.append((item.name, isinstance(codec, BytesCodec)))
-        return segmented(cutter, codec, item, *given)
-
-    monkeypatch.setattr(SessionCutter, "_segmented", noted)
-    assert nightly.run()["totals"]["frozen"] == 3 and len(nightly.content()) == 3
-    assert [plain for name, plain in seen if name == "chat-2"] == [True]
-    assert [plain for name, plain in seen if name == "chat-1"] == [True, False]
 
 
 def test_a_source_that_is_not_there_does_not_stop_the_others(nightly: Nightly) -> None:
@@ -243,16 +195,6 @@ def full(staged: Callable[..., Any], folders: tuple[str, ...]) -> Callable[..., 
         return staged(store, name, data)
 
     return stage
-
-
-def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
-    from pltz.serving.nightly.state import StateFolder
-
-    state = StateFolder(nightly.root / "state")
-    state.make()
-    with state.lock(), pytest.raises(Busy, match="another run is going on"):
-        nightly.run()
-    assert nightly.counts() == (0, 0, 0, 0)
 
 
 def test_a_sealed_archive(nightly: Nightly) -> None:
@@ -426,30 +368,3 @@ def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
     assert [(v.name, v.version) for v in another.open().directory.ls()] == [(f"chat-{n}", 3) for n in range(4)]
 
 
-if TYPE_CHECKING:
-    from tests.archive.conftest import S3Server
-
-
-@pytest.fixture
-def many(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> Nightly:
-    """Six shards, with a bad line in each."""
-    monkeypatch.setattr(jsonl, "SHARD_BYTES", 1)
-    for n in range(6):
-        data = lines(chat(10 * n + k) for k in range(10)) + b"{no\n"
-        nightly.write(f"chats/{n}.jsonl", data)
-    return nightly
-
-
-@pytest.mark.slow
-def test_a_bucket(many: Nightly, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive lies in a bucket, and the state is a folder."""
-    for name, value in s3.options.items():
-        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    url = s3.place().url
-    cold = SessionArchive.create(url, many.bundles)
-    many.head = many.head.replace('"cold"', f'"{url}"')
-    many.rest = "[verify]\n[collect]\n"
-    assert many.counts() == (60, 0, 6, 5)
-    assert many.counts() == (0, 60, 6, 5)
-    assert cold.get("chat-7").value == chat(7) and len(list(cold.archive.ls())) == 60

@@ -141,23 +141,6 @@ def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
     assert logs.content() == whole.content()
 
 
-def test_two_jobs_with_one_archive_at_once(logs: Nightly) -> None:
-    """Each with a state of its own: all sessions of both are there, and the archive is sound."""
-    from tests.archive.towers import SessionArchive
-
-    other = logs.write(
-        "other.toml",
-        (logs.head.replace('"state"', '"state2"') + '[[source]]\nkind = "jsonl"\npath = "more"\n').encode(),
-    )
-    logs.write("more/b.jsonl", lines(map(chat, range(40))))
-    command = [sys.executable, "-c", RUN]
-    both = [subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)]
-    assert sorted(process.communicate(timeout=300)[0].strip() for process in both) == ["0", "5"]
-    content = logs.content()
-    assert {("default", f"b/{n}") for n in range(1, 41)} <= set(content) and len(content) == 40 + 15
-    assert SessionArchive.open(logs.root / "cold", logs.bundles).archive.verify(decode=True).sound
-
-
 def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(nightly: Nightly) -> None:
     nightly.write("chats/a.jsonl", lines(map(chat, range(4))))
     nightly.run()

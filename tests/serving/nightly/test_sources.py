@@ -54,16 +54,6 @@ def test_a_large_file_is_cut_at_ends_of_lines(tmp_path: Path, monkeypatch: pytes
     assert [e.where for e in cut if isinstance(e, SourceEntry)][:2] == ["a.jsonl:1", "a.jsonl:2"]
 
 
-def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
-    for n in range(50):
-        (tmp_path / f"{n:03}.jsonl").write_bytes(b"[]\n")
-    source = JsonlSource("s", str(tmp_path))
-    [shard] = source.shards(0)
-    assert [e.name for e in source.entries(shard) if isinstance(e, SourceEntry)] == [f"{n:03}/1" for n in range(50)]
-    (tmp_path / "007.jsonl").unlink()  # moved away meanwhile
-    assert len(list(source.entries(shard))) == 49
-
-
 def test_what_cannot_be_read_is_named_and_stops_nothing(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meet a folder like lost+found, a large file, a circular link, and a file that is moved away while it is read."""
     for name in ("a", "locked/b", "large", "moved"):
@@ -298,17 +288,6 @@ def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encodi
     assert peak < long
 
 
-def test_of_large_rows_one_is_in_memory(tmp_path: Path) -> None:
-    path = table(tmp_path, ((n, "[" + " " * (2 << 20) + "]") for n in range(20)))
-    source = SqliteSource("s", "SELECT * FROM t", path=path)
-    [shard] = source.shards(0)
-    tracemalloc.start()
-    assert sum(isinstance(e, SourceEntry) for e in source.entries(shard)) == 20
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 16 << 20  # a row as text, as bytes and pickled; the rest on the disk, of which 8 MB are in memory
-
-
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
     """Return the DSN of a server of our own.
@@ -379,19 +358,6 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
     nightly.sources = nightly.sources.replace("FROM chats", "FROM nowhere")
     report = nightly.run()
     assert report["exit_code"] == 7 and "nowhere" in report["failures"][0]
-
-
-@pytest.mark.postgres
-@pytest.mark.parametrize("kind", ["text", "json", "jsonb", "bytea"])
-def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
-    value = "convert_to(body, 'UTF8')" if kind == "bytea" else f"body::{kind}"
-    sizes = {"a": 98, "b": 99, "c": 5_000_000}
-    values = (f"('{name}', '\"' || repeat('x', {size}) || '\"')" for name, size in sizes.items())
-    rows = f"(VALUES {', '.join(values)})"
-    query = f"SELECT name, {value} AS session FROM {rows} AS t (name, body)"
-    found, peak = whole(database.PostgresSource("s", query, dsn=postgres, max_bytes=100))
-    assert [type(e) for e in found] == [SourceEntry, Unreadable, Unreadable] and peak < 4_000_000
-    assert all("at most 100 bytes" in e.reason for e in found if isinstance(e, Unreadable))
 
 
 def slot(ids: np.ndarray[Any, Any]) -> bytes:

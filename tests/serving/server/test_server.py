@@ -205,14 +205,6 @@ def test_likelihoods_are_those_of_the_model(shared: Client, target: Target) -> N
     assert [one["token"] for one in streamed] == [one["token"] for one in told]
 
 
-def test_likelihoods_of_a_completion(shared: Client) -> None:
-    [choice] = shared.post(COMPLETE, prompt="Once upon", max_tokens=8, temperature=0, logprobs=2)["choices"]
-    told = choice["logprobs"]
-    assert "".join(told["tokens"]) == choice["text"] and told["text_offset"][:2] == [0, len(told["tokens"][0])]
-    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
-        assert len(top) == 2 and top[token] == logprob == max(top.values()) < 0
-
-
 def test_likelihoods_of_parts_of_characters(shared: Client, target: Target) -> None:
     """They have the number of their token in place of a text, since several look alike."""
     ids = target.tokenize("😀")
@@ -238,15 +230,6 @@ def test_several_answers_are_those_of_their_seeds(shared: Client) -> None:
         texts[choice["index"]] += choice["text"]
         ends += choice["finish_reason"] is not None
     assert texts == alone and ends == 3 and events[-1] == "[DONE]"
-
-
-def test_penalties_and_biases_change_what_is_said(shared: Client, target: Target) -> None:
-    asked = {"prompt": "a b a b a b a b", "max_tokens": 24, "temperature": 0}
-    before = shared.post(COMPLETE, **asked)["choices"][0]["text"]
-    after = shared.post(COMPLETE, **asked, frequency_penalty=2, presence_penalty=2)["choices"][0]["text"]
-    assert len(set(target.tokenize(after))) > len(set(target.tokenize(before)))
-    [one] = target.tokenize(" order")
-    assert shared.post(COMPLETE, **asked, logit_bias={str(one): 100})["choices"][0]["text"] == " order" * 24
 
 
 def test_fields_that_change_nothing_are_taken(shared: Client) -> None:

@@ -42,14 +42,6 @@ def record_of(sessions: Sessions, name: str, ids: np.ndarray | None = IDS) -> Se
     return record
 
 
-def test_a_session_goes_cold_where_the_archive_gives_its_ids() -> None:
-    sessions = sessions_of(lambda name: IDS.copy())
-    record = record_of(sessions, "a")
-    asyncio.run(sessions.freeze([record]))
-    assert record.ids is None and sessions.freezes == 1
-    sessions.close()
-
-
 @pytest.mark.parametrize("how", ["late", "broken"])
 def test_kv_stays_where_the_archive_does_not_take_the_journal(how: str) -> None:
     """And what a disk says is told as an error of the server's own."""
@@ -92,25 +84,6 @@ def test_a_known_session_is_shown_without_the_archive() -> None:
 
     sessions = sessions_of(reads)
     asyncio.run(shown())
-    sessions.close()
-
-
-def test_a_claim_waits_for_one_look_at_most() -> None:
-    order: list[str] = []
-
-    def reads(name: str) -> np.ndarray:
-        order.append(name)
-        return IDS.copy()
-
-    async def all_of_them() -> None:
-        looks = [asyncio.create_task(sessions.look(f"look/{n}")) for n in range(5)]
-        await asyncio.sleep(0)
-        sessions.free(await sessions.claim("claimed"))
-        await asyncio.gather(*looks)
-
-    sessions = sessions_of(reads)
-    asyncio.run(all_of_them())
-    assert order.index("claimed") == 1 and len(order) == 6
     sessions.close()
 
 

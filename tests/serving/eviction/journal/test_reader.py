@@ -40,11 +40,6 @@ def test_a_segment_that_is_gone_is_told(bench: Bench, names: list[Name], kinds: 
     assert reader(bench).status().lost == [] and bench.worker().once().lost == 0
 
 
-def test_the_last_segment_is_told_by_its_mark(bench: Bench, names: list[Name]) -> None:
-    bench.disk.unlink(names[4].journal)
-    assert bench.worker().once().lost == 1 and journal_files(bench) == [names[4].lost]
-
-
 def test_segments_that_a_worker_deletes_are_no_loss(bench: Bench, names: list[Name]) -> None:
     """Delete the third, while the first two wait: its mark stays until they are gone."""
     backlog = reader(bench)
