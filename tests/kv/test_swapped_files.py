@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +22,6 @@ from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
 from pltz.kv.port.codec import RAW, KVCodec
-from pltz.kv.port.private_file import opened
 from pltz.kv.predictive.calibration import Calibration, KVShape, expected
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
@@ -140,15 +139,3 @@ def test_calibrations(tmp_path: Path) -> None:
                     Calibration.load(path, one.target)
             else:
                 assert Calibration.load(path, one.target).digest == one.digest
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.with_name("other"))])
-def test_what_is_no_file_of_its_own_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    make(tmp_path / "lock")
-    with pytest.raises(OSError, match=r"regular|directory|symbolic"):
-        opened(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    linked = tmp_path / "linked"
-    linked.symlink_to(tmp_path)
-    with pytest.raises(OSError, match=r"directory|symbolic"):
-        opened(linked / "other")

@@ -43,14 +43,6 @@ def expected(target: Target, ids: Any) -> Any:
     return torch.stack([a[0, :, list(rows)].mean((0, 1)) for a in seen[EVERY - 1 :: EVERY]]).mean(0).numpy()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 40, 63, 64, 65, 150])
-def test_the_mass_is_that_of_eager_attention(tokens: int, target: Target) -> None:
-    ids = IDS[:tokens]
-    kv, mass = watched(target, ids)
-    assert mass is not None and np.allclose(mass, expected(target, ids), atol=1e-6)
-    assert torch.equal(kv, prefilled(target, ids)), "looking changes nothing"
-
-
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -135,24 +127,6 @@ def test_chunks_and_pasts_end_like_one_pass(target: Target) -> None:
     mass = watch.mass(0, 150)
     assert mass is not None and whole is not None and np.allclose(mass, whole, atol=1e-6)
     assert watch.mass(0, 149) is None, "of another length"
-
-
-def test_rows_of_a_batch_are_seen_apart(target: Target) -> None:
-    rows = [IDS, IDS[20:110], IDS[5:145]]
-    pasts = [None, target.prefill(rows[1][:17])[0], target.prefill(rows[2][:70])[0]]
-    with Watch([150, 73, 70]) as watch:
-        target.prefill_many(list(zip(rows, pasts, strict=True)))
-    for number, row in enumerate(rows):
-        mass, alone = watch.mass(number, len(row)), watched(target, row)[1]
-        assert mass is not None and alone is not None and np.allclose(mass, alone, atol=1e-5), number
-
-
-def test_rows_that_ran_one_by_one_show_nothing(target: Target) -> None:
-    full = target.prefill(IDS)[0]
-    with Watch([0, 40]) as watch:
-        target.prefill_many([(IDS, full), (IDS[:40], None)])
-    assert watch.mass(0, 150) is None and watch.mass(1, 40) is None
-    assert Watch([3]).mass(0, 3) is None, "no pass at all"
 
 
 def test_other_threads_notice_nothing(target: Target) -> None:

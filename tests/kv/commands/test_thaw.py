@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,21 +37,6 @@ def test_what_is_said_is_not_mistaken_for_a_mark(text: str | None, ended: bool, 
     assert Result(1, 1, {"read": 1.0}, text, ended, None).text().endswith(shown)
 
 
-def test_the_mark_that_ends_a_turn_is_no_text() -> None:
-    model = SimpleNamespace(
-        eos_ids={9},
-        decode=lambda ids: "".join(map(str, ids)),
-        generate=lambda *a, **k: [4, 2, 9],
-    )
-    thawed = SimpleNamespace(token_ids=[1], timings={}, cache=SimpleNamespace(layers=[]), logits=None)
-    found = Result.of(thawed, model, 5, 0.0).as_json()  # type: ignore[arg-type]
-    assert (found["continuation"], found["ended"]) == ("42", True)
-
-
-def test_from_stdin(run: Run, frozen: Path) -> None:
-    assert run("thaw", "-", "--session", 1, input=frozen.read_bytes()).exit_code == 0
-
-
 def test_another_target_is_refused(run: Run, frozen: Path, tmp_path: Path) -> None:
     reader = Reader(frozen.read_bytes())
     header = Header(reader.header.bundle_id, target_fingerprint=bytes(16))
@@ -71,11 +55,6 @@ def test_refusals(run: Run, frozen: Path, words: list[object], code: int) -> Non
     done = run("thaw", frozen, *words)
     assert done.exit_code == code, done.output
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-
-
-def test_the_session_must_be_named(run: Run, frozen: Path) -> None:
-    done = run("thaw", frozen)
-    assert done.exit_code == 2 and "--session" in done.stderr
 
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -104,17 +83,6 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
     assert run("thaw", frozen, "--session", 1, "--hot", tmp_path).exit_code == 2
     (tmp_path / "file").write_text("")
     assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
-
-
-def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    chats.write_text(json.dumps(chat(2)) + "\n")
-    rows = lines(run("archive", "put", "-r", cold, chats, "--target", "mini-llama", "--json"))
-    assert rows[0]["kind"] == "ids"
-    assert run("thaw", "--archive", cold, "chats/0").exit_code == 0
-    packed = tmp_path / "t.pltz"
-    assert run("compress", chats, "-o", packed, "--target", "mini-llama").exit_code == 0
-    again = lines(run("archive", "put", "-r", cold, packed, "--name", "chats/0", "--json"))
-    assert again[0]["unchanged"], "the same ids for the same target, straight or by way of a file"
 
 
 def log(turns: int, words: str) -> bytes:
@@ -198,17 +166,3 @@ def test_a_target_with_another_tokenizer(run: Run, cold: Path, chats: Path, stra
     assert run("archive", "copy", "-r", cold, other, "--tokenizer", stranger).exit_code == 0
     again = run("archive", "get", "-r", other, "chats/1", "--tokenizer", stranger / "tokenizer.json")
     assert json.loads(again.stdout) == wanted[1]
-
-
-def test_ids_of_another_tokenizer_from_files(run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path) -> None:
-    ids, packed, plain = tmp_path / "ids.jsonl", tmp_path / "theirs.pltz", tmp_path / "ours.pltz"
-    ids.write_text("[1, 5, 899, 7, 7, 300]\n")
-    named = "--tokenizer", stranger / "tokenizer.json"
-    assert lines(run("archive", "put", "-r", cold, ids, "--format", "ids", *named, "--json"))[0]["tokens"] == 6
-    assert json.loads(run("archive", "get", "-r", cold, "ids/0", *named).stdout) == [1, 5, 899, 7, 7, 300]
-    assert run("compress", ids, "-o", packed, "--format", "ids", *named).exit_code == 0
-    assert lines(run("archive", "put", "-r", cold, packed, "--name", "ids/0", *named, "--json"))[0]["unchanged"]
-    assert run("archive", "put", "-r", cold, packed).exit_code not in (0, 1), "whose ids they are is not lost"
-    assert run("compress", ids, "-o", plain, "--format", "ids").exit_code == 0
-    assert run("archive", "put", "-r", cold, plain, *named).exit_code not in (0, 1)
-    assert run("archive", "put", "-r", cold, ids, *named, "--target", stranger).exit_code == 2

@@ -115,17 +115,6 @@ def encoded(where: Where, q: Any, classes: Any, tables: Any, point: int) -> tupl
     ), streams.encode(q, classes, tables, point)
 
 
-@pytest.mark.parametrize("spread", [-40, 200])
-def test_words_may_be_rare_or_many(where: Where, spread: int) -> None:
-    q, classes, tables = drawn(32, 1, 96, spread=spread, seed=2)
-    assert same(*encoded(where, q, classes, tables, 0))
-    if spread > 0:
-        q = np.random.default_rng(0).integers(-(1 << 15), 1 << 15, q.shape).astype(np.int16)
-    coded = streams.encode(q, classes, tables, 0)
-    again, _, _, sound = decoded(where, coded, tables, 0, 32)
-    assert sound and (again == q).all()
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_stream_is_found_out(where: Where, seed: int) -> None:
     q, classes, tables = drawn(40, 2, 64)
@@ -248,18 +237,6 @@ def test_layers_are_decoded_before_the_last_words_are_there(
     assert torch.equal(found.to(used.device), whole)
 
 
-def test_words_that_do_not_arrive_are_an_error(used: Where) -> None:
-    there, here = codecs(used, ONE_STREAM, 6, 0)
-    layers, heads, dim = ONE_STREAM
-    span = flat(np.arange(33, dtype=np.int32), 5)
-    parts = dict(here.encode(torch.randn(layers, 2, heads, 33, dim), span))
-    arriving = ArrivingParts({name: parts[name] for name in sorted(parts, key="kv.words".__eq__)})
-    arriving.arrive(arriving.size - 2)
-    arriving.fail("the disk is gone")
-    with pytest.raises(CorruptError, match="the disk is gone"):
-        there.decode(arriving, span)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", [0, 6])
 def test_predictive_encodes_as_well_as_on_a_cpu(used: Where, rank: int, dtype: torch.dtype) -> None:
@@ -305,19 +282,6 @@ def test_numbers_beyond_float16_are_multiplied_in_float32(used: Where, monkeypat
         assert isinstance(codec._engine, CudaEngine)
         assert set(codec._engine._operands) == ({True} if size == 1e3 else {True, False})
         assert float((found - expected).float().norm() / expected.float().norm()) < 0.05  # predictions are large
-
-
-def test_no_ids_are_no_work(used: Where) -> None:
-    shape = KVShape(2, 1, 8, 12)
-    calibration = random_calibration(bytes(16), shape, 0, drawn(1, 2, 16)[2])
-    codec = PredictiveCodec(calibration, Rotary(torch.ones(4, dtype=torch.float64)), torch.ones(3, 12), 0)
-    span = Span(np.zeros(0, np.int32), 0)
-    parts = codec.encode(torch.zeros(2, 2, 1, 0, 8), span)
-    assert codec.decode(parts, span).shape == (2, 2, 1, 0, 8)
-
-
-def test_a_cpu_has_no_kernels() -> None:
-    assert cuda.kernels_on(torch.device("cpu")) is None
 
 
 def test_kernels_that_do_not_compile_are_told_once_and_other_machines_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,18 +97,6 @@ def test_without_the_compiled_part_the_form_says_what_to_install(monkeypatch: py
             work()
 
 
-def test_a_size_near_the_entropy() -> None:
-    rng = np.random.default_rng(1)
-    tables = Tables(FREQ, MEAN, np.full((4, 256), 8, np.int16))  # a mean size of two steps
-    classes = np.full(512, 3, np.uint8)
-    q = np.rint(rng.laplace(size=(512, 4, 256)) * 2).astype(np.int16)
-    coded = encode(q, classes, tables, 0)
-    count = np.bincount(q.ravel() + 200)
-    share = count[count > 0] / q.size
-    bits = 8 * sum(getattr(coded, f).nbytes for f in ("words", "states")) / q.size
-    assert bits < 1.03 * -(share * np.log2(share)).sum()
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_a_damaged_stream_is_an_error(seed: int) -> None:
     q, classes, tables = drawn(64, *((2, 64), (9, 928))[seed % 2])

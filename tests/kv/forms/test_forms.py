@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,19 +266,6 @@ def test_a_calibration_is_worth_it(toy: Toy) -> None:
             toy.calibration.point(**bound)
 
 
-def test_points_between_measured_ones_lose_what_their_receipts_say(toy: Toy) -> None:
-    points = [-29.5, -21.9375, -14.0, -10.0, -6.0, -2.5, 2.0]
-    codecs = [toy.codec(p) for p in points]
-    outcomes = compare(toy.target, toy.ids[9:], CONTEXT, [("", codec) for codec in codecs], control=False)
-    ratios = []
-    for outcome, codec in zip(outcomes, codecs, strict=True):
-        found, said = outcome.row(), codec.receipt
-        assert said is not None and said.most == loss(codec)
-        assert found["bits"] == pytest.approx(said.bits, rel=0.02)
-        ratios.append(np.log(found["kl"] / said.kl))
-    assert abs(np.mean(ratios)) < 0.2, "184 tokens of random weights are noisy: SmolLM2 is in docs/kv.md"
-
-
 def test_the_forms_of_a_target_come_with_their_receipts(toy: Toy, tmp_path: Path) -> None:
     path = toy.calibration.save(tmp_path)
     found = pltz.kv_forms(toy.target, path, max_kl=float("inf"))
@@ -364,22 +349,6 @@ def test_too_few_rows_give_no_receipt(toy: Toy, tmp_path: Path) -> None:
     [outcome] = compare(toy.target, toy.ids[9:16], CONTEXT, [("raw", RAW)], control=False)
     with pytest.raises(UsageError, match="found 7"):
         outcome.receipt("raw", 0, CONTEXT)
-
-
-def test_a_disk_that_is_too_small_is_told_at_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SimpleNamespace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    with pytest.raises(UsageError, match=r"needs 0\.0 GB for the KV of 9 rows, and 0\.0 GB are free"):
-        calibrate(toy.target, toy.ids[:9], toy.ids[9:], Plan(CONTEXT, NEW, 4, tmp_path))
-    assert not list(tmp_path.glob("row-*"))
-
-
-def test_a_calibration_of_low_rank_is_smaller(toy: Toy, tmp_path: Path) -> None:
-    low = toy.calibration  # a small target gets a low rank by itself
-    full = calibrate(toy.target, toy.ids[:9], toy.ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=1000))
-    low.save(tmp_path / "low")
-    assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in full.tensors.values())
-    assert Calibration.load(tmp_path / "low").digest == low.digest
 
 
 def test_a_calibration_file_is_read_back_or_refused(toy: Toy, tmp_path: Path) -> None:

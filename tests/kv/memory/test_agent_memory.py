@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import random
 import shutil
 import subprocess
@@ -65,19 +64,6 @@ def test_phases_say_what_a_target_without_memory_says(target: Target, tmp_path: 
     assert memory.text("ann") == FIRST + first.text + SECOND + second.text
 
 
-@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
-def test_a_restart_changes_nothing(target: Target, tmp_path: Path, kind: str) -> None:
-    with opened(tmp_path / "one", target, kind) as memory:
-        expected = [memory.phase("ann", text, **NEW) for text in (FIRST, SECOND, SECOND)]
-        before = memory._agents["ann"].session.kv()
-    for n, text in enumerate((FIRST, SECOND, SECOND)):
-        with opened(tmp_path / "two", target, kind) as memory:
-            assert memory.phase("ann", text, **NEW) == expected[n]
-    memory = opened(tmp_path / "two", target, kind)
-    assert memory.agents() == ["ann"] and memory.text("ann").endswith(expected[2].text)
-    assert torch.equal(memory._agents["ann"].session.kv(), before)
-
-
 CHILD = """
 import sys
 from pltz.models.target.target import Target
@@ -121,21 +107,6 @@ def test_agents_of_one_batch_say_what_they_say_alone(target: Target, tmp_path: P
     assert together.phase("bob", "!", **NEW) == alone.phase("bob", "!", **NEW)
     together.close()
     assert together.pool.device.free == together.pool.device.blocks
-
-
-def test_a_prompt_is_matched_by_characters(target: Target, tmp_path: Path) -> None:
-    memory = opened(tmp_path, target, "raw")
-    memory.respond("ann", FIRST, **NEW)
-    text = memory.text("ann")
-    exact = memory.respond("ann", text, **NEW)
-    assert exact.match is not None and (exact.match.kind, exact.prefilled) == ("exact", 1)
-    edited = text[:-10] + "of another end of it."
-    partial = memory.respond("ann", edited, **NEW)
-    assert partial.match is not None and partial.match.kind == "partial" and partial.reused > 90
-    assert partial.ids == opened(tmp_path / "other", target, "raw").respond("bob", edited, **NEW).ids
-    other = memory.respond("ann", "Something else.", **NEW)
-    assert other.match is not None and (other.match.kind, other.reused) == ("diverge", 0)
-    assert memory.text("ann") == "Something else." + other.text
 
 
 def test_the_ids_an_agent_generated_stay_where_the_tokenizer_would_spell_them_otherwise(
@@ -193,23 +164,6 @@ def test_an_agent_that_leaves_a_full_pool_is_saved_before(target: Target, tmp_pa
     assert not file_of(memory, "ann").exists()
     memory.phase("bob", FIRST, new_tokens=4)
     assert "ann" not in memory._agents and memory.text("ann") == FIRST + reply.text
-
-
-def test_a_damaged_memory_is_refused_until_it_is_forgotten(target: Target, tmp_path: Path) -> None:
-    opened(tmp_path, target).phase("ann", FIRST, **NEW)
-    memory = opened(tmp_path, target)
-    path = file_of(memory, "ann")
-    good = path.read_bytes()
-    for hurt, why in ((good[:-1], "damaged or foreign"), (good + b"x", "do not fill")):
-        path.write_bytes(hurt)
-        with pytest.raises(CorruptError, match=why):
-            memory.phase("ann", SECOND, **NEW)
-    assert memory.pool.device.free == memory.pool.device.blocks
-    path.write_bytes(good)
-    assert memory.text("ann").startswith(FIRST)
-    path.write_bytes(good[:100])
-    memory.forget("ann")
-    assert memory.text("ann") == "" and not path.exists()
 
 
 def test_the_memory_of_another_agent_is_refused(target: Target, tmp_path: Path) -> None:
@@ -372,23 +326,6 @@ def test_a_batch_of_agents_of_which_one_fails_changes_none(
     with pytest.raises(ModelError, match="'bob'"):
         memory.many({"ann": SECOND, "bob": SECOND}, **NEW)
     assert [memory.text(agent) for agent in ("ann", "bob")] == texts and memory.pool.device.free == free
-
-
-def test_a_save_does_not_look_through_the_folder(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Remove what a kill left when the folder is opened."""
-    memory = opened(tmp_path, target)
-    memory.phase("ann", FIRST, **NEW)
-    left = file_of(memory, "ann").with_name("x.0123abcd.part")
-    left.touch()
-    os.utime(left, (0, 0))
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "glob", lambda *_: pytest.fail("the folder is listed"))
-        memory.phase("ann", SECOND, **NEW)
-    assert left.exists()
-    opened(tmp_path, target)
-    assert not left.exists()
 
 
 def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:

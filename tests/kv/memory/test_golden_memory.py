@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
 from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins
 from pltz.experiments.three_tiers.shadow import MANIFEST, SEGMENT, Shadow
-from pltz.kv.errors import PoolFull
-from pltz.kv.memory.checked_file import FileKind, _places
+from pltz.kv.memory.checked_file import FileKind
 from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.prefix_tree import PrefixTree
@@ -170,25 +168,3 @@ def test_a_sparse_memory_that_no_target_can_have_is_refused_unread(
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
     with pytest.raises(CorruptError, match="forget the agent"):
         saved.load()
-
-
-def test_a_memory_that_the_pool_has_no_room_for_is_not_read(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = saved.memory
-    long.session.cut(0)
-    long.session = saved.make.session(long.session.pool, 64, 4)
-    long.ids, long.ends = np.full(68, 7, np.int32), np.zeros(68, np.int32)
-    saved.folder.save(saved.agent, long)
-    assert saved.load() is not None
-    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
-    with pytest.raises(PoolFull, match="room for 48 tokens, the agent 'ann' has 64"):
-        saved.load(48)
-
-
-@pytest.mark.parametrize("shape", ["", {}, None, 0, [0] * 9, [-1], [1.0], [True]])
-def test_a_shape_that_is_none_is_refused(shape: object) -> None:
-    header = {
-        "checksum": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]},
-        "centre": {"dtype": "F32", "shape": shape, "data_offsets": [16, 20]},
-    }
-    with pytest.raises(CorruptError):
-        _places(header, 20)

@@ -28,12 +28,6 @@ def test_matches(remembered: str, prompt: str, kind: str, characters: int) -> No
     assert PrefixMatch.of(remembered, prompt) == PrefixMatch(kind, characters)
 
 
-@given(st.text("ab", max_size=30), st.text("ab", max_size=30))
-def test_common_characters(one: str, other: str) -> None:
-    slow = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    assert common(one, other) == (min(len(one), len(other)) if slow is None else slow)
-
-
 def test_ends_say_which_characters_ids_are(target: Target) -> None:
     ids, ends = spelled(target, TEXT)
     assert ids == target.tokenize(TEXT)

@@ -64,17 +64,6 @@ def test_compiled_attention_is_that_over_unpacked_kv(kind: str, block: int, dim:
 
 
 @pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
-def test_compiled_attention_of_half_precision(kind: str, dtype: torch.dtype) -> None:
-    view = view_of(kind, 16, 64, 32, dtype)
-    query = torch.randn(len(LENGTHS), HEADS * GROUP, 64, generator=torch.Generator().manual_seed(3))
-    found = cpu_attention.attend(view, query, 0.3)
-    right, _ = expected(view, query, 0.3)
-    assert (found - right).abs().max() < (1e-5 if kind == "raw" else 0.02) * right.abs().max()
-
-
-@pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
 def test_tables_beyond_the_pool_are_refused() -> None:
     view = view_of("q4", 16, 64, 32, torch.float32)
     query = torch.zeros(len(LENGTHS), HEADS * GROUP, 64)

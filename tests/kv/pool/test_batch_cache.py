@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pltz.datasets import sample_sessions
-from pltz.kv.pool import cpu_attention, page_attention
+from pltz.kv.pool import cpu_attention
 from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
@@ -95,26 +95,6 @@ def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: li
 
 
 @pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
-def test_compiled_attention_gives_the_logits_of_torch(
-    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = BlockPool.of(target, "q4", 4096)
-    sessions = [session_of(target, pool, ids) for ids in texts]
-
-    def logits() -> torch.Tensor:
-        cache = BatchKVCache.merge(sessions)
-        inputs = cache.inputs([[5], [6], [7]])
-        places = torch.tensor([[n] for n in cache.tokens()])
-        with torch.inference_mode():
-            ids = inputs.pop("input_ids")[:, -1:]
-            return target.model(ids, **inputs, position_ids=places, **cache_argument(target.model, cache)).logits  # type: ignore[no-any-return]
-
-    compiled = logits()
-    monkeypatch.setattr(page_attention, "_packed", lambda *args: None)
-    assert (compiled - logits()).abs().max() < 1e-4 * compiled.abs().max()
-
-
-@pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
 def test_attention_of_blocks_is_watched(target: Target, texts: list[list[int]]) -> None:
     pool = BlockPool.of(target, "q8", 4096)
     cache = BatchKVCache.merge([session_of(target, pool, ids) for ids in texts], keep=16)
@@ -141,38 +121,6 @@ def test_beams_share_blocks(target: Target, texts: list[list[int]]) -> None:
     cache.release()
     session.release()
     assert pool.device.free == pool.device.blocks
-
-
-def test_beams_find_what_they_find_without_pages(target: Target, texts: list[list[int]]) -> None:
-    pool = BlockPool.of(target, "raw", 4096)
-    options: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
-    chosen = [*texts[1], *NEW[1]]
-    with torch.inference_mode():
-        ids = torch.tensor([chosen])
-        want = target.model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(chosen) :]
-        cache = BatchKVCache.merge([session_of(target, pool, texts[1])])
-        inputs = cache.inputs([NEW[1]])
-        with pytest.raises(UsageError, match="has 1 rows, and the pass 3"):
-            target.model.generate(**inputs, **cache_argument(target.model, cache), **options)
-        cache.batch_repeat_interleave(3)
-        found = target.model.generate(**inputs, **cache_argument(target.model, cache), **options)
-    assert found[0, inputs["input_ids"].shape[1] :].tolist() == want.tolist()
-
-
-def test_a_cache_goes_on_by_new_inputs_alone(target: Target, texts: list[list[int]]) -> None:
-    """Inputs of a pass before are padding where the cache is longer than they are."""
-    pool = BlockPool.of(target, "q4", 4096)
-    cache = BatchKVCache.merge([session_of(target, pool, ids) for ids in texts[:2]])
-    inputs = cache.inputs(NEW[:2])
-    generated(target, cache, inputs, 4)
-    again = BatchKVCache.merge([cache.extract(0), cache.extract(1)])
-    want = generated(target, again, again.inputs([[7], [9]]), 4)
-    assert generated(target, cache, cache.inputs([[7], [9]]), 4) == want
-    with pytest.raises(UsageError, match="call `inputs` anew"):
-        generated(target, cache, inputs, 4)
-    again.release()
-    with pytest.raises(UsageError, match="was released"):
-        generated(target, again, inputs, 4)
 
 
 def test_columns_that_are_still_exact_can_be_dropped(target: Target, texts: list[list[int]]) -> None:
@@ -219,5 +167,3 @@ def test_prefixes_serve_a_batch(target: Target, texts: list[list[int]]) -> None:
     again = generated(target, cache, cache.inputs([[*texts[2][272:], 5]]), 20)
     whole = BatchKVCache.merge([session_of(target, pool, texts[2])], keep=16)
     assert again == generated(target, whole, whole.inputs([[5]]), 20)
-
-

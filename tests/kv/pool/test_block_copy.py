@@ -110,16 +110,6 @@ def test_the_bus_carries_the_same_bytes(
         assert torch.equal(tensor.view(torch.uint8), before[name].view(torch.uint8)), name
 
 
-def test_what_is_staged_has_a_bound_and_all_layers() -> None:
-    shape = 32, 9, 16, 8
-    tensors = {"kv": torch.zeros(*shape, 128, dtype=torch.uint8), "scale": torch.zeros(*shape, 2, dtype=torch.float16)}
-    jobs = block_copy._jobs(tensors, 256)
-    assert [(job.name, job.first, job.last) for job in jobs] == [
-        *(("kv", first, first + 8) for first in range(0, 32, 8)), ("scale", 0, 32)
-    ]  # fmt: skip
-    assert max(job.words for job in jobs) * 8 <= block_copy.STAGED
-
-
 def test_the_engine_takes_pieces_of_a_megabyte() -> None:
     host = torch.empty(2, 40, 1 << 16, dtype=torch.uint8)
     assert block_copy.wide(host, range(3, 19))

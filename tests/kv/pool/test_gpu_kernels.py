@@ -71,19 +71,6 @@ def test_attention_is_that_over_unpacked_kv(
     assert torch.equal(again, found)
 
 
-LOADS = [
-    (8, 4096, 4, 128), (256, 16384, 4, 128), (256, 16384, 8, 128), (64, 32768, 16, 128), (8, 1, 1, 256),
-    (512, 200, 2, 32),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "tokens", "group", "dim"), LOADS)
-def test_splits_are_whole_units(rows: int, tokens: int, group: int, dim: int) -> None:
-    launch = Launch.of(rows, tokens, group, dim)
-    assert launch.chunk % launch.unit == 0 == launch.unit % (16 * launch.step)
-    assert launch.unit <= 64 or group <= 4
-
-
 def test_what_attention_counts_by_is_zero_again() -> None:
     """A second pass over the same pool joins its splits as the first did."""
     view = view_of("q4", 16, 64, 32, torch.float16)
@@ -118,14 +105,6 @@ def test_blocks_are_copied(ctas: int, most: int, each: int, monkeypatch: pytest.
     kernels = block_copy.launcher(torch.device("cpu"))
     assert kernels is not None
     block_copy.launch(kernels, source, [1, 6, 3], target, [8, 0, 2], ctas)
-    check_copied(source, target)
-
-
-@pytest.mark.parametrize("spills", [True, False])
-def test_kernels_gather_and_scatter_what_the_engine_carries(spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_copy, "STAGED", 1)
-    source, target = random_blocks()
-    block_copy.by_engine(source, [1, 6, 3], target, [8, 0, 2], spills, block_copy.launcher(torch.device("cpu")))
     check_copied(source, target)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pltz.kv.pool.page_format import PageFormat
-from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from tests.kv.pool.pages import HEADS, LAYERS, form, random_kv
 
@@ -41,16 +40,6 @@ def test_the_centre_takes_a_key_bias_away() -> None:
     assert 20 * with_centre < without
 
 
-def test_bytes_of_a_token() -> None:
-    """The shape of an 8B model: 32 layers, 8 heads of 128."""
-    size = {}
-    for kind in ("raw", "q8", "q4"):
-        centre = None if kind == "raw" else torch.zeros(32, 2, 8, 128)
-        size[kind] = PageFormat(kind, 32, 8, 128, torch.bfloat16, form("q4").rotary, centre).token_bytes
-    assert size == {"raw": 131072, "q8": 66560, "q4": 33792}
-    assert 1 - size["q4"] / size["raw"] > 0.74
-
-
 def test_what_pages_cannot_hold_is_refused() -> None:
     kv = random_kv(8)
     with pytest.raises(UsageError, match="not finite"):
@@ -63,11 +52,3 @@ def test_what_pages_cannot_hold_is_refused() -> None:
         form("q4", 20, 8)
     with pytest.raises(UsageError, match="kind"):
         form("q5")
-
-
-def test_pages_of_a_target() -> None:
-    target = Target.load("mini-llama")
-    one, other = (PageFormat.of(target, "q4") for _ in range(2))
-    assert one.centre is not None and other.centre is not None and torch.equal(one.centre, other.centre)
-    assert (one.layers, one.heads, one.dim) == (4, 2, 64)
-    assert PageFormat.of(target, "raw").centre is None

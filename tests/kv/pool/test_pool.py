@@ -24,18 +24,6 @@ def pool(kind: str = "q4", blocks: int = 12, host: int = 12, block: int = 16) ->
 
 
 @KINDS
-def test_a_session_comes_back(kind: str) -> None:
-    kv = random_kv(100)
-    session = PackedSession.of(kv, pool(kind), keep=10)
-    found = session.kv()
-    assert (session.tokens, session.packed, found.shape) == (100, 90, kv.shape)
-    first = session.sinks
-    assert torch.equal(found[:, :, :, :first], kv[:, :, :, :first]) and torch.equal(found[..., 90:, :], kv[..., 90:, :])
-    assert (found - kv).square().mean().sqrt() < 0.2
-    assert not torch.equal(found, kv) or kind == "raw"
-
-
-@KINDS
 @pytest.mark.parametrize("block", [16, 256])
 def test_packing_in_steps_gives_the_same_bytes(kind: str, block: int) -> None:
     kv, ours = random_kv(300), pool(kind, blocks=40 if block == 16 else 4, block=block)
@@ -248,20 +236,6 @@ def test_a_prefix_of_more_steps_than_python_has_frames_is_forgotten() -> None:
     assert ours.host is not None and tree.move(tree.names("acme", ids)[1:], to_host=True) == 1099
     tree.clear("acme", ids[:16])
     assert len(tree) == 0 and (ours.device.free, ours.host.free) == (1200, 1200)
-
-
-def test_prefixes_go_to_host_memory_and_come_back() -> None:
-    ours = pool(host=10)
-    tree = PrefixTree(ours)
-    before = inserted(tree, IDS[:96])
-    other = PackedSession.of(random_kv(128, seed=1), ours, keep=0)
-    assert ours.host is not None and ours.host.free == 6
-    there = tree.match("acme", IDS)
-    assert there is not None and there.tokens == 32  # there is no room for the rest
-    other.release()
-    found = tree.match("acme", IDS)
-    assert found is not None and torch.equal(found.kv(), before)
-    assert ours.host.free == 10
 
 
 @pytest.mark.parametrize(("known", "asked", "found"), [(32, 32, 16), (32, 33, 32), (32, 31, 16), (16, 16, 0)])

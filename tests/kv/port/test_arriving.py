@@ -11,7 +11,7 @@ import torch
 
 from pltz.kv.engines import streams
 from pltz.kv.engines.streams import Section, sections_there
-from pltz.kv.port.arriving import ArrivingParts, pieces, replaced, shells, wait
+from pltz.kv.port.arriving import ArrivingParts, pieces, wait
 from pltz.plt_codec.errors import CorruptError
 from tests.kv.engines.test_streams import drawn
 
@@ -55,17 +55,6 @@ def test_all_who_wait_hear_of_damage_and_what_came_before_it_stays() -> None:
     assert arriving.wait("kv.b", 1) == 1
     with pytest.raises(CorruptError):
         list(pieces(arriving, "kv.b"))
-
-
-def test_parts_with_another_type_arrive_with_the_first_ones() -> None:
-    arriving = ArrivingParts(parts())
-    other = replaced(arriving, "kv.type", torch.empty(0, dtype=torch.bfloat16))
-    arriving.arrive(88)
-    assert other["kv.type"].dtype == torch.bfloat16 and torch.equal(other["kv.b"], parts()["kv.b"])
-    plain = replaced(parts(), "kv.type", torch.empty(0, dtype=torch.bfloat16))
-    assert plain["kv.type"].dtype == torch.bfloat16 and shells(plain) is plain
-    wait(plain)
-    assert list(pieces(plain, "kv.b")) == [slice(0, 10)]
 
 
 def coded(tokens: int, layers: int, width: int) -> dict[str, torch.Tensor]:

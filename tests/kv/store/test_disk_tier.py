@@ -1,23 +1,19 @@
 """Warm files: reads return what was written, bit for bit, or a miss. Several processes share one budget."""
 
 import fcntl
-import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import xxhash
 
 from pltz.archive import NO_SEGMENT
-from pltz.kv.store.disk_tier import DiskTier, _is_left
+from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import StoredBlock
@@ -71,77 +67,6 @@ def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: DiskTier) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
         assert folder.read(space, segment) is None and not path.exists()
-
-
-def forged(data: bytes, change: Any) -> bytes:
-    """A file with another header and a checksum that fits it."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    text = change(header)
-    text = json.dumps(header).encode() if text is None else text
-    beginning = len(text).to_bytes(8, "little") + text
-    return beginning + xxhash.xxh3_128_digest(beginning) + data[8 + size + 16 :]
-
-
-def put(*place: Any) -> Any:
-    """Sets header[a][b]... = value."""
-    *keys, value = place
-
-    def change(header: Any) -> None:
-        for key in keys[:-1]:
-            header = header[key]
-        header[keys[-1]] = value
-
-    return change
-
-
-LIES: dict[tuple[str, str], list[Any]] = {  # place in the header -> values that cannot be
-    ("kv", "shape"): [[2, 2, 1, 3, 1 << 39], [2, 2, 1, -3, 3], [2, 2, 3, 1, 3], [4, 1, 1, 3, 3], [36], "many", [2.0]],
-    ("kv", "dtype"): ["F8", 7],
-    ("kv", "data_offsets"): [[0, 1 << 60], [-8, 136], [4, 148], [0]],
-    ("ids", "shape"): [[1, 3]], ("ids", "dtype"): ["F32"],
-    ("checksums", "shape"): [[32]], ("checksums", "dtype"): ["I8"],
-    ("__metadata__", "start"): ["1" + "0" * 4000, float("inf"), str(1 << 31), "-1", "many"],
-    ("__metadata__", "born"): ["nan", "1e999", "-1", None],
-    ("__metadata__", "format"): ["pltz hot 2"], ("__metadata__", "form"): ["q8"], ("__metadata__", "parent"): ["00"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(put(*place, value) for place, values in LIES.items() for value in values),
-        lambda header: [header[name].update(dtype="F32") for name in ("ids", "tokens")] and None,
-        lambda header: [header[name].update(dtype="I32") for name in ("kv", "logits")] and None,
-        lambda header: (
-            header["checksums"].update(shape=[0], data_offsets=[0, 0])
-            or header["ids"].update(shape=[11], data_offsets=[0, 44])
-        ),
-        lambda header: header.update(kv0=header.pop("kv") | {"shape": [0], "data_offsets": [100, 100]}) and None,
-        lambda header: header.pop("tokens") and None,
-        *(lambda header, text=text: text for text in (b"[" * 60000, b"{}", b"null", b"\xff\xfe")),
-    ],
-)
-def test_a_crafted_header_is_a_miss(folder: DiskTier, change: Any) -> None:
-    path = written(folder, block())
-    path.write_bytes(forged(path.read_bytes(), change))
-    assert folder.read(SPACE, SEGMENT) is None
-
-
-def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: DiskTier) -> None:
-    """So the crafted ones above are refused for what they say."""
-    path = written(folder, block())
-    path.write_bytes(forged(path.read_bytes(), lambda header: None))
-    assert folder.read(SPACE, SEGMENT) is not None
-
-
-def test_a_file_that_was_read_stays_when_it_is_evicted(folder: DiskTier) -> None:
-    one = block()
-    path = written(folder, one)
-    found = folder.read(SPACE, SEGMENT)
-    path.unlink()
-    assert found is not None and same(found.block, one)
-    assert folder.read(SPACE, SEGMENT) is None and folder.damaged == 0
 
 
 def test_the_least_recently_used_files_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,22 +136,6 @@ def test_failures_are_logged_and_a_full_disk_does_not_fill_the_log(
     assert len(caplog.records) == 7 and "No space left on device" in caplog.text  # 1, 2, 4, ..., 64
 
 
-def test_metrics_show_what_failed(tmp_path: Path, blocks: Blocks) -> None:
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    store = HotStore.open(BUDGET, 0, BUDGET, folder=tmp_path)
-    registry = CollectorRegistry()
-    registry.register(store.metrics())
-    path = written(DiskTier(tmp_path, BUDGET), block())
-    path.write_bytes(b"damaged")
-    with store.hold(SPACE, [SEGMENT]) as lease:
-        assert not lease.blocks
-    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, blocks(1))
-    lines = generate_latest(registry).decode().splitlines()
-    assert 'pltz_kv_tier_damaged_total{tier="disk"} 1.0' in lines and "pltz_kv_misses_total 1.0" in lines
-    assert f'pltz_kv_tier_used{{tier="device"}} {float(blocks(1).size)}' in lines
-
-
 def part_of(path: Path, size: int) -> Path:
     """Leave what a killed writer leaves: a file of full size that nobody has locked."""
     part = path.with_name(f"{path.stem}.0123abcd.part")
@@ -253,19 +162,6 @@ def test_what_is_being_written_keeps_its_room(folder: DiskTier) -> None:
         assert not folder.write(SPACE, b"other.....", StoredBlock(block(tokens=50), PARENT, 0))
         assert part.exists() and path.exists() and folder.evicted == 0
     assert folder.write(SPACE, b"other.....", StoredBlock(block(tokens=50), PARENT, 0))
-
-
-def test_a_block_is_locked_while_it_is_written(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-
-    def fill(*_: Any) -> None:
-        (part,) = folder.folder.rglob("*.part")
-        found.append(_is_left(part))
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", fill)
-    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
-    assert found == [False] and folder.usage() == (0, 0)
 
 
 def test_a_block_that_cannot_fit_evicts_nothing(tmp_path: Path) -> None:
@@ -371,15 +267,6 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
     assert path.exists() and (folder.failed, folder.damaged) == (1, 0)
 
 
-def test_a_folder_that_goes_away_is_an_empty_one(folder: DiskTier) -> None:
-    written(folder, block())
-    shutil.rmtree(folder.folder)
-    assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0)
-    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
-    folder.discard(SPACE, SEGMENT)
-    folder.clear()
-
-
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="warm files"):
@@ -407,6 +294,7 @@ for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
     assert folder.usage()[0] <= budget
 assert not folder.damaged
 """
+
 
 def started(script: str, *args: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", script, *map(str, args)])

@@ -9,26 +9,16 @@ from hypothesis import given, strategies as st
 
 from pltz.archive import NO_SEGMENT
 from pltz.kv.store import store as module
-from pltz.kv.store.eviction_policy import BAND, priority
+from pltz.kv.store.eviction_policy import priority
 from pltz.kv.store.store import HotStore
 from tests.kv.store.conftest import SPACE, Blocks, Clock
 
 times = st.floats(0, 1e9)
 
 
-def test_what_was_used_a_band_later_stays() -> None:
-    now = 1e6
-    assert priority(now, used=now - 10, born=now - 10) > priority(now, used=now - 4 * BAND, born=0)
-
-
 def test_among_the_similarly_recent_the_older_one_stays() -> None:
     now = 1e6
     assert priority(now, used=now - 50, born=0) > priority(now, used=now - 1, born=now - 1)
-
-
-def test_of_the_same_age_the_one_used_last_stays() -> None:
-    now = 1e6
-    assert priority(now, used=now - 1, born=now - 101) > priority(now, used=now - 2, born=now - 102)
 
 
 @given(times, times, times, times, times)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import torch
 from pltz.archive import NO_SEGMENT
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import watched
-from pltz.kv.errors import WarmFileError
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import RAW, KVCodec
@@ -28,9 +26,8 @@ from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.errors import UsageError
 from tests.archive.towers import SessionArchive, thawer_of
-from tests.failing import raising
 from tests.kv.store.peek import nodes
 
 ROOM = 1 << 26
@@ -141,16 +138,6 @@ def raw(tokens: int = 8) -> KVBlock:
     return KVBlock.raw(torch.randn(2, 2, 1, tokens, 4), ids, ids, 0)
 
 
-def test_a_segment_discarded_during_a_promotion_that_fails_is_not_counted_for_ever() -> None:
-    slow = Slow()
-    slow.keeps = False
-    store = HotStore([slow, HostTier(ROOM)])
-    assert store.insert(SPACE, SEGMENT, NO_SEGMENT, raw()) and store.stats().tiers["host"].used > 0
-    slow.meanwhile = lambda: store.discard(SPACE, SEGMENT)
-    store.hold(SPACE, [SEGMENT]).release()
-    assert store.stats().tiers["host"].used == 0 and store.stats().tiers["slow"].used == 0
-
-
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("a bug")])
 def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException) -> None:
     slow = Slow()
@@ -184,37 +171,6 @@ def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[st
     with store.hold(SPACE, [SEGMENT]) as lease:
         assert torch.equal(lease.blocks[0].kv, exact.kv), "its use did not move it where it would lose something"
     assert not any(node.leases for node in nodes(store))
-
-
-def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
-    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The block is handed out before the damage is read; the folder cannot be written, and nobody minds."""
-    monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", 512)
-    options: Any = {"folder": tmp_path, "forms": {"disk": codecs["predictive"]}}
-    first = HotStore.open(0, 0, ROOM, **options)
-    exact = thawer_of(cold, kin, first).thaw("a/3")
-    first.close()
-    store = HotStore.open(0, ROOM, ROOM, **options)
-    loose = thawer_of(cold, kin, store, max_kl=float("inf"))
-    small = loose.thaw("a/3")
-    assert small.kl > 0 and kv_difference(exact.cache, small.cache) < 0.6
-    assert store.stats().tiers["host"].blocks > 0, "promoted once they were there"
-    paths = sorted(tmp_path.glob("*/*.safetensors"), key=lambda path: path.stat().st_size)
-    hurt = bytearray(paths[-1].read_bytes())
-    hurt[-5] ^= 1
-    paths[-1].write_bytes(hurt)
-    monkeypatch.setattr(DiskTier, "discard", raising(WarmFileError("cannot remove")))
-    again = thawer_of(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
-    assert (again.token_ids == exact.token_ids).all() and kv_difference(exact.cache, again.cache) < 0.6
-    assert not paths[-1].exists()
-
-
-def test_forms_say_what_is_wrong_with_them(codecs: dict[str, KVCodec]) -> None:
-    with pytest.raises(UsageError, match="no budget: give disk_bytes"):
-        HotStore.open(ROOM, forms={"disk": codecs["q8"]})
-    with pytest.raises(UsageError, match="for the tier device, got 'q8'"):
-        HotStore.open(ROOM, forms={"device": "q8"})  # type: ignore[dict-item]
 
 
 def test_a_file_that_does_not_say_its_ids_counts_none(tmp_path: Path) -> None:
@@ -251,15 +207,6 @@ def test_a_block_that_a_form_cannot_hold_is_no_failure_of_the_disk(codecs: dict[
     assert disk.stats().failed == 0 and disk.usage() == (0, 0)
 
 
-def test_a_model_that_shows_no_attention_is_not_calibrated(
-    kin: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pltz.kv.calibrate.watch.Watch._products", lambda *_, **__: None)
-    rows = np.random.default_rng(0).integers(3, kin.vocab_size, (12, 88)).astype(np.int32)
-    with pytest.raises(ModelError, match="attention"):
-        calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path))
-
-
 def test_attention_survives_an_exact_file(kin: Target, codecs: dict[str, KVCodec], tmp_path: Path) -> None:
     """A block that comes back from a file is coded as its receipt was measured."""
     ids = np.arange(3, 43, dtype=np.int32)
@@ -275,14 +222,6 @@ def test_attention_survives_an_exact_file(kin: Target, codecs: dict[str, KVCodec
     kept = HostTier(ROOM, codec=codecs["predictive"]).keep(found.block)
     assert kept is not None and kept.mass is None
     assert all(torch.equal(kept.parts[name], part) for name, part in expected.parts.items())
-
-
-def test_a_file_of_attention_that_cannot_be_is_a_miss(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
-    ids = np.arange(3, 43, dtype=np.int32)
-    block = KVBlock.raw(torch.randn(2, 2, 2, 40, 8), ids, ids, 0)
-    disk = DiskTier(tmp_path, ROOM)
-    assert disk.write(SPACE, SEGMENT, StoredBlock(replace(block, mass=np.ones(39, np.float32)), PARENT, 0))
-    assert disk.read(SPACE, SEGMENT) is None and disk.damaged == 1
 
 
 def test_a_block_that_does_not_decode_is_made_from_its_tokens(

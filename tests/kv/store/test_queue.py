@@ -136,17 +136,6 @@ def test_a_full_queue_has_no_room_and_says_so(
         assert put(store, blocks, clock, 5) == [True], "there is room again"
 
 
-def test_a_block_larger_than_the_queue_waits_alone(blocks: Blocks, clock: Any, gate: Gate) -> None:
-    drawer = Drawer(codec=gate)
-    store = HotStore([DeviceTier(0), drawer], queue_bytes=1, clock=clock)
-    assert put(store, blocks, clock, 1, 2) == [True, False]
-    gate.go.set()
-    store.drain()
-    assert len(drawer.blocks) == 1
-    with pytest.raises(UsageError, match="from 0 up, got -1"):
-        HotStore([DeviceTier(0)], queue_bytes=-1)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_block_leased_while_it_is_coded_stays_as_it_is_until_the_lease_ends(
     blocks: Blocks, clock: Any, gate: Gate, shared: bool

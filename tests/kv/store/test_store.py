@@ -118,15 +118,6 @@ def test_no_more_than_half_the_device_is_pinned(blocks: Any) -> None:
     assert not store.pin(SPACE, [blocks.name(9)]), "not here"
 
 
-def test_an_old_session_is_not_displaced_by_a_new_one_of_the_same_minute(blocks: Any, clock: Any) -> None:
-    store = Store.of(blocks, SIZE, clock=clock)
-    store.put(1, born=0)
-    clock.now += 10
-    assert not store.put(2)
-    clock.now += 200
-    assert store.put(3) and store.here() == {3}
-
-
 def test_a_file_outlives_the_store_and_damage_is_a_miss(blocks: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"folder": tmp_path}
     first = Store.of(blocks, 0, 0, 1 << 20, **options)
@@ -207,19 +198,6 @@ def test_a_file_that_is_being_read_does_not_come_back_from_a_discard(
     assert store.where(1) == [] and store.stats().tiers["device"].used == 0 and not store._watches
 
 
-def test_what_is_discarded_while_it_moves_to_a_tier_that_has_no_memory(
-    blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.of(blocks, SIZE, SIZE, 1 << 20, folder=tmp_path)
-
-    device, host = store.memory
-    monkeypatch.setattr(device, "keep", lambda block: store.discard(SPACE, blocks.name(1)))
-    monkeypatch.setattr(host, "keep", lambda block: None)
-    assert not store.put(1) and store.where(1) == []
-    found = store.stats()
-    assert [found.tiers[name].used for name in ("device", "host", "queue", "disk")] == [0, 0, 0, 0]
-
-
 def test_what_is_discarded_while_room_is_made_for_it_is_not_kept(
     blocks: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,15 +264,6 @@ def test_a_machine_with_less_memory_than_the_budget_says_is_no_error(
     assert found.tiers["host"].used == 0 and found.tiers["device"].used == SIZE * found.tiers["device"].blocks
     full.remove("host")
     assert store.put(5) and store.where(5) == ["host"] and store.stats().tiers["host"].used == SIZE
-
-
-def test_clear_leaves_nothing(blocks: Any, tmp_path: Path) -> None:
-    store = Store.of(blocks, SIZE, 0, 1 << 20, folder=tmp_path)
-    store.put(1)
-    store.put(2)
-    store.clear()
-    found = store.stats()
-    assert (found.tiers["device"].used, found.tiers["disk"].used) == (0, 0) and store.where(1) == []
 
 
 def test_a_warm_folder_and_its_budget_belong_together(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,11 +14,9 @@ from pltz.archive import NO_SEGMENT
 from pltz.kv.port.codec import RAW, CompactForm, KVCodec, Span
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.kv_block import KVBlock, cut, join
+from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import DeviceTier, HostTier, StoredBlock, Tier, TierStats
-from pltz.kv.thaw.thawed import kv_difference
-from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.kv.store.conftest import SPACE, Blocks, held, put
 from tests.kv.store.peek import nodes
@@ -149,26 +146,6 @@ def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks
         clock.now += 1000
 
 
-def test_tiers_of_memory_come_before_shared_ones() -> None:
-    orders: list[list[Tier]] = [[Drawer(), HostTier(1)], [Drawer()], []]
-    for tiers in orders:
-        with pytest.raises(UsageError, match="tiers of memory"):
-            HotStore(tiers)
-
-
-def test_a_form_that_is_not_exact_is_found_only_by_those_who_allow_it(blocks: Blocks, clock: Any) -> None:
-    store = HotStore([DeviceTier(RAW_SIZE), HostTier(10 * RAW_SIZE, codec=Rounded())], clock=clock)
-    put(store, blocks, clock, 1, 2, drain=True)
-    rounded = 64 + 32  # one byte for each of 64 numbers, ids and tokens
-    assert store.stats().tiers["host"].used == rounded, "what it takes, not its bound"
-    assert held(store, blocks, 1) == ([], [])
-    assert held(store, blocks, 1, 0.009) == ([], []), "its receipt says 0.01"
-    assert held(store, blocks, 1, 0.01) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
-    assert held(store, blocks, 1) == ([], [])
-    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, blocks(1)), "from its tokens again"
-    assert held(store, blocks, 1) == (["device"], ["raw"])
-
-
 def test_a_form_has_its_own_file(blocks: Blocks, tmp_path: Path) -> None:
     raw, rounded = DiskTier(tmp_path, 1 << 20), DiskTier(tmp_path, 1 << 20, Rounded())
     stored = StoredBlock(blocks(7), NO_SEGMENT, 0)
@@ -217,10 +194,3 @@ def test_a_codec_that_cannot_hold_a_block_leaves_it_to_the_next_tier(blocks: Blo
     store.drain()
     assert len(drawer.blocks) == 1
     assert store.stats().tiers["device"].used == 0
-
-
-def test_blocks_of_several_forms_are_joined(kin: Target) -> None:
-    ids = np.arange(40, 60, dtype=np.int32)
-    cache, _ = kin.prefill(ids)
-    parts = [cut(cache, 0, ids[:7], ids[:7]).recode(Planes()), cut(cache, 7, ids[7:], ids[7:])]
-    assert kv_difference(cache, join(parts, kin.model.config, torch.device("cpu"))) == 0.0

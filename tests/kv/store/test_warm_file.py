@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from pltz.archive import NO_SEGMENT
-from pltz.kv.port.arriving import ArrivingParts, pieces, shells
+from pltz.kv.port.arriving import ArrivingParts, shells
 from pltz.kv.store import warm_file
 from pltz.kv.store.disk_tier import UNDER_WAY, DiskTier
 from pltz.kv.store.kv_block import KVBlock
@@ -93,23 +93,6 @@ def test_a_block_is_there_before_its_file_was_read(disk: DiskTier, gate: Gate) -
     assert torch.equal(shells(parts)["kv"].view(-1)[:there], one.kv.view(-1)[:there])
     gate.open()
     assert torch.equal(found.block.kv, one.kv) and found.block.there
-
-
-def test_pieces_come_in_order_and_are_all(disk: DiskTier, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.kv.port.arriving.PIECE", 100)
-    one = block()
-    written(disk, one)
-    found = disk.read(SPACE, SEGMENT)
-    assert found is not None
-    whole, some = shells(found.block.parts)["kv"].view(-1), []
-    gate.open(1)
-    for piece in pieces(found.block.parts, "kv"):
-        some.append(whole[piece].clone())
-        gate.open(1)
-    assert len(some) > 1 and torch.equal(torch.cat(some), one.kv.view(-1))
-    gate.open()
-    copied = disk.read(SPACE, SEGMENT)
-    assert copied is not None and torch.equal(copied.block.to(torch.device("cpu")).kv, one.kv)
 
 
 def test_any_reader_of_safetensors_opens_a_file_of_many_chunks(disk: DiskTier) -> None:

@@ -9,7 +9,7 @@ import transformers
 
 from pltz.kv.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import TargetMismatch, UsageError
+from pltz.plt_codec.errors import TargetMismatch
 from tests.models.target.test_target import full_generate, some_ids
 
 
@@ -84,25 +84,6 @@ def test_a_target_can_be_checked_by_its_fingerprint_alone() -> None:
     for wrong in (b"b" * 16, b"", b"a" * 15):
         with pytest.raises(TargetMismatch):
             check_target(wrong, b"a" * 16)
-
-
-def test_timings_name_every_stage_and_add_up(one: Target) -> None:
-    given = {"read": 1.5, "decode": 20.0}
-    timings = thaw(some_ids(one, 20), one, timings=given).timings
-    assert list(timings) == ["read", "decode", "check", "prefill", "total"]
-    assert timings["prefill"] > 0.0
-    assert timings["total"] == pytest.approx(sum(v for k, v in timings.items() if k != "total"))
-    assert given == {"read": 1.5, "decode": 20.0}
-    with pytest.raises(UsageError, match=r"\['total'\]"):
-        thaw([40], one, timings={"total": 1.0})
-
-
-def test_kvs_of_other_shapes_are_infinitely_far_apart(one: Target) -> None:
-    short, _ = one.prefill([40])
-    long, _ = one.prefill([40, 41])
-    assert kv_difference(short, long) == float("inf")
-    assert kv_difference(short, transformers.DynamicCache()) == float("inf")
-    assert kv_difference(long, long) == 0.0
 
 
 def test_a_nan_in_a_kv_is_no_small_difference(one: Target) -> None:

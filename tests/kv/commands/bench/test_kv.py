@@ -1,7 +1,6 @@
 """``pltz bench kv`` and ``pltz target calibrate``, on a target with random weights."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,7 @@ import torch
 import transformers
 from click.testing import Result
 
-from pltz.benchmarks.kv.kv_targets import toys
 from pltz.kv.calibrate import measure
-from pltz.kv.port.rotary import Rotary
-from pltz.models.target.cache import pairs_of
-from pltz.models.target.target import Target
 
 FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
@@ -110,19 +105,6 @@ def test_what_cannot_be_measured_is_refused(
     assert few.exit_code == 2 and "give more sessions" in few.output and not (tmp_path / "x.work").exists()
 
 
-def test_a_target_that_cannot_be_turned_is_refused_before_data_is_read(
-    llama: Path, tmp_path: Path, run: Callable[..., Result]
-) -> None:
-    folder = tmp_path / "dynamic"
-    shutil.copytree(llama, folder)
-    config = json.loads((folder / "config.json").read_text())
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling, "rope_scaling": scaling}))
-    made = run("target", "calibrate", str(folder), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
-    assert made.exit_code == 6 and "its rotary scaling is dynamic" in made.output, made.output
-    assert not (tmp_path / "x.work").exists()
-
-
 def test_a_run_goes_on_where_it_was(
     llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,15 +148,3 @@ def test_a_run_goes_on_where_it_was(
         assert refused.exit_code == 2 and file.read_bytes() == broken, broken
     nowhere = run(*common, "--resume", str(tmp_path / "no" / "file"), "--forms", "q8")
     assert nowhere.exit_code == 2 and "cannot keep rows" in nowhere.output
-
-
-def test_toys_say_what_mini_llama_says(tmp_path: Path) -> None:
-    toys(tmp_path)
-    ids = np.arange(100, 160)
-    expected = Target.load("mini-llama", dtype="float32").prefill(ids)[1].log_softmax(-1)
-    for name, bound in {"key-bias": 0.5, "heads-128": 0.01, "mha": 1e-5}.items():
-        toy = Target.load(tmp_path / name)
-        cache, logits = toy.prefill(ids)
-        assert float((expected.exp() * (expected - logits.log_softmax(-1))).sum()) < bound, name
-        Rotary.of(toy)
-    assert pairs_of(cache)[0][0].shape[1] == toy.model.config.num_attention_heads
