@@ -62,13 +62,6 @@ def test_both_ways_are_coded_only_where_it_is_not_clear_which_one_wins(model: Bu
     assert ways(3000, 2900, 1, 2000) == [False, True]  # perhaps too many tokens for a reader
 
 
-@pytest.mark.parametrize("parted", [True, False])
-def test_the_first_copies_count_and_none_leave_one_way(model: BundleCodec, parted: bool) -> None:
-    plain = Plain(PASSAGE, PASSAGE[:150])
-    taken = [[Copy(0, 150, 150)], [Copy(0, 140, 150)]] if parted else []
-    assert [list(way.copies) for way in ways_after(model, plain, 250, taken)] == (taken[:1] or [[]])
-
-
 def test_a_codec_without_copies_has_one_way() -> None:
     plain = Plain(np.zeros(300, np.uint8), NO_MARK)
     assert ways_after(BytesCodec(), plain, 100, [[Copy(100, 200, 100)]]) == [plain]

@@ -6,7 +6,6 @@ are the real ones.
 
 import tracemalloc
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from pltz.plt_codec.container.frame import Frame, FrameCoding, Kind, Method, con
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     BundleMismatch,
-    ContentError,
     CorruptError,
     ModelError,
     OpaqueContentError,
@@ -64,29 +62,6 @@ def test_sessions_come_back_in_any_order(
     assert codec.decompress(frozen) == given_sessions
     order = data.draw(st.permutations(range(len(given_sessions))))
     assert codec.decompress(frozen, order) == [given_sessions[i] for i in order]
-
-
-def test_the_sample_comes_back_and_costs_little_beside_its_bits(codec: Codec) -> None:
-    given_sessions = sample_sessions()
-    reader = Reader(codec.compress(given_sessions))
-    assert codec.decompress(reader) == given_sessions
-    reader.verify()
-    assert reader.overhead / len(reader) < 8
-
-
-def test_a_reader_serves_many_calls(codec: Codec) -> None:
-    reader = Reader(codec.compress([TALK, PROSE]))
-    assert codec.decompress(reader, [1]) == [PROSE]
-    assert codec.decompress(reader, [0, 0]) == [TALK, TALK]
-    assert codec.decompress(reader, []) == []
-
-
-def test_the_shorter_method_is_taken(codec: Codec) -> None:
-    repeated = Session("text", b"".join(bytes([i % 251, i % 13]) for i in range(200)) * 40)
-    noise = Session("text", np.random.default_rng(1).bytes(300))
-    reader = Reader(codec.compress([chat("A few words of plain English, and no more."), repeated, noise]))
-    assert [reader.info(i).method for i in range(3)] == [Method.MODEL, Method.BYTES, Method.BYTES]
-    assert reader.info(2).size == 300
 
 
 class Laid(FakeCoder):
@@ -214,12 +189,6 @@ def test_opaque_content_is_refused_by_number_or_kept(codec: Codec) -> None:
     assert codec.decompress(frozen) == [TALK, IMAGE]
 
 
-def test_content_that_would_change_is_refused_even_as_opaque(codec: Codec) -> None:
-    image = {**IMAGE.value, "score": float("nan")}
-    with pytest.raises(ContentError, match=r"session 0: .*finite"):
-        codec.compress([Session("chat", image)], keep_opaque=True)
-
-
 def test_nothing_is_acknowledged_that_does_not_decode(bundle: FakeBundle) -> None:
     broken = Codec(bundle, BrokenCoder())
     with pytest.raises(ModelError, match="session 0 does not come back"):
@@ -227,19 +196,6 @@ def test_nothing_is_acknowledged_that_does_not_decode(bundle: FakeBundle) -> Non
     frozen = broken.compress([TALK], verify=False)
     with pytest.raises(CorruptError, match="session 0 does not match its checksum"):
         broken.decompress(frozen)
-
-
-def test_a_chat_is_rebuilt_once(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    rebuilt = list[int]()
-    whole = transcript.from_tokens
-
-    def counted(*args: Any) -> Any:
-        rebuilt.append(1)
-        return whole(*args)
-
-    monkeypatch.setattr(transcript, "from_tokens", counted)
-    assert Reader(codec.compress([TALK])).frame(0).by_model
-    assert len(rebuilt) == 1
 
 
 # ---- partners
@@ -305,11 +261,6 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
         assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))
-
-
-def test_an_opaque_session_has_no_token_ids(codec: Codec) -> None:
-    with pytest.raises(OpaqueContentError):
-        codec.token_ids(Reader(codec.compress([IMAGE], keep_opaque=True)), 0)
 
 
 # ---- sizes

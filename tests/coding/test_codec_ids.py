@@ -12,7 +12,7 @@ from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import Kind, Method
+from pltz.plt_codec.container.frame import Kind
 from pltz.plt_codec.errors import CorruptError, TokenizerMismatch
 from tests.coding.fake_coder import TALK, FakeBundle
 
@@ -35,14 +35,6 @@ def own(tiny_tokenizer_json: Callable[..., bytes], bundle: FakeBundle) -> Bridge
 
 def foreign_ids(tiny_tokenizer_json: Callable[..., bytes], text: str) -> Session:
     return Session("ids", BundleTokenizer(tiny_tokenizer_json(1536)).encode(text.encode()))
-
-
-def test_ids_of_the_bundle_need_no_bridge(codec: Codec, own: Bridge) -> None:
-    session = Session("ids", np.arange(40, 90))
-    plain = codec.compress([session])
-    assert codec.compress([session], bridge=own) == plain
-    assert Reader(plain).header.tokenizer_fingerprint is None
-    assert codec.decompress(plain) == codec.decompress(plain, bridge=own) == [session]
 
 
 def test_ids_of_another_tokenizer_cross_the_bridge(
@@ -87,13 +79,6 @@ def test_ids_are_refused_without_their_bridge(
 def test_ids_out_of_the_vocabulary_are_refused_by_number(codec: Codec) -> None:
     with pytest.raises(TokenizerMismatch, match="session 1: "):
         codec.compress([TALK, Session("ids", [5, 50_000])])
-
-
-def test_compressed_ids_need_no_bridge(codec: Codec, foreign: Bridge) -> None:
-    session = Session("ids", [40] * 3000)
-    frozen = codec.compress([session], bridge=foreign)
-    assert Reader(frozen).info(0).method is Method.BYTES
-    assert codec.decompress(frozen) == [session]
 
 
 def test_a_bridge_that_splits_otherwise_is_noticed(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
@@ -19,7 +18,6 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
-from tests.examples import examples
 
 
 @pytest.fixture(scope="session")
@@ -81,12 +79,6 @@ def test_the_same_bits_in_any_company(codec: Codec) -> None:
             found += [reader.frame(i).data for i in range(len(reader))]
         frames[size] = found
     assert frames[1] == frames[7] == frames[64]
-
-
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200))
-def test_any_bytes(codec: Codec, data: bytes) -> None:
-    assert codec.decompress(codec.compress([Session("text", data)])) == [Session("text", data)]
 
 
 def small_file(codec: Codec) -> tuple[list[Session], bytes]:

@@ -23,8 +23,6 @@ from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
     LimitError,
-    OpaqueContentError,
-    TokenizerMismatch,
 )
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 
@@ -189,25 +187,3 @@ def test_large_sessions_go_to_zstd(codec: Codec, monkeypatch: pytest.MonkeyPatch
         kinds[limit] = [Reader(data).info(n).method for n in range(3)]
     assert kinds[599][0] == kinds[1 << 22][0] and kinds[599][1:] == [Method.BYTES] * 2
     assert kinds[0] == [Method.BYTES] * 3
-
-
-def test_large_sessions_never_ask_the_model(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("it was tokenised or coded")
-
-    for method in ("encode_many", "decode"):
-        monkeypatch.setattr(type(codec.bundle.tokenizer), method, never)
-    monkeypatch.setattr(type(codec.coder), "decode", never)
-    monkeypatch.setattr(limits, "ZSTD_ABOVE", 4999)
-    session = chat("x" * 5000)
-    assert codec.decompress(codec.compress([session])) == [session]
-
-
-def test_large_sessions_are_refused_as_others_are(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ZSTD_ABOVE", 0)
-    image = Session("chat", {"messages": [{"role": "user", "content": [{"type": "image", "url": "x" * 90}]}]})
-    with pytest.raises(OpaqueContentError):
-        codec.compress([image])
-    assert codec.decompress(codec.compress([image], keep_opaque=True)) == [image]
-    with pytest.raises(TokenizerMismatch):
-        codec.compress([Session("ids", [1 << 30])])

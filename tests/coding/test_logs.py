@@ -70,21 +70,6 @@ def test_what_logs_say_alike_is_stored_once(codec: Codec) -> None:
     assert codec.decompress(data) == LOGS
 
 
-def test_chats_are_coded_as_without_logs_beside_them(codec: Codec) -> None:
-    chats = [CHAT, Session("chat", {"messages": [{"role": "assistant", "content": "It is in the shop." * 2}]})]
-    alone = list(Reader(codec.compress(chats)))
-    beside = [frame for frame in Reader(codec.compress([chats[0], LOGS[0], chats[1]])) if not frame.log]
-    contexts = {None: None, 0: 0}
-    assert [replace(frame, context=contexts[frame.context]) for frame in beside] == alone
-
-
-def test_a_log_has_one_method_and_a_small_one_is_none(codec: Codec) -> None:
-    whole = codec.compress([LOGS[0]], model_logs=False)
-    assert parse(Reader(whole).frame(0).data).name == "log + ppmd"
-    assert codec.decompress(whole) == [LOGS[0]]
-    assert not Reader(codec.compress([Session("chat", events(12, 1)[1:3])])).frame(0).log
-
-
 def test_a_wrong_frame_is_not_kept(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = LogCoder.encode_begun
     monkeypatch.setattr(LogCoder, "encode_begun", lambda *a, **k: [data[:-2] + b"zz" for data in encode(*a, **k)])
@@ -99,16 +84,6 @@ def test_frames_of_another_kind_as_context_are_refused(codec: Codec) -> None:
         data = pack(header, wrong)
         with pytest.raises(CorruptError, match="after one of another kind"):
             codec.decompress(data)
-
-
-def test_a_damaged_log_is_refused(codec: Codec) -> None:
-    frame = Reader(codec.compress([LOGS[0]])).frame(0)
-    header = Reader(codec.compress([CHAT])).header
-    for place in (12, len(frame.data) // 2, len(frame.data) - 1):
-        data = bytearray(frame.data)
-        data[place] ^= 1
-        with pytest.raises(CorruptError):
-            codec.decompress(pack(header, [replace(frame, data=bytes(data))]))
 
 
 def test_limits_count_the_tokens_of_a_log(codec: Codec) -> None:

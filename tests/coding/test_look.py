@@ -75,15 +75,6 @@ def test_a_file_leaves_to_zstd_what_the_model_would_code_in_vain() -> None:
     assert 0 < coder.tokens <= 3 * RANDOM.most * RANDOM.tokens
 
 
-def test_a_text_of_which_the_samples_are_short_is_coded_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    nano, coder = Bundle.load("nano"), CountingCoder()
-    codec = Codec(FakeBundle(nano.tokenizer, zstd_dict=nano.zstd_dict), coder)
-    monkeypatch.setattr(look, "expected_sizes", lambda coder, texts: [100.0] * len(texts))
-    data = codec.compress([Session("text", HEX)])
-    assert coder.tokens > len(HEX) / 2
-    assert not Reader(data).info(0).by_model  # all of it was coded, and zstd takes fewer bytes
-
-
 def test_a_text_that_says_the_same_again_is_coded_once() -> None:
     """Code what is left without its copies, and not all of it too: 40 kB took as long as what does not repeat."""
     nano, coder = Bundle.load("nano"), CountingCoder()

@@ -83,12 +83,6 @@ def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPa
     assert next(pipeline_of(codec).frames(counted([ids(3000)] * 4, seen))) and len(seen) == 1
 
 
-def test_no_json_is_written_to_learn_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.models.session.json_value.dump", lambda _: pytest.fail("JSON was written"))
-    session = Session("chat", {"messages": [{"type": "x", "n": 1}]})
-    assert [group.sessions for group in module.groups_of([session])] == [[session]]
-
-
 def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     """180,000 lines of {"messages":[]} were one batch of a gigabyte, and empty members of a zip likewise."""
     monkeypatch.setattr(module, "BATCH_BYTES", 1 << 17)

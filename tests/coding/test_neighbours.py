@@ -58,35 +58,8 @@ def test_a_session_follows_the_last_of_its_template_with_room_behind(codec: Code
     assert codec.decompress(data) == codec.decompress(alone) == sessions
 
 
-@pytest.mark.parametrize("kept", [neighbours.KEPT, 2000])
-def test_looking_for_many_at_once_proposes_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where sessions become candidates, or are forgotten, between those that were looked for together."""
-    monkeypatch.setattr(neighbours, "KEPT", kept)
-    rows = [session(n % 3, int(RANDOM.integers(0, 40))).value for n in range(90)]
-    rows[7] = np.arange(3)
-    found = []
-    for chunk in (1, 2, 5, 10):
-        earlier, mine = Neighbours(), list[Earlier]()
-        for n in range(0, 90, chunk):
-            mine += proposed(earlier, *rows[n : n + chunk], number=n, run=n // 10)
-        found.append([one.context.number if one.context else None for one in mine])
-    assert found[1:] == found[:1] * 3
-    assert sum(number is not None for number in found[0]) > 60
-
-
 def proposed(earlier: Neighbours, *rows: np.ndarray, number: int = 0, run: int = 0) -> list[Earlier]:
     return earlier.propose([(number + n, row, Grams.of(row)) for n, row in enumerate(rows)], run)
-
-
-def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: list[Session]) -> None:
-    reader = Reader(codec.compress(sessions))
-    for number in (0, 4, 21, 3, 10):
-        found = Codec(codec.bundle, coder := NeighbourCoder())
-        assert found.decompress(reader, [number]) == [sessions[number]]
-        assert coder.decoded == [1] * len(line(reader, number))
-        assert found.token_ids(reader, number).tolist() == sessions[number].value.tolist()
-    order = [21, 4, 4, 1, 20]
-    assert codec.decompress(reader, order) == [sessions[number] for number in order]
 
 
 def test_a_context_in_an_earlier_batch(
@@ -292,12 +265,3 @@ def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:
         codec.decompress(pack(reader.header, [first, beyond]))
     with pytest.raises(CorruptError, match="goes beyond its sequence"):
         codec.decompress(pack(reader.header, [first, replace(second, context=None)]))
-
-
-def test_copies_of_a_wrong_context_are_not_acknowledged(
-    bundle: FakeBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expand = repeats.expand
-    monkeypatch.setattr(repeats, "expand", lambda rest, taken, past: expand(rest, taken, past[::-1]))
-    with pytest.raises(ModelError, match="session 1 does not come back"):
-        Codec(bundle, NeighbourCoder()).compress(with_passages())

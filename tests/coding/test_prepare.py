@@ -8,12 +8,7 @@ from pltz.coding.prepare import tokens_for_model
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, ModelError, OpaqueContentError, TokenizerMismatch
 from pltz.plt_codec.types import FrameItem
-from tests.coding.fake_coder import IMAGE, TALK, FakeBundle, FakeCoder
-
-
-def test_what_is_for_the_model_has_tokens_and_what_is_too_long_has_none(bundle: FakeBundle) -> None:
-    assert tokens_for_model(TALK, bundle.tokenizer, by_zstd=False, keep_opaque=False) is not None
-    assert tokens_for_model(TALK, bundle.tokenizer, by_zstd=True, keep_opaque=False) is None
+from tests.coding.fake_coder import IMAGE, FakeBundle, FakeCoder
 
 
 @pytest.mark.parametrize("by_zstd", [False, True])

@@ -100,10 +100,3 @@ def test_a_long_sequence_does_not_win_by_its_length_alone() -> None:
     short, long = texts(2, 5000)
     index = SketchIndex([sketch_of(mixed([(short, 200)])), sketch_of(long)])
     assert [n for n, _ in index.nearest_to(hashes_of(mixed([(short, 200), (long, 100)])), 1)] == [0]
-
-
-def test_sequences_without_four_tokens_are_near_to_nothing() -> None:
-    index = SketchIndex([sketch_of(np.array([1, 2, 3]))])
-    assert len(index) == 1
-    assert index.nearest_to(hashes_of(np.array([1, 2, 3]))) == []
-    assert SketchIndex().nearest_to(hashes_of(np.arange(50))) == []

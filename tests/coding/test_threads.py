@@ -136,28 +136,6 @@ def test_long_sessions_are_proved_by_threads_of_their_own(
     assert sum(map(len, long)) == 20 and sum(map(len, lengths.values())) == 60
 
 
-def test_batches_are_coded_while_the_first_is_proved(bundle: FakeBundle) -> None:
-    sessions = [Session("ids", np.random.default_rng(n).integers(0, 900, 40)) for n in range(140)]
-    coded, waited = threading.Event(), list[bool]()
-
-    class Slow(DeviceCoder):
-        def twin(self, *, urgent: bool = False) -> DeviceCoder:
-            return Slow()
-
-        def encode(self, sequences: Sequence[Any], **options: Any) -> list[Encoded]:
-            found = super().encode(sequences, **options)
-            if sum(self.encoded) == len(sessions):
-                coded.set()
-            return found
-
-        def decode(self, items: Sequence[FrameItem], **options: Any) -> list[Any]:
-            waited.append(coded.wait(5))
-            return super().decode(items, **options)
-
-    assert Codec(bundle, Slow()).compress(sessions) == Codec(bundle, NeighbourCoder()).compress(sessions)
-    assert len(waited) > 1 and all(waited)
-
-
 @pytest.mark.parametrize("where", ["encode", "decode"])
 def test_an_error_of_a_thread_is_raised_as_it_was(bundle: FakeBundle, sessions: list[Session], where: str) -> None:
     calls = iter(range(100))

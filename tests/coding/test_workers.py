@@ -39,13 +39,6 @@ def process_of(workers: Workers) -> int:
     return int(workers.submit("resolve").result().name)
 
 
-def test_results_come_in_order_and_errors_as_they_were(workers: Workers) -> None:
-    assert workers.map("joinpath", [(f"{n}",) for n in range(20)]) == [SELF / f"{n}" for n in range(20)]
-    with pytest.raises(TypeError, match="suffix"):
-        workers.submit("with_suffix").result()
-    assert (process_of(workers) == os.getpid()) is (workers.count == 0)
-
-
 def test_what_a_process_does_not_answer_runs_here() -> None:
     workers = Workers(SELF, 1)
     workers.on = True
@@ -182,15 +175,3 @@ def test_files_are_the_same_for_any_number_of_processes(
         codec = Codec(bundle, NeighbourCoder(), workers=count)
         assert files(codec, sessions) == expected
         assert codec.workers.on is (count > 0) and not codec.workers.unanswered
-
-
-def test_errors_are_those_without_processes(bundle: FakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.coding.pipeline.START_BYTES", 1)
-    with pytest.raises(OpaqueContentError, match=r"^session 1: "):
-        Codec(bundle, NeighbourCoder(), workers=1).compress([TALK, IMAGE])
-
-
-def test_few_bytes_start_no_process(bundle: FakeBundle) -> None:
-    codec = Codec(bundle, NeighbourCoder(), workers=2)
-    codec.compress([TALK])
-    assert not codec.workers.on

@@ -137,24 +137,6 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     assert [item.record.mode for item in peek(plain, "other")] == [ALONE]
 
 
-def test_the_fast_layout_of_short_segments(bundle: Bundle, tmp_path: Path) -> None:
-    dice = np.random.default_rng(4)
-    turns = [dice.integers(0, 1024, size) for size in (48, 49, 100, 500, 2048)]
-    place = tmp_path / "cold"
-    TowerArchive.create(place, []).put([])
-    fast = TowerArchive.open(place, [BundleCodec(bundle, layout="fast")])
-    assert fast.put([NewSession("grown", turns)])[0].new == 5
-    plain = TowerArchive.open(place, [BundleCodec(bundle)])
-    assert plain.get("grown").tokens.tolist() == np.concatenate(turns).tolist()
-    assert plain.verify(decode=True).decoded == 5
-    found = {item.record.tokens: item for item in peek(plain, "grown")}
-    above = np.concatenate(turns[:3])
-    ways = [
-        bundle.coder().encode(turns[3:4], contexts=[c], layouts=Layout(6, 128))[0].data for c in (None, above)
-    ]
-    assert found[500].record.bitstring == min(ways, key=len)
-
-
 def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
     b = Builder(moment=0, salt=bytes(16))
     n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16)))

@@ -14,7 +14,6 @@ from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
 from pltz.coding.log.log_coder import holds, parse
 from pltz.coding.log.splitter import Splitter
-from pltz.coding.log.table import END
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from tests.coding.log.frame_coder import FrameCoder
@@ -142,14 +141,6 @@ def test_parts_are_joined_again_where_nothing_is_kept(coder: FrameCoder, monkeyp
     [first] = coder.decode_begun([(frames[1], len(contents[1]), one)])  # beside each other
     [second] = coder.decode_begun([(frames[2], len(contents[2]), first.part)])
     assert [second.content(), first.content(), second.content()] == [contents[2], contents[1], contents[2]]
-
-
-def test_the_text_above_is_whole_pieces_in_proportion_to_the_content(coder: FrameCoder) -> None:
-    lines = [json.dumps({"text": f"{n} " + "x" * 30_000}).encode() + b"\n" for n in range(9)]
-    above = Above.of(b"".join(lines[3:6]), Above.of(b"".join(lines[:3])))
-    sizes = [coder._tables.past(above, count, in_tokens=True).data for count in (1, 7_000, 1 << 20)]
-    assert [len(data.split(END)) - 1 for data in sizes] == [2, 3, 6]
-    assert all(len(data) <= max(1 << 16, 16 * n) for data, n in zip(sizes, (1, 7_000, 1 << 20), strict=True))
 
 
 @pytest.mark.parametrize("by_model", [True, False])

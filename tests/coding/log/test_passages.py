@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import tracemalloc
 
 import numpy as np
 
-from pltz.coding.log.passages import passages_of, sketch_of_passages, worth_most
+from pltz.coding.log.passages import passages_of, worth_most
 from pltz.coding.neighbours import Neighbours
-from pltz.coding.sketch import SketchIndex
 
 WORDS = ["".join(random.Random(n).choices("abcdefghilmnoprstuw", k=2 + n % 8)) for n in range(400)]
 
@@ -41,24 +39,6 @@ def test_what_is_quoted_is_found_in_any_place_and_escape() -> None:
 
 def test_keys_ids_and_short_lines_are_no_passages() -> None:
     assert not len(passages_of(b'{"uuid":"3f2a","text":"short"}\n' * 50)) and not len(passages_of(b""))
-
-
-def test_a_sketch_tells_how_many_passages_are_shared() -> None:
-    long = log(*(manual(n, 2400) for n in range(5)))
-    index = SketchIndex([sketch_of_passages(passages_of(long))])
-    part = passages_of(log(manual(3, 2400), noise=1))
-    [(_, found)] = index.nearest_to(part)
-    assert 0.5 * len(part) < found < 1.5 * len(part)
-
-
-def test_a_large_log_is_cut_in_little_memory() -> None:
-    large = b"".join(log(manual(n), noise=n) for n in range(700))
-    tracemalloc.start()
-    found = passages_of(large)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(large) > 3 << 20 and len(found) > 20_000 and peak < 2 * len(large)
-    assert shared(log(manual(3), noise=1000), large) > 0.5
 
 
 def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:

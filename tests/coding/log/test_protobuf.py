@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pltz.coding.log import opaque
 from pltz.coding.log.protobuf import read_message, write_message
 from tests.examples import examples
 
@@ -35,10 +34,3 @@ def test_text_numbers_bits_and_messages_are_told_apart() -> None:
 def test_what_no_message_has_is_refused(message: object) -> None:
     with pytest.raises(ValueError, match=r"message|varint|number"):
         write_message(message)
-
-
-def test_names_are_not_taken_for_ids_or_base64() -> None:
-    for name in ("mcp__some_server_Mail__complete_authentication_now", "get_pull_request_review_comments_for_2"):
-        assert opaque.split_id(name) is None
-        match = opaque.BASE64.fullmatch(name)
-        assert match is None or opaque.base64_bytes(match[2]) is None

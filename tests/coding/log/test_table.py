@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from pltz.coding.log import codes, table
 from pltz.coding.log.above import Above
 from pltz.coding.log.kept import Kept
-from pltz.models.session.spelling import DOCUMENTS, LINES, SPELLINGS, spell
+from pltz.models.session.spelling import DOCUMENTS, LINES, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.coding.log import forged, logs
 from tests.coding.log.sources import from_sources
@@ -296,18 +296,3 @@ def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(CorruptError, match="no bytes"):
         table.join(b"", found.opaque, found.pieces, len(data))
     assert issubclass(VersionError, PltzError)
-
-
-def test_voices_follow_the_roles() -> None:
-    assert [piece.voice for piece in table.split(logs.CLAUDE).pieces][:3] == [0, 4, 2]
-
-
-def test_what_is_no_log_does_not_look_like_one() -> None:
-    assert not table.looks_like_log(b"plain text\n" * 20)
-    assert not table.looks_like_log(b"")
-
-
-def test_spellings_differ() -> None:
-    value = {"a": ["</é/>", {}, []], "b": {"c": 1}}
-    assert len({spell(value, n) for n in range(len(SPELLINGS))}) == len(SPELLINGS)
-    assert all(json.loads(spell(value, n)) == value for n in range(len(SPELLINGS)))
