@@ -26,13 +26,6 @@ def test_an_input_is_the_token_before_in_its_lane(tokens: int, lanes: int) -> No
     assert (inputs[1:] == ids[block.targets()[1:] - 1]).all()
 
 
-def test_the_example_of_the_docstring() -> None:
-    block = TokenBlock(0, 5, 2)
-    assert block.steps == 3 and block.full == 1
-    assert block.targets().tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert [block.active(s) for s in range(3)] == [2, 2, 1]
-
-
 @given(st.integers(1, 20000))
 def test_the_default_layout_bounds_the_steps(tokens: int) -> None:
     blocks = list(layout_of(tokens).blocks(tokens))
@@ -43,11 +36,6 @@ def test_the_default_layout_bounds_the_steps(tokens: int) -> None:
 
 def test_the_default_layout_has_the_fewest_lanes_of_512_steps() -> None:
     assert [layout_of(t).lanes for t in (1, 512, 513, 1024, 1025, 3000, 4096, 4097)] == [1, 1, 2, 2, 3, 6, 8, 8]
-
-
-def test_a_layout_cuts_blocks_of_lanes_times_steps() -> None:
-    blocks = list(Layout(4, 10).blocks(85))
-    assert [(b.start, b.tokens, b.lanes) for b in blocks] == [(0, 40, 4), (40, 40, 4), (80, 5, 4)]
 
 
 @given(st.integers(0, 20000), st.builds(Layout, st.integers(1, 64), st.integers(1, 250)))

@@ -69,19 +69,6 @@ def test_no_context_is_no_change_and_only_the_last_tokens_count(name: str) -> No
     assert coder(name).encode(rows, contexts=[long] * 4) == coder(name).encode(rows, contexts=[short] * 4)
 
 
-@pytest.mark.parametrize("name", CODERS)
-def test_a_batch_of_many_contexts_is_its_parts(name: str) -> None:
-    """Sequences with and without, shared and own contexts, in one batch: the bytes of each alone."""
-    dice = np.random.default_rng(8)
-    rows = [ids(n, int(dice.integers(0, 150))) for n in range(60)]
-    known = [None if n % 3 == 0 else ids(n % 7, int(dice.choice([1, 16, 24]))) for n in range(60)]
-    together = coder(name).encode(rows, contexts=known)
-    for n in range(0, 60, 5):
-        assert coder("torch").encode([rows[n]], contexts=[known[n]])[0].data == together[n].data
-    for back, row in zip(coder(name).decode(items(together, rows, known)), rows, strict=True):
-        assert np.array_equal(back, row)
-
-
 def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     engine = TorchEngine(WEIGHTS)
@@ -98,21 +85,6 @@ def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) ->
     ran.clear()
     TokenCoder(engine).decode(items(encoded, rows, known))
     assert sum(ran) == 30 * 10 + 2 * 20
-
-
-@pytest.mark.skipif(not available(), reason="the compiled engine was not built")
-def test_the_compiled_engine_too_with_more_children_than_fit_at_once() -> None:
-    """More rows than an iteration holds and more contexts than children of some of them."""
-    rows = [ids(n, 3 + n % 5) for n in range(1500)]
-    known = [ids(n // 100 if n < 1400 else n, 24 - n % 2) for n in range(1500)]
-    fast = coder(kernels()[0])
-    encoded = fast.encode(rows, contexts=known)
-    for back, row in zip(fast.decode(items(encoded, rows, known)), rows, strict=True):
-        assert np.array_equal(back, row)
-    some = slice(0, 1500, 75)
-    assert [e.data for e in coder("torch").encode(rows[some], contexts=known[some])] == [
-        e.data for e in encoded[some]
-    ]
 
 
 @pytest.mark.parametrize("name", CODERS)

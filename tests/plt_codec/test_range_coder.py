@@ -77,10 +77,6 @@ def test_exact_bytes() -> None:
     )
 
 
-def test_nothing_is_no_bytes() -> None:
-    assert RangeEncoder().finish() == b""
-
-
 def test_carry_through_emitted_words() -> None:
     """Symbols at the top of the interval force carries; the end must respect them."""
     f = np.array([[TOTAL - 1, 1]] * 300)

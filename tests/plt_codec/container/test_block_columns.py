@@ -10,14 +10,11 @@ from pltz.plt_codec.container import block_columns
 from pltz.plt_codec.container.block_columns import (
     COLUMNS,
     COUNT,
-    EXP_GOLOMB,
     SIZE,
-    pack,
     read,
     read_here,
     write,
 )
-from pltz.plt_codec.varint import write_varint
 from tests.plt_codec.container import column_bytes
 
 READERS = {"here": read_here} | ({"compiled": read} if block_columns.compiled else {})
@@ -71,14 +68,6 @@ def test_both_readers_agree_on_any_bytes(data: bytes, count: int, there: int) ->
     assert all(result == results[0] for result in results)
 
 
-@settings(deadline=None)
-@given(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**33 - 1)), min_size=1, max_size=128))
-def test_a_shape_takes_no_more_bits_than_a_fixed_width(numbers: list[int]) -> None:
-    shape, data = pack(np.array(numbers))
-    assert data == column_bytes.column(numbers, shape)
-    assert len(data) <= -(-max(numbers).bit_length() * len(numbers) // 8)
-
-
 def test_sizes_near_a_rate_take_few_bits() -> None:
     dice = np.random.default_rng(4)
     counts = dice.integers(100, 2000, 128)
@@ -123,12 +112,3 @@ def test_columns_that_break_a_rule(reader: block_columns.Reader, data: str, coun
 def test_columns_that_no_block_has(begin: int, end: int, count: int, there: int) -> None:
     with pytest.raises(ValueError, match="no block has"):
         read(bytes(10), begin, end, count, there)
-
-
-@BOTH
-def test_the_largest_numbers(reader: block_columns.Reader) -> None:
-    for shape in (33, EXP_GOLOMB, EXP_GOLOMB + 33):
-        numbers = [2**33 - 1, 0, 2**33 - 2]
-        data = write_varint(2**32 - 1) + bytes([shape]) + column_bytes.column(numbers, shape)
-        values = [2**32 - 1 + number for number in numbers]
-        assert reader(data, 0, len(data), 3, 1)[1] == [(0, min(values), max(values), sum(values), values)]

@@ -41,16 +41,6 @@ def test_a_changed_index_is_refused_or_read_as_what_it_then_says(index: Index, d
     assert None in found.codings or found.encode() == bytes(coded)
 
 
-@given(st.binary(max_size=80))
-def test_any_bytes_at_all(data: bytes) -> None:
-    try:
-        found = Index.decode(data)
-    except CorruptError:
-        return
-    assert all(0 < place.sessions < place.head for place in found.blocks)
-    assert 0 < len(found.codings) + len(found.blocks) <= len(data)
-
-
 @pytest.mark.parametrize("number", [0, 5, 1 << 20, (1 << 32) - 1])
 def test_a_number_of_codings_that_does_not_fit(number: int) -> None:
     with pytest.raises(CorruptError):

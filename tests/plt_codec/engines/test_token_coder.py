@@ -46,13 +46,6 @@ def test_any_lengths_and_layouts(coder: TokenCoder, lengths: list[int], lanes: i
     round_trip(coder, sequences(*lengths), lanes, steps)
 
 
-def test_alone_or_together_the_same_bytes(coder: TokenCoder) -> None:
-    rows = sequences(*range(1, 65))
-    together = [e.data for e in coder.encode(rows)]
-    assert [coder.encode([r])[0].data for r in rows] == together
-    assert [e.data for i in range(0, 64, 7) for e in coder.encode(rows[i : i + 7])] == together
-
-
 def test_coded_size_is_the_ideal_size(coder: TokenCoder) -> None:
     """At most 0.3 % over the model's own code length plus 5 bytes per block; here far less."""
     rows = sequences(60, 130, 300)

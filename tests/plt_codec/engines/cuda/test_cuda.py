@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pltz.benchmarks.random_weights import random_weights
-from pltz.models.bundle.bundle import Bundle, coder_of
+from pltz.models.bundle.bundle import coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.batch import by_context, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
@@ -42,11 +42,10 @@ from pltz.plt_codec.engines.cuda.work import (
 )
 from pltz.plt_codec.engines.native.coder import NativeCoder
 from pltz.plt_codec.engines.token_coder import TokenCoder
-from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights
-from tests.examples import examples
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.cuda import emulate
 from tests.plt_codec.engines.reference import gained
@@ -102,8 +101,6 @@ def emulated(test: Any) -> Any:
     """Mark a test of the kernels by emulation, which runs where a file of this engine changed."""
     where = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
     return where(pytest.mark.seldom("plt_codec/engines/cuda/*", "plt_codec/engines/*.py", "plt_codec/*.py")(test))
-
-
 
 
 def every_second(names: list[str], layouts: list[tuple[int | None, int | None]]) -> list[tuple[str, Any, Any]]:
@@ -432,22 +429,6 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 
 @emulated
 @pytest.mark.parametrize(
-    "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3)]
-)
-def test_emulated_decode_of_up_to_32_lanes(
-    name: str, lanes: int, steps: int
-) -> None:
-    """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
-    c = coder(name, 2, 2)
-    work = SequenceWork(130, Layout(lanes, steps))
-    assert c.alone([work]) and not c.alone([work] * 5)
-    for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
-        (got,) = c.decode([i])
-        assert np.array_equal(got, s)
-
-
-@emulated
-@pytest.mark.parametrize(
     "name,lanes,steps", [("split", 16, 4), ("chunks", 16, 4), ("chunks", 32, 2), ("chunks, short", 32, 2)]
 )
 def test_emulated_whole_gpu_where_a_row_has_several_chunks(
@@ -457,30 +438,6 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
     c = coder(name, 2, 2)
     (got,) = c.decode(items(name, lanes, steps)[3:4])
     assert np.array_equal(got, sequences(name)[3])
-
-
-@emulated
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes,steps,tokens,name", [(16, 2, 30, "mini"), (32, 2, 60, "nano")])
-def test_emulated_bundles_on_as_many_clusters_as_a_gpu_has(
-    lanes: int, steps: int, tokens: int, name: str
-) -> None:
-    """The shipped bundles with the macros they have on a GPU, and 112 blocks: what the small models cannot show."""
-    weights = Bundle.load(name).weights
-    ids = np.random.default_rng(1).integers(0, weights.shape.vocab, tokens)
-    (frame,) = coder_of(weights, threads=1).encode([ids], layouts=cut(lanes, steps))
-    shape = {**macros(weights), "P_HELD": 1}
-    c = CudaCoder(weights, on=emulate.EmulatedDevice(emulate.Emulation(shape), GRID, GRID))
-    (got,) = c.decode([FrameItem(frame.data, tokens, cut(lanes, steps))])
-    assert np.array_equal(got, ids)
-
-
-@emulated
-@pytest.mark.slow
-def test_emulated_whole_gpu_of_many_classes() -> None:
-    c = coder("many classes", 2, 2)
-    (got,) = c.decode(items("many classes", 32, 3)[3:4])
-    assert np.array_equal(got, sequences("many classes")[3])
 
 
 @emulated
@@ -497,19 +454,6 @@ def test_emulated_round_trip_of_other_shapes(
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     count = len(LENGTHS) if (lanes or 0) > 3 else 4
     for g, s in zip(c.decode(items(name, lanes, steps)[:count]), sequences(name)[:count], strict=True):
-        assert np.array_equal(g, s)
-
-
-@emulated
-@pytest.mark.parametrize("name", ["warm", "gated, warm edges", "gated, base", "gated, flood"])
-def test_emulated_round_trip_at_the_bounds(
-    name: str
-) -> None:
-    c = coder(name, 2)
-    assert not model(name).shape.gated or not c.clusters([SequenceWork(130, Layout(16, 4))])  # then by those for many
-    got = c.encode(sequences(name), layouts=Layout(16, 4))
-    assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
-    for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
         assert np.array_equal(g, s)
 
 
@@ -800,18 +744,6 @@ def test_emulated_contexts_in_rounds(
     check_contexts(c, "extreme", 3, 7)
 
 
-@emulated
-@pytest.mark.parametrize(
-    "name,clusters,grid", [("small", 2, 0), ("extreme", 2, 0), ("small", 2, 2), ("cold", 2, 2)]
-)
-def test_emulated_contexts_of_few(
-    name: str, clusters: int, grid: int
-) -> None:
-    c = coder(name, clusters, grid)
-    for only in (slice(1, 3), slice(6, 7)) if grid else (slice(1, 6),):
-        check_contexts(c, name, 16, 4, only=only)
-
-
 @on_gpu
 @pytest.mark.parametrize("name", sorted(SHAPES))
 @pytest.mark.parametrize("lanes,steps", LAYOUTS)
@@ -827,29 +759,6 @@ def test_contexts_on_a_gpu(
     check_contexts(c, name, lanes, steps)
     for first in range(0, 11, 3):
         check_contexts(c, name, lanes, steps, only=slice(first, first + 3))
-
-
-@on_gpu
-@pytest.mark.parametrize("name", ["mini", "base"])
-def test_contexts_of_a_bundle_on_a_gpu(name: str) -> None:
-    """Contexts around M and a group of keys, several blocks, one sequence and many: frames of the compiled engine."""
-    try:
-        weights = Bundle.load(name).weights
-    except PltzError as exc:
-        pytest.skip(str(exc))
-    c, other = CudaCoder(weights), coder_of(weights)
-    rng = np.random.default_rng(11)
-    known = [rng.integers(0, 16384, n) for n in (1, 31, 32, 500, 1023, 1024, 1025, 3000)]
-    texts = [rng.integers(0, 16384, n) for n in (100, 500, 17, 1000, 4097, 63, 1, 300)]
-    for lanes, steps in ((None, None), (4, 128), (32, 16)):
-        want = other.encode(texts, contexts=known, layouts=cut(lanes, steps))
-        got = c.encode(texts, contexts=known, layouts=cut(lanes, steps))
-        assert [g.data for g in got] == [w.data for w in want]
-        sent = [FrameItem(g.data, len(t), cut(lanes, steps), k) for g, t, k in zip(got, texts, known, strict=True)]
-        for decoded, text in zip(c.decode(sent), texts, strict=True):
-            assert np.array_equal(decoded, text)
-        for item, text in zip(sent, texts, strict=True):
-            assert np.array_equal(c.decode([item])[0], text)
 
 
 Cut = tuple[int, int | None, int | None]  # tokens, lanes, steps
@@ -896,15 +805,6 @@ def test_emulated_chain(
     assert [g.tolist() for g in got] == [t.tolist() for t in texts]
     assert sum(done) == sum(map(len, texts))
     assert c.decode_chain([]) == []
-
-
-@emulated
-@pytest.mark.parametrize("steps", range(1, 17, -(-16 // examples(16))))
-def test_emulated_chain_of_both_widths(steps: int) -> None:
-    """Marks are of 4 bits: after each number of steps the other kernel finds none of its own on the wire."""
-    sent, texts = links("small", [(32 * steps, 32, steps), *MIXED])
-    c = coder("small", 2, 2)
-    assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]
 
 
 @emulated

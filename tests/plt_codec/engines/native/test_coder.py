@@ -202,13 +202,6 @@ def test_more_sessions_than_one_iteration_holds() -> None:
     )
 
 
-def test_nothing_to_do() -> None:
-    coder = NativeCoder(model("small"))
-    assert coder.encode([]) == [] and coder.decode([]) == []
-    assert coder.encode([np.array([], np.int64)])[0] == Encoded(b"", 0.0, 0, Layout(1, 512))
-    assert [len(t) for t in coder.decode([FrameItem(b"", 0), FrameItem(b"xyz", 0)])] == [0, 0]
-
-
 @cache
 def decoded(data: bytes) -> np.ndarray | CorruptError:
     """Return 50 tokens of "small" that the reference decodes from damaged bytes, or the error that it raises."""
@@ -231,11 +224,6 @@ def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str)
                 coder.decode([item])
         else:
             assert np.array_equal(coder.decode([item])[0], want) and 0 <= want.min() <= want.max() < 512
-
-
-def test_a_state_that_fits_no_symbol_is_an_error() -> None:
-    with pytest.raises(CorruptError, match="does not decode"):
-        NativeCoder(model("small")).decode([FrameItem(b"\xff" * 400, 300)])
 
 
 @pytest.mark.parametrize(
