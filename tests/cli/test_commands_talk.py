@@ -36,21 +36,9 @@ def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str)
     assert done.stderr.startswith("error: no command") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [[], ["archive"], ["bench"]])
-def test_a_group_without_a_command_shows_its_help(run: Run, words: list[str]) -> None:
-    done = run(*words)
-    assert done.exit_code == 2 and done.stderr == run(*words, "--help").stdout
-    assert done.stderr.startswith("Usage: pltz") and done.stderr.count("\n") > 5
-
-
 def test_words_of_other_programs_stand_for_commands() -> None:
     known = {path[-1] for path in all_commands(click.Context(cli, info_name="pltz"))}
     assert {command for commands in MEANT.values() for command in commands} <= known
-
-
-def test_nothing_is_suggested_for_noise(run: Run) -> None:
-    done = run("zzzzzz")
-    assert done.exit_code == 2 and "did you mean" not in done.stderr and "pltz --help" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -101,17 +89,6 @@ def test_a_name_that_is_not_there_reads_no_pack(
         assert done.exit_code == 8 and "acme" not in done.stderr
 
 
-def test_an_archive_is_not_made_among_other_files(run: Run, tmp_path: Path) -> None:
-    (tmp_path / ".hidden").touch()
-    (tmp_path / "lost+found").mkdir()
-    assert run("archive", "init", "-r", tmp_path).exit_code == 0
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.tex").touch()
-    done = run("archive", "init", "-r", other)
-    assert done.exit_code == 2 and "thesis.tex" in done.stderr and [p.name for p in other.iterdir()] == ["thesis.tex"]
-
-
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the doctor measure for as long as a busy machine takes."""
@@ -142,14 +119,6 @@ def test_the_doctor_measures_each_sound_bundle(run: Run, tiny: Path, tmp_path: P
     found = {bundle["name"]: bundle for bundle in json.loads(run("doctor", "--json").stdout)["bundles"]}
     assert found["mini"]["tokens_per_second"] > 0
     assert found["broken"]["tokens_per_second"] is None and found["broken"]["problem"]
-
-
-def test_the_doctor_stops_measuring_when_its_time_is_up(
-    run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module("pltz.cli.doctor"), "BUDGET", 0)
-    assert json.loads(run("doctor", "--json").stdout)["bundles"][0]["tokens_per_second"] is None
-    assert "rate not measured" in run("doctor").stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -185,20 +185,6 @@ def test_a_terminal_gets_no_binary_data(
 EVENTS = b'{"type":"user","sessionId":"s","message":{"role":"user","content":"Hi there"}}\n{"type":"summary"}\n'
 
 
-def test_an_agent_log_comes_back_line_by_line(run: Run, tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(EVENTS)
-    done = run("compress", tmp_path / "log.jsonl", "-o", tmp_path / "log.pltz")
-    assert done.exit_code == 0 and "1 session (1 agent log)" in done.stdout
-    for form in ("auto", "agent-log"):
-        assert run("decompress", tmp_path / "log.pltz", "--format", form).stdout_bytes == EVENTS
-    assert run("decompress", tmp_path / "log.pltz", "--format", "jsonl").stdout_bytes == EVENTS
-    (tmp_path / "rows.jsonl").write_bytes(b'[{"a":1,"time":1},{"a":2,"time":2}]\n{"messages":[]}\n')
-    assert run("compress", tmp_path / "log.jsonl", tmp_path / "rows.jsonl", "-o", tmp_path / "all.pltz").exit_code == 0
-    assert run("decompress", tmp_path / "all.pltz").stdout_bytes == EVENTS + (tmp_path / "rows.jsonl").read_bytes()
-    assert run("decompress", tmp_path / "all.pltz", "--session", 0).stdout_bytes == EVENTS
-    assert run("decompress", tmp_path / "all.pltz", "--session", 1).stdout.count("\n") == 1
-
-
 def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(EVENTS)
     (tmp_path / "odd.jsonl").write_bytes(b'{"messages":"oops"}\n')
@@ -248,35 +234,6 @@ def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
         done = run("compress", tmp_path / "a.jsonl", "-o", tmp_path / "a.pltz", "--force", *words)
         assert done.exit_code == 0, done.output
         assert (run("decompress", tmp_path / "a.pltz").stdout_bytes == data) is same
-
-
-def test_dropped_signatures_are_told(run: Run, tiny: Path, tmp_path: Path) -> None:
-    block = {"type": "thinking", "thinking": "hm", "signature": "Eq" * 100}
-    row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
-    (tmp_path / "log.jsonl").write_bytes(EVENTS + b"\n" + json.dumps(row).encode() + b"\n")
-    words = ["compress", tmp_path / "log.jsonl", "-o", tmp_path / "a.pltz", "--drop", "signatures"]
-    told = json.loads(run(*words, "--json").stdout)
-    assert (told["dropped"], told["dropped_bytes"]) == (["signatures"], 200)
-    assert "200 B of signatures dropped" in run(*words, "--force").output
-    assert "signatures of thinking" in run("inspect", tmp_path / "a.pltz").output
-    assert json.loads(run("inspect", tmp_path / "a.pltz", "--json").stdout)["dropped"] == ["signatures"]
-    assert b"dropped by pltz" in run("decompress", tmp_path / "a.pltz").stdout_bytes
-    done = run(*words, "--force", "--exact")
-    assert done.exit_code == 2 and "exact keeps every byte" in done.stderr
-
-
-def test_an_exact_file_is_one_file_again(run: Run, tiny: Path, tmp_path: Path) -> None:
-    lines, log = b'{"a":1}\n { "a":1}\n\n{"a":1.50}\n{"messages": []}', EVENTS + b"\n"
-    for name, data in {"lines.jsonl": lines, "log.jsonl": log, "note.txt": b"no line end"}.items():
-        (tmp_path / name).write_bytes(data)
-    paths = [tmp_path / name for name in ("log.jsonl", "note.txt", "lines.jsonl")]
-    done = run("compress", *paths, "--exact", "-o", tmp_path / "a.pltz")
-    assert done.exit_code == 0, done.output
-    assert run("decompress", tmp_path / "a.pltz", "-o", tmp_path / "back").exit_code == 0
-    assert (tmp_path / "back").read_bytes() == log + b"no line end" + lines
-    assert json.loads(run("inspect", tmp_path / "a.pltz", "--json").stdout)["exact"] is True
-    done = run("compress", *paths, "--exact", "--target", "mini-llama", "-o", tmp_path / "b.pltz")
-    assert done.exit_code == 2 and "leave exact or target out" in done.stderr
 
 
 def test_one_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, tiny: Path, tmp_path: Path) -> None:

@@ -20,13 +20,6 @@ def test_the_whole_way(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert inspected["sessions"] == COUNT
 
 
-def test_json(run: Run, tiny: Path) -> None:
-    found = json.loads(run("demo", "--sessions", COUNT, "--thaws", 1, "--json").stdout)
-    assert found["sessions"] == COUNT and found["thawed"] == 1
-    assert found["kv_bytes"]["Llama-3.1-8B"] == 131_072 * found["tokens"]
-    assert found["conversation"]["question"]
-
-
 @pytest.mark.slow
 def test_with_what_ships(run: Run) -> None:
     from pltz.models.bundle.bundle import DEFAULT, Bundle

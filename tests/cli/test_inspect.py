@@ -1,8 +1,6 @@
 """inspect: header, sessions, layout and checks, fast and without a model."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,13 +45,6 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert [laid_out[key] for key in shape] == ["fast", 1, 5, 80]
 
 
-def test_a_known_bundle_is_named(run: Run, frozen: Path) -> None:
-    found = json.loads(run("inspect", frozen, "--json", "--sessions").stdout)
-    assert found["bundle_name"] == "mini" and found["sessions"] == 4
-    for each in found["each"]:
-        assert (each["tokens"] is None) == (each["blocks"] is None)
-
-
 def test_text(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.pltz"
     path.write_bytes(file_of([model_frame(40, bytes(10)), PLAIN]))
@@ -67,27 +58,11 @@ def test_empty_file_of_no_sessions_and_stdin(run: Run) -> None:
     assert done.exit_code == 0 and "0: none" in done.stdout
 
 
-def test_a_folder_is_no_file(run: Run, tmp_path: Path) -> None:
-    done = run("inspect", tmp_path)
-    assert done.exit_code == 2 and f"pltz archive stat -r {tmp_path}" in done.stderr
-
-
 def test_a_flipped_bit_in_a_frame_is_found(run: Run) -> None:
     data = bytearray(file_of([model_frame(40, bytes(10))]))
     data[50] ^= 1
     done = run("inspect", "-", input=bytes(data))
     assert done.exit_code == 3 and done.stderr.startswith("error: ") and "damaged" in done.stderr
-
-
-def test_needs_no_torch(tmp_path: Path) -> None:
-    path = tmp_path / "a.pltz"
-    path.write_bytes(file_of([model_frame(40, bytes(10))]))
-    code = (
-        "import sys; from pltz.cli.root import cli; cli(['inspect', sys.argv[1]], standalone_mode=False);"
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_logs_are_counted_beside_the_tokens(run: Run, tmp_path: Path) -> None:

@@ -52,17 +52,6 @@ def test_a_file_is_coded_as_its_level_says(
     assert [json.loads(line) for line in back] == [json.loads(line) for line in chats.read_text("utf8").splitlines()]
 
 
-@pytest.mark.parametrize(("level", "by_model"), [(None, True), (2, False), (3, True), (5, False)])
-def test_the_text_of_a_log_is_coded_as_the_level_of_a_file_says(
-    run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    level: int | None, by_model: bool,
-) -> None:  # fmt: skip
-    how = heard(monkeypatch, api, "compress")
-    chosen = ["--level", level] if level else []
-    assert run("compress", chats, "-o", tmp_path / "a.pltz", *chosen).exit_code == 0
-    assert how["model_logs"] is by_model
-
-
 @pytest.mark.parametrize(("level", "by_model"), [(None, False), (2, False), (3, True), (6, True)])
 def test_the_text_of_a_log_is_coded_as_the_level_of_a_put_says(
     run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch, level: int | None, by_model: bool
@@ -81,14 +70,6 @@ def test_an_archive_is_put_into_as_the_level_says(
     how = heard(monkeypatch, Archive, "open")
     assert run("archive", "put", "-r", cold, chats, "--level", level).exit_code == 0
     assert (how["bundle"], how["layout"]) == (bundle, layout)
-
-
-def test_a_bundle_is_coded_with_as_the_level_says(
-    run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    how = heard(monkeypatch, api, "compress")
-    assert run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 7, "--bundle", "nano").exit_code == 0
-    assert Reader((tmp_path / "a.pltz").read_bytes()).header.bundle_id == nano and not how["independent"]
 
 
 def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path, chats: Path, tmp_path: Path) -> None:

@@ -13,13 +13,6 @@ def test_progress_is_silent_unless_wanted(capsys: pytest.CaptureFixture[str]) ->
     assert bar.count == 3 and capsys.readouterr() == ("", "")
 
 
-def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("encode", unit="tokens", total=6, shown=True) as bar:
-        bar.add(3)
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("encode   50 %  3 / 6 tokens  ")
-
-
 def test_progress_draws_while_nothing_is_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,18 +25,6 @@ def test_progress_draws_while_nothing_is_counted(
         bar.add(25)
         assert "left" in bar.line() and "50 %" in bar.line()
     assert "0 / 50 tokens" in drawn
-
-
-def test_each_phase_leaves_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("read", unit="sessions", shown=True) as bar:
-        bar.add(2)
-        bar.begin("encode", 10)
-        bar(4)
-        bar.begin("encode", 10)
-        bar(6)
-        bar.begin("verify", 10)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["read", "encode"] and "10 / 10 tokens" in lines[1]
 
 
 def test_the_time_left_is_told_once_a_tenth_is_done_and_shrinks_between_large_pieces(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -65,16 +64,6 @@ def test_turns_that_are_no_range_are_refused(run: Run, asked: str) -> None:
     assert run("show", "chat", "--turns", asked).exit_code == 2
 
 
-def test_what_is_left_out_is_said(run: Run) -> None:
-    note = "shows 2 of 4 messages, because the parent of one is not in the log"
-    assert run("show", "lost").stdout.startswith(note)
-    assert note in run("show", "lost", "--html").stdout and note in run("show", "lost", "--markdown").stdout
-    [found] = lines(run("show", "lost", "--json"))
-    assert (found["left_out"], found["agent"], len(found["turns"])) == (note, "claude-code", 2)
-    [whole] = lines(run("show", "lost", "--all", "--json"))
-    assert (whole["left_out"], len(whole["turns"])) == (None, 4)
-
-
 def test_what_is_no_conversation_is_shown_as_its_lines(run: Run) -> None:
     done = run("show", "text")
     assert done.stdout == "hello\\x1b[2J\nthere\n" and "no conversation" in done.stderr
@@ -115,13 +104,3 @@ def test_html_is_one_file_with_each_turn(run: Run) -> None:
     assert page.startswith("<!DOCTYPE html>") and page.count("<section") == 4 and "<script" not in page
     assert "<summary>30 lines</summary>" in page and "<del>-1</del>\n<ins>+2</ins>" in page
     assert "## 1 user 2026-01-05 09:00\n\nZwölf 🥊\n" in run("show", "chat", "--markdown").stdout
-
-
-def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(turn["role"], turn["text"]) for turn in found["turns"]]
-
-
-def test_json_tells_all(run: Run) -> None:
-    found = json.loads(run("show", "claude", "--json").stdout)
-    assert facts(found)[::3] == [("user", "Where is the bug?"), ("assistant", "In line 1.")]
-    assert found["turns"][1]["calls"] == [{"name": "read", "arguments": {"path": "a.py"}}]

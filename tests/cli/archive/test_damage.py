@@ -31,13 +31,6 @@ def spoil(cold: Path, name: str) -> Path:
     return pack
 
 
-def test_get_of_what_lies_in_damage(run: Run, hurt: Path) -> None:
-    assert run("archive", "get", "-r", hurt, "a").exit_code == 0
-    done = run("archive", "get", "-r", hurt, "b")
-    assert done.exit_code == 3 and "damaged or gone: see pltz archive repair" in done.stderr, done.output
-    assert run("archive", "get", "-r", hurt, "nobody").exit_code == 8
-
-
 def test_where_packs_are_gone(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
     for name in ("a", "b"):
         put(f"a text of {name}", "--name", name)

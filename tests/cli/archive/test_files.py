@@ -4,9 +4,7 @@ import gzip
 import io
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path, PurePath
 
 import pytest
@@ -260,17 +258,6 @@ def test_a_session_that_cannot_be_written_stops_no_other(
     assert len(found_in(tmp_path / "out")) == 3 and (tmp_path / "out" / "odd.jsonl").read_bytes() == put["odd.jsonl"]
 
 
-def test_values_of_any_type_come_back(run: Run, cold: Path, tmp_path: Path) -> None:
-    rows: list[object] = [{"type": ["x"], "timestamp": "t"}, [{"type": []}]]
-    rows.insert(1, {"messages": [{"role": "user", "content": [{"type": []}]}]})  # JSON in a row would be one session
-    (tmp_path / "rows.jsonl").write_bytes(jsonl(rows))
-    assert run("archive", "put", "-r", cold, tmp_path / "rows.jsonl").exit_code == 0
-    assert run("archive", "get", "-r", cold, "-o", into(tmp_path / "out")).exit_code == 0
-    assert found_in(tmp_path / "out") == {"rows.jsonl": jsonl(rows)}
-    for number, row in enumerate(rows):
-        assert json.loads(run("archive", "get", "-r", cold, f"rows/{number}").stdout) == row
-
-
 def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     for number, (tenant, name) in enumerate(
@@ -321,17 +308,6 @@ def test_lists_of_messages_and_logs_that_are_one_document_come_back_as_such(
     assert run("archive", "get", "-r", cold, "tasks/7/ui_messages").stdout_bytes == files["tasks/7/ui_messages.json"]
 
 
-def test_get_writes_a_log_as_the_lines_that_it_was(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
-    done = run("archive", "get", "-r", cold, "shop/0f3a", "-o", tmp_path / "log.jsonl")
-    assert done.exit_code == 0 and (tmp_path / "log.jsonl").read_bytes() == put["shop/0f3a.jsonl"]
-    line = jsonl([chat(2)["messages"]])  # a list of messages in a line of its own is a line
-    (tmp_path / "lists.jsonl").write_bytes(line)
-    assert run("archive", "put", "-r", cold, tmp_path / "lists.jsonl").exit_code == 0
-    assert run("archive", "get", "-r", cold, "lists/0").stdout_bytes == line
-    both = run("archive", "get", "-r", cold, "shop/0f3a", "lists/0")
-    assert both.stdout_bytes == put["shop/0f3a.jsonl"] + line
-
-
 FORMS = {
     "one.jsonl": jsonl([chat(1)]),
     "one.json": json.dumps(chat(2)).encode(),
@@ -364,12 +340,3 @@ def test_each_file_has_the_suffix_that_it_was_put_with(run: Run, cold: Path, tmp
     assert run("archive", "put", "-r", cold, tmp_path / "in", "--exact").exit_code == 0
     assert run("archive", "get", "-r", cold, "0/*", "-o", into(tmp_path / "again")).exit_code == 0
     assert found_in(tmp_path / "again") == {"0/one.jsonl": jsonl([chat(1), chat(6)])}
-
-
-def test_the_row_of_a_database_is_no_database(run: Run, cold: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
-        base.execute("CREATE TABLE chats (body TEXT)")
-        base.execute("INSERT INTO chats VALUES (?)", (json.dumps(chat(1)),))
-    assert run("archive", "put", "-r", cold, tmp_path / "app.db", "--query", "SELECT body FROM chats").exit_code == 0
-    assert run("archive", "get", "-r", cold, "-o", into(tmp_path / "out")).exit_code == 0
-    assert json.loads(found_in(tmp_path / "out")["app.json"]) == chat(1)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.cli.archive.test_put import event
@@ -48,16 +47,6 @@ def test_what_was_put_is_found_by_the_name_that_ls_prints(run: Run, agents: Path
     assert run("archive", "undelete", "-r", agents, NAMES[0]).exit_code == 0
 
 
-def test_options_stay_options(run: Run, cold: Path) -> None:
-    from pltz.cli.archive.get import get
-
-    get.get_help(click.Context(get))  # click keeps the help option that it made first
-    assert run("archive", "get", "-h").stdout.startswith("Usage:")
-    for word, meant in (("--tenent", "--tenant"), ("-x", "-x")):
-        done = run("archive", "get", "-r", cold, "a", word, "acme")
-        assert done.exit_code == 2 and meant in done.stderr, done.output
-
-
 def test_a_name_is_exact_and_a_beginning_has_a_star(run: Run, agents: Path) -> None:
     for word, count in (("./-home*", 1), ("0f3a*", 2), ("*", 3), ("./-opt*", 1)):
         done = run("archive", "get", "-r", agents, word, "--json", "-o", "-")
@@ -69,15 +58,3 @@ def test_a_name_is_exact_and_a_beginning_has_a_star(run: Run, agents: Path) -> N
         assert run("thaw", "-r", agents, word, "--json").stderr.endswith(f"{word}: {name}\n")
     several = run("thaw", "-r", agents, "0f3a*")
     assert several.exit_code == 8 and "2 sessions are meant" in several.stderr and NAMES[0] in several.stderr
-
-
-def test_a_forgotten_session_is_no_beginning_of_another(run: Run, cold: Path, tmp_path: Path) -> None:
-    for name in ("a", "a2"):
-        text = tmp_path / f"{name}.txt"
-        text.write_bytes(name.encode())
-        assert run("archive", "put", "-r", cold, text, "--name", name).exit_code == 0
-    assert run("archive", "get", "-r", cold, "a").stdout == "a"
-    assert run("archive", "forget", "-r", cold, "a").exit_code == 0
-    done = run("archive", "get", "-r", cold, "a")
-    assert done.exit_code == 8 and not done.stdout
-    assert run("archive", "get", "-r", cold, "a2").stdout == "a2"

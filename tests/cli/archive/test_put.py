@@ -12,7 +12,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing import commits
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.models.bundle.bundle import Bundle
-from tests.cli.commands import Run, chat, into, lines
+from tests.cli.commands import Run, chat, lines
 from tests.failing import raising
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -40,21 +40,6 @@ def event(session: str, number: int) -> bytes:
     message = {"role": role, "content": f"{session} says the words of turn {number}"}
     row = {"type": role, "sessionId": session, "uuid": f"{session}-{number}", "message": message}
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"
-
-
-def test_a_log_that_was_rewritten_is_a_new_version(run: Run, cold: Path, logs: Path) -> None:
-    first = lines(run("archive", "put", "-r", cold, logs, "--json"))
-    assert [(row["name"], row["version"]) for row in first] == [
-        ("garden/events", 1), ("garden/other", 1), ("shop/events", 1)
-    ]
-    (logs / "garden/events.jsonl").write_bytes(event("new", 0) + event("new", 1))
-    with (logs / "shop/events.jsonl").open("ab") as file:
-        file.write(event("shop/events", 2))
-    found = {row["name"]: row for row in lines(run("archive", "put", "-r", cold, logs, "--json"))}
-    assert found["garden/other"]["unchanged"] and found["shop/events"]["version"] == 2
-    assert found["garden/events"]["version"] == 2
-    texts = run("archive", "get", "-r", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
-    assert texts == event("garden/events", 0) + event("garden/events", 1)
 
 
 def test_a_dry_run_tells_what_is_new_by_names_and_ids_and_codes_nothing(
@@ -109,22 +94,6 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
     assert refused.exit_code == 2 and "exact keeps every byte" in refused.stderr
 
 
-def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:
-    lines(run("archive", "put", "-r", cold, logs, "--json"))
-    for words in ([logs / "shop/events.jsonl"], [logs / "shop"], sorted((logs / "garden").iterdir())):
-        assert all(row["unchanged"] for row in lines(run("archive", "put", "-r", cold, *words, "--json")))
-
-
-def test_an_archive_in_a_folder_is_left_out(run: Run, cold: Path) -> None:
-    (cold.parent / "a.txt").write_bytes(b"one")
-    for unchanged in (False, True):
-        done = run("archive", "put", "-r", cold, cold.parent, "--json")
-        assert done.exit_code == 0 and f"{cold}: a pltz archive, left out" in done.stderr
-        *rows, last = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [(row["name"], row["unchanged"]) for row in rows] == [("a/0", unchanged)]
-        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 0, "left_out": {"archive": 1}}}
-
-
 def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
     (logs / "garden/z.jsonl.gz").write_bytes(b'{"a":1}\n{"b":\n')
     (logs / "garden/empty.jsonl.gz").write_bytes(b"")
@@ -166,18 +135,6 @@ def test_what_is_passed_over_is_told_and_counted(run: Run, cold: Path, tmp_path:
     assert len(warned) == 3 and "3 more files: no known chat format" in warned[-1]
 
 
-def test_two_files_of_one_stem_in_a_folder_have_two_names(run: Run, cold: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for name in ("a.txt", "a.md", "b.txt"):
-        (folder / name).write_text(name)
-    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
-    assert [row["name"] for row in rows] == ["a/0", "a.txt/0", "b/0"]
-    back = tmp_path / "back"
-    assert run("archive", "get", "-r", cold, "-o", into(back)).exit_code == 0
-    assert {path.name: path.read_text() for path in back.iterdir()} == {n: n for n in ("a.txt", "a.md", "b.txt")}
-
-
 def test_two_folders_with_a_file_of_one_name_refuse_that_file_alone(run: Run, cold: Path, tmp_path: Path) -> None:
     for folder in ("mon", "tue"):
         for name in ("sub/a.txt", f"sub/{folder}.txt"):
@@ -211,21 +168,6 @@ def test_an_interrupted_put_keeps_its_commits_and_goes_on(
     assert [row["unchanged"] for row in rows] == [True, True, False]
 
 
-def test_files_of_a_folder_are_numbered_each_for_itself(run: Run, cold: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    (folder / "en").mkdir(parents=True)
-    for name, count in (("b", 2), ("en/a", 1)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(chat(1, id=n)) + "\n" for n in range(count)))
-    (folder / "notes.txt").write_text("a note")
-    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
-    assert [row["name"] for row in rows] == ["b/0", "b/1", "en/a/0", "notes/0"]
-    (folder / "a.txt").write_text("first by name")
-    rows = lines(run("archive", "put", "-r", cold, folder, "--json"))
-    assert [(row["name"], row["unchanged"]) for row in rows] == [
-        ("a/0", False), ("b/0", True), ("b/1", True), ("en/a/0", True), ("notes/0", True)
-    ]
-
-
 def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
         base.execute("CREATE TABLE chats (id INTEGER, body TEXT, tenant TEXT, updated TEXT)")
@@ -247,26 +189,6 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
     assert [row["version"] for row in lines(run(*put, query, "--json"))] == [1, 1, 2]
     bad = run(*put, "SELECT 7.5 AS name, body AS session FROM chats")
     assert bad.exit_code == 5 and "as name, found float" in bad.stderr
-
-
-
-
-def test_a_log_of_over_the_limit_is_put_and_written_back(
-    run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pltz.datasets.byte_input.LONG", 1 << 12)
-    monkeypatch.setattr("pltz.archive.catalog.reader.MAX_TOKENS", 1 << 14)
-    path = tmp_path / "shop" / "long.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(b"".join(event("long", n) for n in range(300)))
-    assert path.stat().st_size > 1 << 14
-    for unchanged in (False, True):
-        [row] = lines(run("archive", "put", "-r", cold, path.parent, "--json"))
-        assert (row["name"], row["unchanged"], row["tokens"]) == ("shop/long", unchanged, path.stat().st_size)
-    for place in ("-", tmp_path / "back.jsonl", f"{tmp_path}/back/"):
-        assert run("archive", "get", "-r", cold, "shop/long", "-o", place).exit_code == 0
-    for back in (tmp_path / "back.jsonl", tmp_path / "back/shop/long.jsonl"):
-        assert back.read_bytes() == path.read_bytes()
 
 
 def test_lines_that_are_no_json_are_counted(run: Run, cold: Path, tmp_path: Path) -> None:

@@ -49,13 +49,3 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
     meter.coding(1, 100)
     meter.stored(replace(RECEIPT, name="small"))
     assert bar.count == 3100
-
-
-def test_a_name_of_two_tenants_counts_for_each() -> None:
-    bar = Progress("read", unit="bytes", shown=False)
-    meter = PutMeter(bar, 1000)
-    items = [(PutRequest("same", Session("text", b""), tenant), size) for tenant, size in (("a", 100), ("b", 900))]
-    assert len(list(meter.reading(items))) == 2
-    meter.coding(2, 1000)
-    meter.stored(replace(RECEIPT, name="same", tenant="b"))
-    assert bar.count == 900

@@ -68,28 +68,6 @@ def test_a_log_with_its_parts_is_one_session_and_comes_back_as_it_was(
     assert files(back) == files(projects)
 
 
-def test_what_grew_is_a_version_and_a_session_is_forgotten_as_a_whole(run: Run, cold: Path, projects: Path) -> None:
-    assert run("archive", "put", "-r", cold, projects).exit_code == 0
-    grown = projects / NAME / "subagents/agent-a1.jsonl"
-    grown.write_bytes(grown.read_bytes() + event("s", 2))
-    found = lines(run("archive", "put", "-r", cold, projects, "--json"))
-    assert [row["part"] for row in found if not row["unchanged"]] == ["subagents/agent-a1.jsonl"]
-    listed = lines(run("archive", "ls", "-r", cold, "--json", "--history"))
-    assert [(row["version"], len(row["parts"])) for row in listed] == [(1, 6), (2, 6)]
-    first, last = projects.parent / "first", projects.parent / "last"
-    assert run("archive", "get", "-r", cold, NAME, "--version", "1", "-o", into(first)).exit_code == 0
-    assert run("archive", "get", "-r", cold, NAME, "-o", into(last)).exit_code == 0
-    part = f"{NAME}/subagents/agent-a1.jsonl"
-    assert (first / part).read_bytes() == PARTS["subagents/agent-a1.jsonl"]
-    assert (last / part).read_bytes() == grown.read_bytes()
-    other = projects.parent / "other"
-    assert run("archive", "init", "-r", other).exit_code == 0
-    assert json.loads(run("archive", "copy", "-r", cold, other, "--json").stdout.splitlines()[0])["name"] == NAME
-    assert len(lines(run("archive", "ls", "-r", other, "--json"))[0]["parts"]) == 6
-    assert run("archive", "forget", "-r", cold, NAME).exit_code == 0
-    assert not lines(run("archive", "ls", "-r", cold, "--json"))
-
-
 def test_a_table_shows_title_and_turns(run: Run, cold: Path, tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Where  is\nthe bug? " * 20}, {"role": "assistant", "content": "There."}]
     chat = tmp_path / "chat.json"

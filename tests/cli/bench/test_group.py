@@ -10,7 +10,6 @@ import pytest
 from click.testing import Result
 
 from pltz.cli.bench.codec import compressors as peers, corpus
-from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]
 
@@ -30,14 +29,6 @@ def test_selection_is_by_source_in_order_and_skips_what_is_too_long(tmp_path: Pa
     chosen = corpus.select(corpus.read(str(write(tmp_path / "r.jsonl", records))), 10)
     assert [(r.source, r.content_bytes) for r in chosen] == [("a-b", 3), ("b", 6), ("b", 4)]
     assert all(list(r.session.value) == ["messages"] for r in chosen)
-
-
-def test_files_of_a_folder_are_sources(tmp_path: Path) -> None:
-    write(tmp_path / "b.jsonl", [("b-1", "x")])
-    (tmp_path / "c.txt").write_text("a text")
-    (tmp_path / "d.jsonl").write_text('{"id": "e-1", "text": "one"}\n{"id": "e-2", "text": "two"}\n')
-    found = [(r.source, r.session.kind) for r in corpus.read(str(tmp_path))]
-    assert found == [("b", "chat"), ("c", "text"), ("e", "text"), ("e", "text")]
 
 
 def test_the_lean_rendering_can_be_read_back() -> None:
@@ -65,17 +56,6 @@ def test_peers_give_back_what_they_got(name: str) -> None:
         assert peer.size(data) == len(coded)
 
 
-def test_a_peer_that_fails_counts_as_plain() -> None:
-    broken = peers.Peer("broken", "", lambda data: b"", lambda data, length: b"something else")
-    assert broken.size(b"12345") == 5
-
-
-def test_unknown_peers_and_absent_dictionaries() -> None:
-    with pytest.raises(UsageError, match="lz4"):
-        peers.build(["lz4"], b"")
-    assert peers.build(["zstd+dict"], b"") == ([], ["zstd+dict"])
-
-
 def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl", [("b-1", "one two three " * 9), ("a-1", "x"), ("b-2", "four")])
     done = run("bench", "codec", "--data", data, "--limit-bytes", 200, "--peers", "zstd,ppmd")
@@ -97,9 +77,3 @@ def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert found["machine"]["engine"] and found["machine"]["versions"]["zstandard"]
     assert found["encode_tokens_per_s"] > 0
     assert any("total" in line and "kB" not in line for line in table)
-
-
-def test_nothing_to_measure(run: Run, tiny: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "r.jsonl", [("b-1", "one two")])
-    done = run("bench", "codec", "--data", data, "--limit-bytes", 3)
-    assert done.exit_code == 2 and "--limit-bytes" in done.stderr

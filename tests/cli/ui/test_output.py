@@ -39,12 +39,6 @@ def test_stdout_gets_all_or_nothing_where_asked(capfdbinary: pytest.CaptureFixtu
     assert (capfdbinary.readouterr().out, output.written) == (b"onetwo", 6)
 
 
-def test_new_file_has_the_usual_mode(tmp_path: Path) -> None:
-    (tmp_path / "usual").touch()
-    Output(str(tmp_path / "a")).write([b"x"])
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
 def test_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -66,19 +60,6 @@ def test_a_failure_leaves_nothing_new(tmp_path: Path, force: bool) -> None:
     with pytest.raises(RuntimeError):
         Output(str(path), force=force).write(chunks())
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"a": b"old"} if force else {})
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        Output(str(path), force=True).write([b"new"])
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
 
 
 def test_file_is_synced_before_its_name_and_the_folder_after(
@@ -142,18 +123,6 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     Output(str(tmp_path / "link"), force=True).write([b"new"])
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
-
-
-def test_an_empty_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="empty"):
-        Output("")
-
-
-def test_folders(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a folder"):
-        Output(str(tmp_path), force=True)
-    with pytest.raises(UsageError, match="does not exist"):
-        Output(str(tmp_path / "missing" / "a"))
 
 
 def test_a_device_is_written_through(tmp_path: Path) -> None:
