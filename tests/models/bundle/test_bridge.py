@@ -68,12 +68,6 @@ def test_any_text_is_canonical(kind: str, text: str) -> None:
     assert there_and_back(kind, encode(kind, text.replace("<", "")))[1] == b""
 
 
-@KINDS
-def test_a_page_is_canonical(kind: str) -> None:
-    tokens, patch = there_and_back(kind, encode(kind, PAGE))
-    assert tokens and patch == b""
-
-
 def test_a_chat_template_is_text_and_escapes() -> None:
     turns = [("user", "Hi there"), ("assistant", "Hello! How are\nyou?")]
     text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
@@ -82,27 +76,6 @@ def test_a_chat_template_is_text_and_escapes() -> None:
     for n, (role, content) in enumerate(turns):
         want += [*plain("\n" if n else ""), x(1), *plain(f"{role}\n{content}"), x(3)]
     assert (tokens, patch) == ([*want, *plain("\n"), x(4)], b"")
-
-
-CHATS = {
-    "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello there<|eot_id|>",
-    "llama2": "<s>[INST] Hello there [/INST] I can do that. </s><s>[INST] Do it [/INST]",
-    "mistral": "<s>[INST] Hello there[/INST] I can do that.</s>[INST]no space[/INST]",
-    "unigram": "What is it?</s>a city on the river</s></s>",
-    "wordpiece": "[CLS] hello, is it far? [SEP] it isn't. [SEP]",
-    "prefix-space": "<|im_start|>user\nHello there<|im_end|> and so on",
-}
-
-
-@pytest.mark.parametrize("kind", CHATS)
-def test_other_templates_need_no_patch(kind: str) -> None:
-    tokens, patch = there_and_back(kind, encode(kind, CHATS[kind]))
-    assert patch == b"" and sum(i in range(x(0), x(15) + 1) for i in tokens) >= 2
-
-
-def test_ids_with_the_post_processor_s_mark_need_no_patch() -> None:
-    tokens, patch = there_and_back("llama3", list(target("llama3").encode("Hello there").ids))
-    assert (tokens, patch) == ([x(0), *plain("Hello there")], b"")
 
 
 def test_a_first_space_after_a_mark_is_told_apart() -> None:
@@ -155,18 +128,6 @@ def test_any_ids_come_back(kind: str, data: st.DataObject) -> None:
 
 
 @KINDS
-@quick
-@given(data=st.data())
-def test_ids_of_a_disturbed_text_come_back(kind: str, data: st.DataObject) -> None:
-    ids = encode(kind, data.draw(st.sampled_from(PAGE.splitlines())))
-    for _ in range(data.draw(st.integers(0, 4))):
-        at = data.draw(st.integers(0, len(ids)))
-        new = data.draw(st.lists(st.integers(0, bridge(kind).size - 1), max_size=3))
-        ids[at : at + data.draw(st.integers(0, 3))] = new
-    there_and_back(kind, ids)
-
-
-@KINDS
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
 def test_a_split_costs_at_most_20_bits(kind: str, rate: float) -> None:
     ids, splits = unfolded(kind, encode(kind, PAGE * 20), 3, rate)
@@ -184,13 +145,6 @@ def test_random_ids_cost_their_width(kind: str) -> None:
     _, patch = there_and_back(kind, ids)
     width = (bridge(kind).size - 1).bit_length()
     assert len(patch) * 8 <= width * len(ids) + 64
-
-
-def test_a_cut_character_costs_little() -> None:
-    for kind, most in (("byte-level", 100), ("llama3", 100), ("llama2", 100)):
-        ids = encode(kind, PAGE + " \U0001f643")[:-1]
-        tokens, patch = there_and_back(kind, ids)
-        assert tokens and 0 < len(patch) * 8 <= most
 
 
 def test_an_id_without_a_token_comes_back() -> None:
@@ -276,10 +230,6 @@ def test_what_are_no_ids_is_refused(ids: Any) -> None:
         bridge("byte-level").to_bundle(ids)
     with pytest.raises(CorruptError):
         bridge("byte-level").from_bundle(ids, b"")
-
-
-def test_no_ids_are_no_tokens() -> None:
-    assert there_and_back("byte-level", []) == ([], b"")
 
 
 @pytest.mark.parametrize(

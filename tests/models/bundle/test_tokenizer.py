@@ -59,11 +59,6 @@ def test_text_never_makes_a_special(tiny_tokenizer: BundleTokenizer) -> None:
     assert tiny_tokenizer.specials["lane"] == 0 and tiny_tokenizer.specials["x15"] == 31
 
 
-def test_words_cost_fewer_tokens_than_bytes(tiny_tokenizer: BundleTokenizer) -> None:
-    text = b"Can you help me with the following question about the weather in the city?"
-    assert len(tiny_tokenizer.encode(text)) < len(text) / 2
-
-
 @pytest.mark.parametrize(
     "name, unit",
     [
@@ -100,12 +95,6 @@ def test_a_block_ends_after_a_line(tiny_tokenizer: BundleTokenizer) -> None:
     whole = BLOCK // len(line) * len(line)
     apart = [*tiny_tokenizer.encode(data[:whole]).tolist(), *tiny_tokenizer.encode(data[whole:]).tolist()]
     assert tiny_tokenizer.encode(data).tolist() == apart
-
-
-def test_no_bytes_are_no_tokens(tiny_tokenizer: BundleTokenizer) -> None:
-    assert tiny_tokenizer.encode(b"").shape == (0,)
-    assert tiny_tokenizer.decode([]) == b""
-    assert tiny_tokenizer.encode_many([]) == []
 
 
 @pytest.mark.parametrize("ids", [[0], [40, 31], [-1], [1024], [2**31 - 1], np.array([[40]]), np.array([40.0])])
@@ -176,9 +165,3 @@ def test_merges_may_be_written_as_one_string(tiny_tokenizer_json: Callable[..., 
     text = b"the same tokens either way"
     old = BundleTokenizer(json.dumps(tree).encode())
     assert old.encode(text).tolist() == BundleTokenizer(tiny_tokenizer_json()).encode(text).tolist()
-
-
-@pytest.mark.slow
-def test_three_megabytes_of_noise(tiny_tokenizer: BundleTokenizer) -> None:
-    data = random.Random(5).randbytes(3_000_000)
-    assert tiny_tokenizer.decode(tiny_tokenizer.encode(data)) == data

@@ -46,11 +46,6 @@ def test_what_is_added_is_found(folder: Path, user: Path) -> None:
     assert sorted(path.name for path in user.iterdir()) == [".lock", "tiny"]
 
 
-def test_adding_again_changes_nothing(folder: Path, user: Path) -> None:
-    before = add(str(folder)).folder.stat().st_ino
-    assert add(str(folder)).folder.stat().st_ino == before
-
-
 def test_a_name_belongs_to_one_bundle(
     folder: Path, user: Path, tiny_tokenizer_json: Callable[[int], bytes], tmp_path: Path
 ) -> None:
@@ -96,11 +91,6 @@ def test_damage_is_refused(folder: Path, user: Path, damage: str) -> None:
     with pytest.raises(ModelError):
         add(str(folder))
     assert [path.name for path in user.iterdir()] == [".lock"]
-
-
-def test_no_such_source() -> None:
-    with pytest.raises(UsageError, match=r"found none at './nope\.zip': unpack it first"):
-        add("./nope.zip")
 
 
 def test_a_killed_add_leaves_nothing_that_counts(folder: Path, user: Path) -> None:

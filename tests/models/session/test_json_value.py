@@ -22,11 +22,6 @@ scalars = (
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(strings, inner), max_leaves=12)
 
 
-@given(value=values)
-def test_a_value_comes_back_from_its_text(value: Any) -> None:
-    assert difference(value, parse(dump(value))) is None
-
-
 @given(a=values, b=values)
 def test_no_difference_means_the_same_text(a: Any, b: Any) -> None:
     assert (difference(a, b) is None) == (dump(a) == dump(b))

@@ -19,13 +19,6 @@ sessions = (
 )
 
 
-@given(session=sessions)
-def test_bytes_without_a_model_give_the_session_back(session: Session) -> None:
-    again = Session.from_bytes(session.kind, session.to_bytes())
-    assert again == session and hash(again) == hash(session)
-    assert session.difference(again) is None
-
-
 @pytest.mark.parametrize(
     "a, b",
     [
@@ -105,16 +98,6 @@ def test_a_line_that_json_would_change_is_kept_as_it_is(line: bytes) -> None:
     session = Session.from_json_line(line)
     assert session == Session("text", line)
     assert session.to_json_line() == line + b"\n"
-
-
-@pytest.mark.parametrize("text", [b"", b"hello", b"{}", b"NaN\n", b"NaN\nNaN", b"\xff"])
-def test_other_texts_have_no_line(text: bytes) -> None:
-    with pytest.raises(ContentError, match="as text"):
-        Session("text", text).to_json_line()
-
-
-def test_ids_are_a_list_in_a_line() -> None:
-    assert Session("ids", [1, 22, 333]).to_json_line() == b"[1,22,333]\n"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 
 from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError
 from tests.examples import examples
 from tests.models.conftest import VOCAB
 
@@ -43,20 +42,8 @@ def test_rows_of_any_lengths(target: Target, lengths: list[tuple[int, int]]) -> 
     check(target, lengths)
 
 
-@pytest.mark.parametrize("lengths", [[(0, 9)] * 3, [(5, 9)] * 3, [(7, 0), (3, 4)], [(0, 249), (248, 1)]])
-def test_equal_rows_rows_with_nothing_new_and_rows_at_the_last_position(
-    target: Target, lengths: list[tuple[int, int]]
-) -> None:
-    check(target, lengths)
-
-
 def test_a_target_with_windows_runs_them_one_by_one(
     tmp_path: Path, save_model: Callable[..., Path], llama_config: dict[str, Any]
 ) -> None:
     config = transformers.MistralConfig(**llama_config | {"sliding_window": 8, "model_type": "mistral"})
     check(Target.load(save_model(tmp_path, config)), [(0, 20), (12, 5)])
-
-
-def test_ids_are_checked(target: Target) -> None:
-    with pytest.raises(ContentError):
-        target.prefill_many([([1, 2], None), ([VOCAB], None)])
