@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from pltz.experiments.kv_peers import installed, peers
 from pltz.kv.port.codec import Span
-from tests.cli.commands import Run
 
 
 def kv(seed: int, tokens: int = 32) -> torch.Tensor:
@@ -33,15 +29,3 @@ def test_peers_lose_what_their_bits_say() -> None:
     exact = {peer.name: peer for peer in peers()}["turboquant-3-ends"]
     again = exact.decode(exact.encode(kv, span), span)
     assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4]) and torch.equal(again[:, :, :, -128:], kv[:, :, :, -128:])
-
-
-def test_peers_stand_beside_our_forms(run: Run, tmp_path: Path) -> None:
-    for n in range(3):
-        (tmp_path / f"{n}.txt").write_text(f"words and {n} more words, " * 200)
-    sizes = ("--sessions", 2, "--context", 64, "--new", 8)
-    done = run("kv", "--data", tmp_path, "--forms", "q8,turboquant-4", *sizes, "--json")
-    assert done.exit_code == 0, done.output
-    rows = {row["form"]: row["bits"] for row in json.loads(done.stdout)["rows"]}
-    assert rows.keys() == {"control", "q8", "turboquant-4"} and rows["turboquant-4"] < rows["q8"]
-    unknown = run("kv", "--forms", "kivi-5", *sizes)
-    assert unknown.exit_code == 2 and "kivi-4" in unknown.output

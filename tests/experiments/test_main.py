@@ -13,6 +13,7 @@ def test_a_disk_that_is_not_there(run: Run, tmp_path: Path, name: str) -> None:
     done = run(name, "--where", tmp_path / "absent")
     assert done.exit_code == 2 and "absent does not exist" in done.stderr
 
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_has_a_help(run: Run, name: str) -> None:
     done = run(name, "--help")

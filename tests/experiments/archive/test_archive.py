@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.archive.maintenance import join
 from pltz.coding.codecs.codec import Coded, Plain
 from pltz.experiments.archive import command as bench_archive
 from pltz.experiments.archive.measure import ReadyCodec
@@ -30,26 +29,6 @@ def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     flat, *shared = result["sharing"]
     assert flat["bytes_per_session"] > 950 and all(200 < row["bytes_per_session"] < 800 for row in shared)
     assert not list(tmp_path.iterdir())
-
-
-def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
-    monkeypatch.setattr(join, "FEW", 0)
-    words = ("--growing", "--turns", 5, "--turn-tokens", 40, "--where", tmp_path)
-    done = run("archive", *words)
-    assert done.exit_code == 0, done.output
-    whole, joined, turns, together = json.loads(done.output.strip().splitlines()[-1])["growing"]
-    rows = whole, joined, turns, together
-    assert [row["puts"] for row in rows] == [1, 5, 5, 5] and together["sessions"] == 4
-    for row in rows:
-        assert row["tokens"] == 200 and row["tokens_after_put"][-1] == 200
-        assert row["seconds_after_put"] == sorted(row["seconds_after_put"])
-        assert row["bytes_per_session_after_put"] == sorted(row["bytes_per_session_after_put"])
-        spent = row["puts"] * row["sessions"] / row["puts_per_s"]
-        assert row["seconds_after_put"][-1] == pytest.approx(spent, abs=0.001)  # rounded to milliseconds
-    assert whole["bytes_per_session"] < turns["bytes_per_session"]
-    assert turns["bytes_per_session_collected"] < turns["bytes_per_session"] < joined["bytes_per_session"]
-    assert "growing" in done.output
 
 
 def test_ready_bitstrings_are_exact() -> None:

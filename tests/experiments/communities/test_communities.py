@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from pltz.experiments.communities.command import records
 from pltz.experiments.communities.communities import (
     BOTS,
     COMMUNITIES,
@@ -13,10 +9,8 @@ from pltz.experiments.communities.communities import (
     OWN,
     Communities,
     community_of,
-    sampled,
     sentences,
 )
-from tests.cli.commands import Run
 
 
 def prompts() -> list[str]:
@@ -37,19 +31,3 @@ def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
     for number, bot in enumerate(bots):
         assert bot.startswith(found.made[community_of(number)].prompt)
         assert len(sentences(bot)) == 1 + 20 + OWN
-
-
-def test_the_prompts_that_ship_are_enough() -> None:
-    assert len({one.prompt for one in sampled().made}) == COMMUNITIES
-    sources = [one["id"].split("-")[0] for one in records()]
-    assert (sources.count("communities"), sources.count("bots")) == (COMMUNITIES, BOTS)
-
-
-def test_prompts_are_nearest_to_each_other(run: Run, tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "communities.jsonl"
-    path.write_bytes(run("communities").stdout_bytes)
-    done = run("neighbours", "--data", path, "--sessions", 2, "--measure", "zstd", "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["sources"]
-    assert [row["source"] for row in found] == ["bots", "communities"]
-    assert all(row["patched"] < row["zstd"] for row in found)

@@ -11,16 +11,12 @@ import pytest
 import torch
 import transformers
 
-from pltz.experiments.compose.composition import COMPOSED, Composer, Composition
+from pltz.experiments.compose.composition import Composer, Composition
 from pltz.experiments.compose.documents import Documents
 from pltz.experiments.compose.segment import Segment
 from pltz.kv.calibrate.measure import prefilled
-from pltz.kv.port.bound import Bound
-from pltz.kv.port.codec import RAW, serves
-from pltz.kv.store.kv_block import KVBlock
-from pltz.models.target.cache import cache_argument, cache_of
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError, ModelError, UsageError
+from pltz.plt_codec.errors import UsageError
 from tests.models.conftest import VOCAB
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -74,22 +70,6 @@ def test_a_tower_in_its_place_is_the_prefill_bit_for_bit(target: Target) -> None
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_a_tower_that_moves_as_a_whole_is_exact_but_for_rounding(name: str, target_of: Callable[..., Target]) -> None:
-    """Against the model itself, at positions from 300 on."""
-    target = target_of(**SCALINGS[name])
-    runs = parts()
-    found = Composer(target).compose(Segment.tower(target, runs), start=300)
-    ids = torch.from_numpy(np.concatenate(runs).astype(np.int64))[None]
-    with torch.inference_mode():
-        cache: Any = cache_of([], target.model.config)
-        where = 300 + torch.arange(ids.shape[1])[None]
-        target.model(input_ids=ids, position_ids=where, **cache_argument(target.model, cache))
-    exact = torch.stack([torch.stack([one.keys[0], one.values[0]]) for one in cache.layers])
-    assert found.exact and away(found.kv, exact) < 1e-4  # turns in float32 where yarn scales keys
-    assert away(Composer(target).compose(Segment.tower(target, runs)).kv[:, 0], exact[:, 0]) > 0.01  # not turned
-
-
-@pytest.mark.parametrize("name", SCALINGS)
 def test_a_repair_of_everything_is_the_prefill(name: str, target_of: Callable[..., Target]) -> None:
     target = target_of(**SCALINGS[name])
     runs = parts()
@@ -97,27 +77,6 @@ def test_a_repair_of_everything_is_the_prefill(name: str, target_of: Callable[..
     found = Composer(target).compose(segments, repair=1.0)
     assert not found.exact and found.repaired == 91 and found.moved == (range(30, 80), range(80, 121))
     assert away(found.kv, prefilled(target, np.concatenate(runs))) < 2e-5
-
-
-def test_more_repair_leaves_less_difference(target: Target) -> None:
-    runs = parts()
-    exact = prefilled(target, np.concatenate(runs))
-    segments = [Segment.alone(target, run) for run in runs]
-    apart = []
-    for share in (0.0, 0.15, 0.5, 1.0):
-        found = Composer(target).compose(segments, repair=share)
-        assert found.repaired == round(91 * share)
-        assert torch.equal(found.kv[:, :, :, :30], segments[0].block.kv)  # the first is where it was
-        apart.append(float((found.kv - exact).square().mean()))
-    assert apart == sorted(apart, reverse=True) and apart[0] > 2 * apart[2] > 1e6 * apart[3]
-
-
-def test_composed_kv_is_never_under_an_exact_name(target: Target) -> None:
-    for segments in (Segment.tower(target, parts()), [Segment.alone(target, run) for run in parts()]):
-        block = Composer(target).compose(segments).block()
-        assert block.codec is COMPOSED and block.codec.name != RAW.name and not block.codec.exact
-        assert not serves(block.codec, Bound.of(0.0)) and not serves(block.codec, Bound.of(1.0))
-        assert block.recode(RAW) is block  # no exact form is made of it
 
 
 def test_a_cache_of_documents_is_continued(target: Target) -> None:
@@ -133,23 +92,3 @@ def test_a_cache_of_documents_is_continued(target: Target) -> None:
     with pytest.raises(UsageError, match="add it first"):
         documents.behind(prompt, ["1"])
     assert documents.behind([], ["0"]).exact  # alone at the beginning, as it was computed
-
-
-def test_what_cannot_be_composed_is_refused(target: Target, target_of: Callable[..., Target]) -> None:
-    composer = Composer(target)
-    one = Segment.alone(target, ids_of(20))
-    for bad in ({"repair": 1.5}, {"repair": -0.1}, {"start": -1}):
-        with pytest.raises(UsageError):
-            composer.compose([one], **bad)
-    with pytest.raises(UsageError):
-        composer.compose([])
-    with pytest.raises(ContentError, match="positions"):
-        composer.compose([one], start=500)
-    with pytest.raises(UsageError, match="position_ids"):
-        composer.compose([one], start=5).cache(target)
-    other = KVBlock.raw(one.block.kv[:, :, :1], one.block.ids, one.block.ids, 0)
-    with pytest.raises(UsageError, match="one target"):
-        composer.compose([one, Segment(other, one.before)])
-    dynamic = target_of(rope_type="dynamic", factor=2.0)
-    with pytest.raises(ModelError, match="dynamic"):
-        Composer(dynamic)

@@ -11,7 +11,7 @@ from click.testing import Result
 
 from pltz.datasets.loaders import sample_sessions
 from pltz.experiments.joint.fused_cache import fused_cache
-from pltz.experiments.joint.measure import BFF, STRATEGIES, UNFUSED, fill, pool_for
+from pltz.experiments.joint.measure import BFF, STRATEGIES, pool_for
 from pltz.experiments.kv_rows import KVRows
 from pltz.models.target.cache import cache_argument
 from pltz.models.target.target import Target
@@ -34,12 +34,6 @@ def test_a_cache_of_unfused_pages_continues_as_the_exact_one(rows: KVRows) -> No
     assert torch.allclose(got, exact, atol=0.05), "pages have 16 bits"
     with pytest.raises(UsageError, match="as many tokens"):
         fused_cache(pool, [sessions[0], pool_for(rows, BFF, 1).add("a", rows.kvs[0][:, :, :, :40])])
-
-
-def test_a_pool_takes_more_sessions_once_they_fuse(rows: KVRows) -> None:
-    layers = len(rows.kvs[0])
-    assert len(fill(pool_for(rows, BFF, 2), rows.kvs, [UNFUSED] * layers)) == 2
-    assert len(fill(pool_for(rows, BFF, 2), rows.kvs, [-2.0] * layers)) == 3
 
 
 def test_the_command_measures_every_strategy(run: Callable[..., Result]) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from pltz.experiments.learned_kv import __main__ as commands, measure
+from pltz.experiments.learned_kv import __main__ as commands
 from pltz.experiments.learned_kv.frozen_target import SINKS, ChangedForm, FrozenTarget
-from pltz.experiments.learned_kv.network import Decoder, Size
+from pltz.experiments.learned_kv.network import Size
 from pltz.kv.calibrate.measure import compare
 
 Rows = NDArray[np.int32]
@@ -27,14 +26,6 @@ def test_a_form_that_changes_nothing_loses_nothing(frozen: FrozenTarget, rows: R
     same, lost = (one.row() for one in compare(frozen.target, rows[:2], 64, forms, control=False))
     assert same["kl"] < 1e-6 and same["top1"] == 1 and same["bits"] == (4 * 60 + 16 * SINKS) / 64
     assert lost["kl"] > 0.01 and lost["bits"] == 0
-
-
-def test_errors_are_those_of_the_decoder(frozen: FrozenTarget, rows: Rows) -> None:
-    whole, nothing = Decoder(frozen, WHOLE), Decoder(frozen, Size("nothing", 0, 0, 16, 1, 0))
-    exact, zero = (measure.errors(frozen, one, rows[:2]) for one in (whole, nothing))
-    assert max(exact["keys_error"] + exact["values_error"]) < 1e-4
-    assert zero["values_error"][1:] == [1.0, 1.0] and zero["values_error"][0] < 1e-4  # layer 0 is exact
-    assert all(0.01 < one < 0.3 for one in exact["keys_tolerance"] + exact["values_tolerance"])
 
 
 def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_path: Path) -> None:
@@ -54,14 +45,3 @@ def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_p
     assert told["codes"][0]["name"] == "principal directions, even"
     assert all(sum(map(sum, one["ranks"])) == 48 and one["loss"]["bits"] < 5 for one in told["codes"])
     assert {one["form"] for one in told["forms"]} == {"q8", "q4"}
-
-
-def test_rows_are_drawn_from_sessions(deep_llama: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "chats.jsonl", tmp_path / "rows.npz"
-    line = json.dumps({"messages": [{"role": "user", "content": "how are you " * 40}]})
-    file.write_text((line + "\n") * 12)
-    given = ["rows", str(deep_llama), "--train", str(file), "--test", str(file), "--length", "40"]
-    said = CliRunner().invoke(commands.learned, [*given, "--test-length", "50", "-o", str(out)])
-    assert said.exit_code == 0, said.output
-    kept = np.load(out)
-    assert kept["train"].shape[1] == 40 and kept["test"].shape[1] == 50 and len(kept["train"]) > 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,6 @@ from pltz.experiments.learned_kv.course import (
 )
 from pltz.experiments.learned_kv.frozen_target import FrozenTarget
 from pltz.experiments.learned_kv.network import Decoder, Size
-from pltz.plt_codec.errors import ModelError, UsageError
 
 Rows = NDArray[np.int32]
 COPIES = Size("copies", 0, 2, 64, 4, 64)
@@ -28,13 +25,6 @@ COPIES = Size("copies", 0, 2, 64, 4, 64)
 
 def ids_of(rows: Rows) -> torch.Tensor:
     return torch.from_numpy(rows.astype(np.int64))
-
-
-def test_all_layers_but_the_last_give_the_exact_kv(frozen: FrozenTarget, rows: Rows) -> None:
-    decoder = Decoder(frozen, Size("whole", 2, 0, 64, 4, 0))
-    exact = frozen.exact(ids_of(rows[:2]))
-    assert exact.shape == (2, 72, 3, 2 * 2 * 16)
-    assert torch.allclose(decoder(ids_of(rows[:2])), exact, atol=1e-4)
 
 
 def test_a_copy_of_all_layers_is_exact_once_its_readers_are_solved(frozen: FrozenTarget, rows: Rows) -> None:
@@ -63,18 +53,3 @@ def test_training_lowers_error_and_kl(frozen: FrozenTarget, rows: Rows, experts:
     assert told["steps"] == 30 and told["tokens"] == 30 * 8 * 72
     assert regression(decoder(ids), exact, scale) < before
     assert frozen.loss(exact[:, :64], decoder(ids[:, :64]), ids[:, 64:]) < kl
-
-
-def test_what_does_not_fit_is_refused(frozen: FrozenTarget) -> None:
-    with pytest.raises(UsageError, match="fewer exact layers than 3"):
-        Decoder(frozen, Size("deep", 3, 0, 64, 4, 0))
-    with pytest.raises(UsageError, match="2 centres"):
-        Decoder(frozen, replace(COPIES, experts=2))
-    with pytest.raises(UsageError, match="a limit"):
-        Course(8, 64, 8)
-    frozen.model.config.model_type = "gemma"
-    try:
-        with pytest.raises(ModelError, match="found gemma"):
-            Decoder(frozen, COPIES)
-    finally:
-        frozen.model.config.model_type = "llama"

@@ -11,7 +11,7 @@ from click.testing import Result
 from numpy.typing import NDArray
 
 from pltz.experiments.lossy.command import NAMES, as_text
-from pltz.experiments.lossy.replacement import WAYS, at_once, code_lengths, if_shorter, in_turn
+from pltz.experiments.lossy.replacement import WAYS, at_once, code_lengths, if_shorter
 from pltz.models.target.target import Target
 
 TEXT = "The lamp has two switches: zebra and Vladivostok. The first one dims the lamp, and the second turns it off."
@@ -20,22 +20,6 @@ TEXT = "The lamp has two switches: zebra and Vladivostok. The first one dims the
 @pytest.fixture(scope="module")
 def ids(target: Target) -> NDArray[np.int32]:
     return np.asarray(target.tokenize(TEXT), np.int32)
-
-
-def test_at_once_replaces_the_rare_tokens_and_no_other(target: Target, ids: NDArray[np.int32]) -> None:
-    cost, likeliest = code_lengths(target, ids[None])
-    found, rare = at_once(target, ids, 10), cost[0] > 10
-    assert rare.any() and not rare.all()
-    assert np.array_equal(found[1:][rare], likeliest[0][rare]) and np.array_equal(found[1:][~rare], ids[1:][~rare])
-    assert found[0] == ids[0]
-
-
-def test_in_turn_judges_behind_the_new_tokens(target: Target, ids: NDArray[np.int32]) -> None:
-    found = in_turn(target, ids, 10)
-    cost, likeliest = code_lengths(target, found[None])
-    changed = found[1:] != ids[1:]
-    assert changed.any() and np.array_equal(found[1:][changed], likeliest[0][changed])
-    assert (cost[0] <= 10).all(), "no rare token is left"
 
 
 def test_if_shorter_never_gets_longer(target: Target, ids: NDArray[np.int32]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from pltz.coding.codec import Codec
-from pltz.experiments.neighbours.nearest import TenantSessions, by_file, measure
+from pltz.experiments.neighbours.nearest import TenantSessions, measure
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError
@@ -66,12 +66,3 @@ def test_copies_from_the_neighbour_count_and_are_read_back(monkeypatch: pytest.M
     monkeypatch.setattr(repeats, "candidates", lambda *given: [])
     seen = measure(codec, tenant, [[0]], 1)
     assert found.alone == seen.alone and found.after[0][0] < 0.7 * seen.after[0][0] < 0.4 * seen.alone[0]
-
-
-def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, other = (Session("text", text) for text in (b"hello", b"Hello"))
-    tenant = TenantSessions("s", [session], [np.zeros(0, np.int64)], [b""], [0])
-    codec = Codec.load(None)
-    monkeypatch.setattr(codec, "decompress", lambda data: [other])
-    with pytest.raises(ModelError, match="no figure"):
-        by_file(codec, tenant, True)

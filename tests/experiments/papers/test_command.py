@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.experiments.papers import attention_error, community, records, work
+from pltz.experiments.papers import community, records, work
 from pltz.experiments.papers.command import as_text
 from pltz.experiments.papers.row import FAILS, HOLDS, PAPERS, PART, VERDICTS, verdict
-from pltz.models.target.target import Target
 
 
 def test_verdicts_and_text() -> None:
@@ -34,13 +32,3 @@ def test_the_command_measures_every_subject(run: Callable[..., Result], monkeypa
     live = [row for row in result["rows"] if row["recorded"] is None and row["verdict"] != "not measured"]
     assert len(live) >= 28 and all(row["measured"] for row in live)
     assert sum(result["verdicts"].values()) == len(result["rows"])
-
-
-def test_the_bound_of_theorem_19_holds_for_fine_steps(target: Target) -> None:
-    found = attention_error.drift(target, np.arange(300, 500))
-    assert found["bits"]["8"]["most"] <= 1 and found["bits"]["8"]["above"] == 0
-    assert found["bits"]["2"]["rms"] > found["bits"]["4"]["rms"] > found["bits"]["8"]["rms"]
-    assert 0.5 < found["per_bit"] < 1.5
-    moved = attention_error.materialised(target, [np.arange(300, 340), np.arange(340, 400)])
-    assert moved["turn"] <= moved["bound"] and moved["prefill"] < 1e-3
-    assert attention_error.fusion_bound(target, np.arange(300, 500), 1.0) == 0

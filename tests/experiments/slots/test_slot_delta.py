@@ -5,11 +5,9 @@ Against a real server too: PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pyt
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +15,9 @@ import pytest
 from click.testing import Result
 from hypothesis import given, settings, strategies as st
 
-from pltz.experiments.slots.measure_slots import act
-from pltz.experiments.slots.slot_delta import FIELDS, delta, splice
-from pltz.experiments.slots.slot_layout import SlotLayout
-from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, PltzError, UsageError, VersionError
-from pltz.serving.engines.llama_server import LlamaServer
+from pltz.experiments.slots.slot_delta import delta, splice
+from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, PltzError, VersionError
 from tests.examples import examples
-from tests.serving.engines.llama_process import running
-from tests.serving.engines.served_models import write_gguf
-
-RECORDED = Path(__file__).parents[2] / "serving/engines/recorded/slot.bin"
-BINARY = os.environ.get("PLTZ_LLAMA_SERVER", "")
 
 
 def made(
@@ -75,14 +65,6 @@ def test_a_chain_of_slots_comes_back_byte_for_byte(transposed: int, named: int) 
     assert splice(bot, delta(bot, platform)) == platform, "shorter than its base"
 
 
-def test_a_real_slot_file_is_read_to_its_last_byte() -> None:
-    data = memoryview(RECORDED.read_bytes())
-    layout = SlotLayout.of(data, "slot.bin")
-    assert (layout.cells, layout.positions, len(layout.arrays)) == (15, tuple(range(15)), 8)
-    assert layout == SlotLayout.of_skeleton(memoryview(layout.skeleton(data)), len(data), "slot.bin")
-    assert splice(data, delta(data, data)) == data
-
-
 @pytest.mark.parametrize(
     ("data", "error"),
     [
@@ -108,22 +90,6 @@ def test_another_layout_is_refused(data: bytes, error: type[PltzError]) -> None:
         delta(made(8), data)
 
 
-def test_files_of_other_models_and_other_bases_are_refused() -> None:
-    base, slot = made(8), made(12, shared=8, seed=1)
-    found = delta(base, slot)
-    for other in (made(8, layers=3), made(8, row=16), made(8, transposed=1)):
-        with pytest.raises(UsageError, match="one model"):
-            delta(other, slot)
-    with pytest.raises(UsageError, match="share no cell"):
-        delta(made(8, seed=5), slot)
-    with pytest.raises(UsageError, match="SHA-256"):
-        splice(made(8, seed=5), found)
-    with pytest.raises(VersionError):
-        splice(base, found[:8] + struct.pack("<I", 2) + found[12:])
-    with pytest.raises(FormatError, match="begins with"):
-        splice(base, slot)
-
-
 @settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_a_damaged_delta_is_refused(data: st.DataObject) -> None:
@@ -136,51 +102,6 @@ def test_a_damaged_delta_is_refused(data: st.DataObject) -> None:
         del found[data.draw(st.integers(0, len(found) - 1)) :]
     with pytest.raises(PltzError):
         splice(base, bytes(found))
-
-
-def test_a_delta_that_lies_about_its_size_allocates_nothing() -> None:
-    import hashlib
-
-    base = made(8)
-    found = delta(base, made(12, shared=8, seed=1))
-    fields = list(FIELDS.unpack_from(found))
-    fields[6] = 0xFFFFFFFF  # bytes of the skeleton
-    packed = found[FIELDS.size : FIELDS.size + fields[7]]
-    head = FIELDS.pack(*fields) + packed
-    with pytest.raises(CorruptError):
-        splice(base, head + hashlib.sha256(head).digest() + found[len(head) + 32 :])
-
-
-@pytest.mark.llama_server
-@pytest.mark.skipif(not os.path.isfile(BINARY), reason="needs llama-server: PLTZ_LLAMA_SERVER=/path/to/it")
-def test_a_spliced_slot_goes_on_alike_in_a_real_server(tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "mini-llama.gguf")
-    slots = tmp_path / "slots"
-    slots.mkdir()
-    with running(BINARY, model, slots) as url:
-        server = LlamaServer(url, model=model)
-        prompts = ["You are a helpful assistant. ", "This is the shop of lamps. ", "You sell red lamps. "]
-        ids = [server.tokenize("".join(prompts[: n + 1])) for n in range(3)]
-        question = server.tokenize("".join(prompts) + "What do you sell?")
-        names = ["platform.bin", "community.bin", "bot.bin"]
-        for n, name in enumerate(names):  # as in section 8.1 of the paper: restore, prefill what is new, save
-            if n:
-                act(url, "restore", names[n - 1])
-            server.thaw(ids[n], slot=0, any_target=True)
-            act(url, "save", name)
-        whole = [(slots / name).read_bytes() for name in names]
-        chain = [delta(below, above) for below, above in pairwise(whole)]
-        assert sum(map(len, chain)) < sum(map(len, whole[1:])) / 2
-        again = splice(splice(whole[0], chain[0]), chain[1])
-        assert again == whole[2]
-        (slots / "again.bin").write_bytes(again)
-        said = []
-        for name in ("bot.bin", "again.bin"):
-            act(url, "restore", name)
-            done = server.complete(question, slot=0, n_predict=12, temperature=0.0)
-            assert done.cached > len(ids[1]), "the restored KV is used"
-            said.append(done.ids.tolist())
-        assert said[0] == said[1]
 
 
 def test_the_commands_go_through_files(tmp_path: Path, run: Callable[..., Result]) -> None:

@@ -12,10 +12,9 @@ import torch
 from click.testing import Result
 
 from pltz.archive.maintenance import join
-from pltz.benchmarks.kv.random_target import RandomTarget
 from pltz.experiments.thaw import command as thaw
 from pltz.kv.thaw.thawed import Thawed
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.errors import ModelError
 
 Run = Callable[..., Result]
 WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "--threads", 1)
@@ -69,16 +68,3 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
     for wrong in ((other, ids, logits), (cache, ids, logits.flip(0)), (cache, ids, logits * float("nan"))):
         with pytest.raises(ModelError, match="float noise"):
             checked(*wrong).refuse()
-
-
-def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
-    folders = [tmp_path / name for name in "ab"]
-    made = []
-    for folder in folders:
-        folder.mkdir()
-        made.append(RandomTarget.make("llama-tiny", tiny_tokenizer_json(), folder, "cpu"))
-    assert made[0].fingerprint == made[1].fingerprint and len(made[0].fingerprint) == 16
-    assert torch.equal(made[0].prefill([5, 6])[1], made[1].prefill([5, 6])[1])
-    assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
-    with pytest.raises(UsageError, match="llama-8b"):
-        RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")

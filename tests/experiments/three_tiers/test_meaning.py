@@ -48,17 +48,6 @@ def add(table: MetadataTable, number: int, source: str, importance: float = 0.5,
 # ---- metadata
 
 
-def test_a_block_belongs_to_its_section_of_the_highest_priority() -> None:
-    table = table_of()
-    add(table, 0, "")
-    names = table.describe("acme", ids(0), [PromptSection("rules", 0, 20, 0.9), PromptSection("user_turn", 20, 50)])
-    found = [table.blocks[name] for name in names]
-    assert [one.source for one in found] == ["rules", "rules", "user_turn", "user_turn"]
-    assert [one.priority for one in found] == [85, 85, 15, 15]
-    assert [one.tokens for one in found] == [(0, 16), (16, 32), (32, 48), (48, 64)]
-    assert (found[0].tenant, found[0].importance, found[0].created) == ("acme", 0.9, 1000.0)
-
-
 def test_a_full_pool_gives_up_the_source_of_the_lowest_priority() -> None:
     """The least recently used block would be one of the rules."""
     table = table_of(12)
@@ -175,23 +164,6 @@ def test_a_reservation_is_cold_until_it_is_warmed(kind: str) -> None:
     assert (pool.device.free, pool.host.free) == (12, 12)
 
 
-def test_a_wrong_bet_is_given_back() -> None:
-    pool = table_of(12, 6).tree.pool
-    assert pool.host is not None
-    bet = Reservation(pool, "memories", 90)
-    with pytest.raises(PoolFull):
-        Reservation(pool, "memories", 20)
-    bet.release()
-    bet.release()
-    assert pool.host.free == 6
-    session = PackedSession.of(random_kv(50), pool, keep=0)
-    for tokens, one in ((90, bet), (40, Reservation(pool, "memories", 40))):
-        with pytest.raises(UsageError, match=f"at most {tokens} tokens"):
-            one.fill(session)
-    with pytest.raises(PoolFull, match="host_tokens"):
-        Reservation(table_of().tree.pool, "memories", 20)
-
-
 # ---- the loop
 
 
@@ -214,32 +186,3 @@ def test_the_loop_moves_the_lowest_scores_out_and_brings_high_ones_back() -> Non
     where = {step.name: step.spilled for step in table.tree.steps()}
     assert cycle.promoted == 4 and not any(where[name] for name in high)
     assert all(where[name] for name in low + middle)
-
-
-def test_a_full_host_gives_up_lower_scores_for_what_the_loop_demotes() -> None:
-    table = table_of(8, 4)
-    low, high = add(table, 0, "user_turn", 0.1), add(table, 1, "axioms", 0.9)
-    loop = MemoryLoop(table)
-    table.tree.move(low, to_host=True)
-    middle = add(table, 2, "memories", 0.5)
-    cycle = loop.cycle()
-    where = {step.name: step.spilled for step in table.tree.steps()}
-    assert cycle.demoted == 2 and [where.get(name) for name in low] == [True, True, None, None]
-    assert [where[name] for name in middle] == [False, False, True, True] and not any(where[name] for name in high)
-    add(table, 3, "user_turn", 0.0, count=32)  # lower than all in the host: nothing there makes way
-    assert loop.cycle().demoted == 0 and set(middle) < {step.name for step in table.tree.steps()}
-
-
-def test_blocks_in_use_and_pinned_blocks_stay() -> None:
-    table = table_of(8, 40)
-    pins = PrefixPins(table.tree)
-    pinned, used = add(table, 0, "user_turn"), add(table, 1, "user_turn")
-    pins.pin("acme", ids(0))
-    session = table.tree.match("acme", [*ids(1), 5])
-    assert session is not None
-    loop = MemoryLoop(table)
-    assert loop.cycle().demoted == 0
-    session.release()
-    assert loop.cycle().demoted == 2  # to three quarters
-    where = {step.name: step.spilled for step in table.tree.steps()}
-    assert not any(where[name] for name in pinned) and [where[name] for name in used] == [False, False, True, True]

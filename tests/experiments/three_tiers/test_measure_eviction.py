@@ -23,14 +23,6 @@ def test_nothing_is_missing_where_all_fits_and_everything_where_nothing_does() -
         assert replay(chats, requests, 2, order)["missing_blocks"] == 100.0
 
 
-def test_each_order_evicts_by_its_own() -> None:
-    """Two chats are known; the third one needs two blocks, and one of four must stay."""
-    chats = [[ReplayedTurn(2, np.array(shares))] * 2 for shares in ([0.9, 0.0], [0.2, 0.1], [0.5, 0.5])]
-    requests = [(0.0, 0, 0), (50.0, 1, 0), (51.0, 2, 0), (60.0, 0, 1)]
-    found = {name: replay(chats, requests, 3, order)["missing_attention"] for name, order in ORDERS.items()}
-    assert found == {"lru": 100.0, "lindy": 100.0, "mass": 0.0, "band-mass": 0.0, "ends": 0.0}
-
-
 @pytest.mark.slow
 def test_shares_are_those_of_the_attention_before_a_reply() -> None:
     target = Target.load("mini-llama", dtype="float32")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from pltz.experiments.three_tiers.block_metadata import MetadataTable, PrefixPins, PromptSection
-from pltz.experiments.three_tiers.shadow import MANIFEST, SEGMENT, Shadow
+from pltz.experiments.three_tiers.shadow import MANIFEST, Shadow
 from pltz.kv.errors import MemoryFailed
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
@@ -95,28 +94,6 @@ def test_cold_blocks_metadata_and_pins_come_back(tmp_path: Path) -> None:
     assert (one.source, one.importance, one.tokens, one.tenant) == ("rules", 0.7, (16, 32), "acme")
 
 
-def test_the_cold_end_of_a_prefix_comes_back_although_its_beginning_was_hot(tmp_path: Path) -> None:
-    """A full device gives up ends first."""
-    before = Memory(tmp_path)
-    expected = before.add(0, cold=False)
-    names = before.tree.names("acme", ids(0))
-    assert before.tree.move(names[3:], to_host=True) == 1
-    after = before.reopened()
-    assert after.recovered == 4 and after.holds(0, expected)
-
-
-def test_segments_that_are_mostly_given_up_go(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    expected = [memory.add(n) for n in range(4)][3]
-    memory.shadow.write()
-    for n in range(3):
-        memory.tree.clear("acme", ids(n)[:16])
-    memory.shadow.write()
-    assert [path.name for path in memory.shadow._files()] == ["00000001.safetensors"]
-    after = memory.reopened(write=False)
-    assert after.holds(3, expected) and len(after.tree) == 4
-
-
 def test_a_segment_stays_until_all_that_lives_in_it_was_copied(tmp_path: Path) -> None:
     """A pass of little room copies one step of eight. The others are in the old segment alone."""
     memory = Memory(tmp_path)
@@ -164,53 +141,6 @@ def test_a_step_that_came_again_is_written_again(tmp_path: Path) -> None:
     memory.tree.move(memory.tree.names("acme", ids(0)), to_host=True)
     after = memory.reopened()
     assert after.holds(0, expected)
-
-
-def test_ticks_write_every_minute_and_no_more_than_their_share(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    for n in range(6):
-        memory.add(n)
-    each = 16 * memory.pool.form.token_bytes
-    memory.shadow._rate = 3 * each / (60 * 0.02)  # room for three blocks
-    assert not memory.shadow.tick()
-    written = []
-    for minute in range(1, 15):
-        memory.now = 60.0 * minute
-        assert memory.shadow.tick() and not memory.shadow.tick()
-        memory.shadow.wait()
-        memory.shadow._rate = 3 * each / (60 * 0.02)
-        written.append(memory.shadow.stats.blocks)
-    whole = sum(len(step.blocks) for step in memory.tree.steps())
-    assert written[0] <= 3 and written[1] > written[0] and written[-1] == whole == 36
-    assert memory.shadow.stats.left == 0
-
-
-@pytest.mark.parametrize("numbers", ["Infinity", "NaN", "1e999"])
-def test_numbers_that_are_none_in_a_manifest_are_a_miss(tmp_path: Path, numbers: str) -> None:
-    """JSON has them, and a whole number of them is an error of its own."""
-    memory = Memory(tmp_path)
-    memory.add(0)
-    memory.shadow.write()
-    memory.shadow.close()
-    state = {"pins": [], "blocks": {"00": ["", 0.5, 0.0, 0.0, 7, [0, 16], "acme", 0.0]}}
-    data = json.dumps(state).replace("7", numbers).encode()
-    path = memory.shadow.folder / "manifest.safetensors"
-    MANIFEST.write(path, {}, {"state": torch.frombuffer(bytearray(data), dtype=torch.uint8)})
-    after = Memory(tmp_path)
-    assert after.shadow.recover() == 4 and after.shadow.stats.missed == 1 and not path.exists()
-
-
-def test_counts_of_another_type_are_a_miss(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    memory.add(0)
-    memory.shadow.write()
-    memory.shadow.close()
-    [path] = memory.shadow._files()
-    found = SEGMENT.read(path, ("names", "parents", "counts", *memory.pool.form.types), lambda meta, shapes: None)
-    assert found is not None
-    SEGMENT.write(path, memory.shadow._meta, found[1] | {"counts": found[1]["counts"].float()})
-    after = Memory(tmp_path)
-    assert after.shadow.recover() == 0 and after.shadow.stats.missed == 1 and not path.exists()
 
 
 def test_steps_that_find_no_room_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,17 +202,6 @@ def test_less_room_other_pages_and_other_targets(tmp_path: Path) -> None:
         memory.shadow.recover()
     with pytest.raises(UsageError, match="host_tokens"):
         Memory(tmp_path / "other", host=0)
-
-
-def test_a_full_disk_loses_no_block_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Memory(tmp_path)
-    expected = memory.add(0)
-    with monkeypatch.context() as patched:
-        patched.setattr("os.write", raising(NO_SPACE))
-        with pytest.raises(MemoryFailed):
-            memory.shadow.write()
-    after = memory.reopened()
-    assert after.holds(0, expected)
 
 
 def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
