@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pltz.plt_codec.errors import UsageError
 from pltz.training import stages
 
 
@@ -43,10 +42,3 @@ def test_a_stage_cut_off_begins_anew_unless_it_resumes(tmp_path: Path) -> None:
                 work.stage("s", resumes, fail, resumes=resumes)
             folder = work.stage("s", resumes, build, resumes=resumes)
         assert (folder / "found").read_text() == str(resumes)
-
-
-def test_one_run_a_work_folder(tmp_path: Path) -> None:
-    with stages.WorkFolder(tmp_path, no_say), pytest.raises(UsageError, match="another run"):
-        stages.WorkFolder(tmp_path, no_say)
-    with stages.WorkFolder(tmp_path, no_say):
-        pass

@@ -1,7 +1,6 @@
 """bundle train and distill: make a bundle that codes from sessions, by the command line."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,8 @@ limit_bytes = 5000
 [card]
 licence = "CC-BY-SA-4.0"
 """
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with SESSIONS of the sample and a configuration."""
@@ -60,13 +61,6 @@ def test_example_is_what_the_library_has(run: Run) -> None:
     from pltz.training.settings import EXAMPLE
 
     assert run("bundle", "train", "--example").stdout == EXAMPLE.read_text("utf8")
-
-
-def test_train_needs_a_configuration_and_an_output(run: Run, tmp_path: Path) -> None:
-    done = run("bundle", "train")
-    assert done.exit_code == 2 and "--config" in done.stderr
-    done = run("bundle", "train", "--config", tmp_path / "none.toml", "--output", tmp_path / "b")
-    assert done.exit_code == 2 and "none.toml" in done.stderr
 
 
 def test_train_measure_compress_decompress(run: Run, project: Path) -> None:
@@ -248,19 +242,6 @@ def test_a_start_that_does_not_fit_is_refused_before_anything(
     assert not list((project / "b.work").glob("split*"))
 
 
-def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: Path) -> None:
-    shutil.copytree(tiny / "bundles/mini", project / "mine")
-    config = project / "tiny.toml"
-    config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
-    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--no-progress")
-    done = run(*call)
-    assert done.exit_code == 2 and "holds another bundle" in done.stderr
-    assert run("bundle", "show", project / "mine").exit_code == 0
-    assert json.loads((project / "mine/bundle.json").read_text())["name"] == "mini"
-    assert run(*call, "--force").exit_code == 0
-    assert json.loads((project / "mine/bundle.json").read_text())["name"] == "tiny"
-
-
 def test_data_that_cannot_do(run: Run, project: Path) -> None:
     many = CONFIG.format(steps=1).replace("vocabulary = 512", "vocabulary = 65408")
     (project / "tiny.toml").write_text(many)
@@ -306,30 +287,6 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
     assert run("bundle", "add", project / "d").exit_code == 0
     back = run("decompress", packed, "-o", project / "ids.jsonl", "--target", foreign)
     assert back.exit_code == 0, back.output
-
-
-def test_distill_with_the_bundles_tokenizer_learns_text(run: Run, tiny: Path, foreign: Path, project: Path) -> None:
-    """Distil without a common vocabulary: the target writes turns, and its probabilities are not used."""
-    words = ("--target", foreign, "--tokenizer", "bundle", "--steps", 5, "--write", 1, "--write-tokens", 4)
-    card, told = distilled(run, project, *words)
-    assert "probabilities" not in told and "1 turns the target writes" in told
-    assert card["settings"]["teacher"]["share"] == 0.0
-
-
-def test_distill_without_a_target_goes_on_from_a_bundle(run: Run, tiny: Path, project: Path) -> None:
-    card, told = distilled(run, project, "--steps", 5, "--threads", 1)
-    assert "learns from your sessions; with the tokenizer of bundle mini, starting from mini" in told
-    assert card["settings"]["teacher"] is None and card["settings"]["student"]["start"] == "mini"
-
-
-@pytest.mark.slow
-def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
-    """Distil with the bundle and the target that ship."""
-    lines = sample_path().read_text("utf8").splitlines(True)
-    (project / "sessions.jsonl").write_text("".join(lines[:44]), "utf8")
-    card, _ = distilled(run, project, "--target", "mini-llama", "--steps", 2, "--threads", 1)
-    total = card["test"]["total"]
-    assert total["pltz_bytes"] < 0.75 * total["peer_bytes"]["zstd+dict"]
 
 
 def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, foreign: Path, project: Path) -> None:

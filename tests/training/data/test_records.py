@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pltz.datasets import sample_sessions
-from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.training.data import records
 
@@ -35,23 +33,6 @@ def test_records_come_back(tmp_path: Path) -> None:
     back = list(records.read(tmp_path / "r.zst"))
     assert [(r.source, r.licence) for r in back] == [(r.source, r.licence) for r in found]
     assert all(a.session.difference(b.session) is None for a, b in zip(found, back, strict=True))
-
-
-def test_streams_leave_out_what_no_tokens_spell(tmp_path: Path, tiny_tokenizer: BundleTokenizer) -> None:
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    given = [Session("chat", {"messages": [image]}), Session("text", b"hello"), Session("ids", [5])]
-    out = records.TokenStreams(tmp_path, tiny_tokenizer)
-    sessions, tokens = out.add("train", [records.record(s, "f.txt") for s in given])
-    assert sessions == 1 and out.skipped == 2 and list(out.sources) == ["text:f"]
-    ids = np.fromfile(tmp_path / "train.bin", np.uint16)
-    assert len(ids) == tokens and tiny_tokenizer.decode(ids.astype(np.int32)) == b"hello"
-
-
-def test_a_record_of_a_text_is_that_text() -> None:
-    found = records.record(Session("chat", {"id": "book-7", "text": "caf\u00e9", "licence": "MIT"}), "x.jsonl")
-    assert (found.source, found.licence) == ("text:book", "MIT")
-    assert records.plain(found.session) == Session("text", "caf\u00e9".encode())
-    assert records.texts(found.session) == ["caf\u00e9"]
 
 
 @pytest.mark.filterwarnings("ignore::pltz.datasets.loaders.InputWarning")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from pltz.benchmarks.kv.tokenizer_files import target_tokenizer
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.target.target import Target
@@ -31,13 +29,6 @@ def test_a_targets_tokenizer_becomes_a_bundles(foreign: Path) -> None:
     tokens, patch = bridge.to_bundle(chat)
     assert patch == b"" and len(tokens) == len(chat) and bridge.from_bundle(tokens, patch).tolist() == chat
     assert known[:32].max() == -1 and made.decode(made.encode(b"\xff<|im_start|>")) == b"\xff<|im_start|>"
-
-
-def test_a_bundles_own_tokenizer_stays_what_it_is(tiny_tokenizer_json: Callable[..., bytes]) -> None:
-    """A target that speaks the bundle's vocabulary (its specials added tokens) gives that vocabulary again."""
-    bundle = BundleTokenizer(tiny_tokenizer_json())
-    target = json.dumps(target_tokenizer(json.loads(tiny_tokenizer_json()))).encode()
-    assert BundleTokenizer(vocabulary.from_target(target)).pieces == bundle.pieces
 
 
 def changed(raw: bytes, **model: Any) -> bytes:

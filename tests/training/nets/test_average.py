@@ -48,26 +48,6 @@ def test_a_part_is_the_others_and_the_rest_stays(part: str, gated: bool) -> None
             assert np.abs(steps).max() <= 1 and np.mean(steps != 0) < 0.001, name
 
 
-def test_a_share_is_of_the_way_between() -> None:
-    one, other = a_net(1), a_net(2)
-    found = averaged(one, other, dict.fromkeys(PARTS, 0.25)).floats()["blocks.1.up.weight"]
-    a, b = one.floats()["blocks.1.up.weight"], other.floats()["blocks.1.up.weight"]
-    assert np.abs(found - (0.75 * a + 0.25 * b)).max() <= np.abs(found).max() / 127 * 0.51
-
-
-def test_few_steps_are_kept_where_both_agree_and_drawn_between_them_elsewhere() -> None:
-    config = dataclasses.replace(TINY, gated=True, step=0.3)
-    one, other = a_net(1, config), a_net(2, config)
-    same = averaged(one, one, dict.fromkeys(PARTS, 0.4))
-    found = averaged(one, other, dict.fromkeys(PARTS, 0.25))
-    for name, matrix in found.matrices.items():
-        np.testing.assert_array_equal(same.matrices[name].weights, one.matrices[name].weights)
-        wanted = 0.75 * one.floats()[name] + 0.25 * other.floats()[name]
-        away = found.floats()[name] - wanted
-        assert np.all(np.abs(away) <= matrix.scale[:, None] * 1.001), name
-        assert abs(away.mean()) < 0.06 * matrix.scale.mean(), name  # by chance, yet right over many
-
-
 def test_the_shares_of_mini_make_a_bundle(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     one, other = a_net(1), a_net(2)
     write_bundle(tmp_path / "one", "one", export(one), tiny_tokenizer_json(), b"words " * 50, {})

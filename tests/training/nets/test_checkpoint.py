@@ -16,7 +16,6 @@ import torch
 from pltz.plt_codec.errors import ModelError
 from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import NetConfig
-from pltz.training.nets.export import export
 from pltz.training.nets.net import Net, rounded_net
 
 TINY = NetConfig(vocab=256, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)
@@ -71,20 +70,6 @@ def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, An
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, " " * (1 << 21)])
-def test_a_broken_configuration_is_refused(folder: Path, text: str) -> None:
-    (folder / checkpoint.CONFIG).write_text(text)
-    with pytest.raises(ModelError, match="net"):
-        checkpoint.read(folder)
-
-
-def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
-    with (folder / checkpoint.NET).open("ab") as file:
-        file.truncate(1 << 32)  # sparse: takes no room
-    with pytest.raises(ModelError, match="its net has at most"):
-        checkpoint.read(folder)
-
-
 @pytest.mark.parametrize(
     "name, value, message",
     [
@@ -102,14 +87,6 @@ def test_tensors_that_do_not_fit_are_refused(folder: Path, name: str, value: np.
     safetensors.numpy.save_file(tensors, folder / checkpoint.NET)
     with pytest.raises(ModelError, match=message):
         checkpoint.read(folder)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
-def test_what_is_no_number_of_the_contract_is_not_exported(folder: Path, bad: float) -> None:
-    net = checkpoint.read(folder)
-    net.rest["class_bias"] = np.full(2, bad, np.float32)
-    with pytest.raises(ModelError, match="does not fit"):
-        export(net)
 
 
 def test_a_rounded_net_is_the_trained_one_and_comes_back(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
-from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
+from pltz.plt_codec.lanes import Layout, TokenBlock
 from pltz.plt_codec.weights import Weights
 from pltz.training.data import dataloader
-from pltz.training.data.vocabulary import bisect_order
 from pltz.training.nets.checkpoint import NetConfig
 from pltz.training.nets.export import export, restore
 from pltz.training.nets.net import Net, block_mask, rounded_net, visible
-from pltz.training.pipeline import groups, scaled
 
 SMALL = NetConfig(vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64)
 
@@ -81,13 +79,6 @@ def test_restore_undoes_export() -> None:
         assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * scale).all(), name
 
 
-def test_calibration_names_real_tensors() -> None:
-    weights = exported(small_net())
-    for names in groups(SMALL.layers).values():
-        halved = scaled(weights, names, 0.5)
-        assert all(abs(int(halved[n].max()) - int(weights[n].max()) / 2) <= 1 for n in names)
-
-
 def test_training_rows_are_laid_out_as_the_codec_does() -> None:
     tokens = np.arange(32, 32 + 100)
     batch = rows(tokens)
@@ -121,26 +112,6 @@ def test_the_mask_is_the_codecs() -> None:
             assert bool(mod(zero, zero, torch.tensor(q), torch.tensor(k))) == want
 
 
-def test_bisection_orders_every_row_once_and_keeps_neighbours_together() -> None:
-    rng = np.random.default_rng(0)
-    centres = rng.normal(0, 10, (8, 5))
-    vectors = (centres[np.arange(64) % 8] + rng.normal(0, 0.1, (64, 5))).astype(np.float32)
-    order = bisect_order(vectors, 8)
-    assert sorted(order.tolist()) == list(range(64))
-    assert all(len(set(order[i : i + 8] % 8)) == 1 for i in range(0, 64, 8))
-
-
-def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
-    """Rows of a session with a context: block 0 one token per step, block 1 at its end, fed the token before it."""
-    tokens = np.arange(32, 32 + 90)
-    part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
-    inputs, target, position, _, time, begin = part
-    assert (inputs[:20].tolist() == [LANE_MARK, *tokens[:19]] and target[:20].tolist() == tokens[:20].tolist())
-    assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}
-    assert inputs[20] == tokens[19] and position[20] == 20 and begin[20] == 20 and time[20] == 65536
-    assert sorted(target[target >= 0].tolist()) == tokens.tolist()
-
-
 def test_no_source_gets_more_than_its_cap() -> None:
     share = np.array([0.9, 0.07, 0.02, 0.01])
     weight = dataloader.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
@@ -164,23 +135,10 @@ def drawn(sampler: dataloader.Sampler, rows: int = 400) -> np.ndarray:
     return np.asarray(np.bincount(target[target >= 0] - 32) / (target >= 0).sum())
 
 
-def test_a_source_of_long_sessions_has_its_share(tmp_path: Path) -> None:
-    """Draw sessions of a whole row, longer ones and short ones in proportion to their tokens."""
-    lengths = {"short": [40] * 1000, "row": [500] * 80, "long": [2000] * 20}
-    assert np.abs(drawn(sampler_of(tmp_path, lengths)) - 1 / 3).max() < 0.05
-
-
 def test_a_source_is_drawn_as_often_as_its_weight_says(tmp_path: Path) -> None:
     lengths = {"a": [60] * 100, "b": [60] * 100, "text:a": [60] * 100, "text:b": [60] * 100}
     found = drawn(sampler_of(tmp_path, lengths, weights={"b": 3.0, "text:a": 0.5}))
     assert np.abs(found - [0.2, 0.6, 0.2 / 3, 0.4 / 3]).max() < 0.03
-
-
-def test_a_window_reaches_the_end_of_a_long_session(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, {"a": [900]})
-    np.arange(32, 932, dtype=np.uint16).tofile(tmp_path / "train.bin")  # what the sampler looks into
-    seen = np.concatenate([sampler.draw(512) for _ in range(50)])
-    assert sorted(set(seen.tolist())) == list(range(32, 932))
 
 
 def test_blocks_are_in_the_default_layout_as_often_as_asked(tmp_path: Path) -> None:

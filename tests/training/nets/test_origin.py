@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,14 @@ import torch
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError
-from pltz.training import settings
 from pltz.training.data import dataloader
 from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import Floats, NetConfig
-from pltz.training.nets.export import export, restore
+from pltz.training.nets.export import export
 from pltz.training.nets.net import A_SCALE, Net, built, mask_of, rounded_net
 from pltz.training.nets.origin import Origin, grown, misfits
 
@@ -70,38 +67,6 @@ def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
 def test_before_any_step_it_codes_as_the_bundle_does(folder: Path, tmp_path: Path) -> None:
     integers, floats = bits(folder, tmp_path, 3)
     assert floats == pytest.approx(integers, rel=0.01)
-
-
-def test_its_steps_are_those_of_the_weights(tiny_tokenizer: BundleTokenizer) -> None:
-    """Weights whose smallest step was coarse stay on their grid; without one, a row reaches 127."""
-    torch.manual_seed(2)
-    for step in (0.0, 0.3):
-        net = Net(dataclasses.replace(TINY, gated=True, d=128, hidden=256, step=step))
-        first = rounded_net(net)
-        again = restore(export(first))
-        assert again.config.step == pytest.approx(step, rel=0.02)
-        once_more = checkpoint.rounded(again.floats(), again.config)
-        for name, matrix in first.matrices.items():
-            assert np.abs(matrix.weights.astype(int) - once_more.matrices[name].weights).max() <= 1, name
-
-
-def configuration(folder: Path, **student: Any) -> Path:
-    """A file that starts from the bundle beside it and trains a step of next to no length."""
-    plan = {"start": "tiny", "steps": 1, "rows": 1, "row": 128, "muon_rate": 0.0, "adam_rate": 0.0}
-    plan |= {"relative_rate": 0.0, "weight_decay": 0.0, **student}
-    lines = ["[data]", 'files = ["a"]', "[tokenizer]", 'kind = "bundle"', 'bundle = "tiny"', "[student]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in plan.items()]
-    path = folder.parent / "tiny.toml"
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_a_student_has_the_shape_of_what_it_starts_from(folder: Path) -> None:
-    found = settings.load(configuration(folder, memory=32))
-    wanted = dataclasses.replace(Origin(str(folder), "").net.config, memory=32)
-    assert NetConfig.of(found.student, 1024) == wanted
-    assert found.student.start == found.tokenizer.bundle == str(folder)
-    Origin(str(folder), "").check_shape(wanted)
 
 
 def test_another_shape_or_tokenizer_is_refused(folder: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:

@@ -13,7 +13,6 @@ import torch
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ModelError
 from pltz.training.data import dataloader, vocabulary
 from pltz.training.nets import net as nets
 from pltz.training.nets.checkpoint import NetConfig
@@ -105,11 +104,6 @@ def test_against_itself_the_loss_is_the_entropy_and_nothing_is_lower(
         assert (distil.against(other, y.flatten(0, 1), there, first, classes, second) > own).all()
 
 
-def test_a_vocabulary_that_does_not_fit_cannot_teach(foreign: Path, tiny_tokenizer: BundleTokenizer) -> None:
-    with pytest.raises(ModelError, match="lacks pieces"):
-        distil.TargetTeacher(Target.load(foreign), tiny_tokenizer)
-
-
 def test_each_batch_comes_again_as_often_as_asked_in_its_group() -> None:
     asked: list[int] = []
 
@@ -127,11 +121,6 @@ def test_each_batch_comes_again_as_often_as_asked_in_its_group() -> None:
     assert asked == list(range(size + 1))  # the teacher is asked once per batch
     two: Any = iter([5, 6])
     assert list(distil.lessons(two, prepared, 1, random.Random(1))) == [prepared(5), prepared(6)]
-
-
-@pytest.mark.parametrize(("steps", "repeat", "batches"), [(7, 1, 7), (0, 4, 0), (1, 4, 32), (128, 4, 32), (129, 4, 64)])
-def test_a_run_that_goes_on_draws_no_batch_of_a_group_that_it_began(steps: int, repeat: int, batches: int) -> None:
-    assert distil.GROUP == 32 and distil.drawn(steps, repeat) == batches
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

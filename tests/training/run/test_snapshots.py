@@ -30,12 +30,6 @@ def test_the_average_lies_between_and_is_rounded_by_its_own_scales(tmp_path: Pat
         assert np.abs(value - exact).max() <= 0.51 * step
 
 
-def test_the_average_of_one_net_is_that_net(tmp_path: Path) -> None:
-    one = saved(tmp_path / "one", 1)
-    mean({one: 1.0}, tmp_path / "out")
-    assert (tmp_path / "out/net.safetensors").read_bytes() == (one / "net.safetensors").read_bytes()
-
-
 def test_other_shapes_and_shares_are_refused(tmp_path: Path) -> None:
     import dataclasses
 

@@ -96,17 +96,6 @@ def test_a_run_that_stops_goes_on_elsewhere_to_the_same_weights(
     assert nets_of["whole"] == nets_of["there"]
 
 
-def test_batches_depend_on_their_number_alone(streams: Path) -> None:
-    options = {**SAMPLING, "row": 128}
-    whole = load_batches(streams, options, 2, 5, Ranks(0, 1, "cpu"))
-    later = load_batches(streams, options, 2, 5, Ranks(0, 1, "cpu"), first=2)
-    seen = [next(whole) for _ in range(4)]
-    for before in (seen[2], seen[3]):
-        after = next(later)
-        assert all(torch.equal(before[key], after[key]) for key in dataloader.KEYS)
-    assert not torch.equal(seen[0]["input"], seen[1]["input"])
-
-
 @pytest.mark.slow
 def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path: Path) -> None:
     """Both end with the weights that one process makes of the mean of both losses; neither's rows alone give it."""
@@ -160,14 +149,6 @@ def test_training_that_cannot_go_on_says_so(streams: Path, tmp_path: Path, monke
     checkpoint.write(nets.rounded_net(one), start)
     with pytest.raises(UsageError, match="rates"):
         trainer.fit(a_job(streams, start), tmp_path, HERE)
-
-
-def test_the_rate_falls_to_zero_and_warms_up() -> None:
-    falling, steady = Schedule(steps=100, decay=1.0), Schedule(steps=100, decay=0.0)
-    assert falling.factor(0, 0.0) == pytest.approx(0.1) and falling.factor(99, 0.0) == pytest.approx(0.01)
-    assert steady.factor(99, 0.0) == 1.0
-    timed = Schedule(seconds=10.0, decay=1.0)
-    assert timed.done(5, 5.0) == 0.5 and timed.factor(100, 5.0) == pytest.approx(0.5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
