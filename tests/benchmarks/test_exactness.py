@@ -12,10 +12,11 @@ from pltz.benchmarks.exactness import LAYOUTS, measure, models
 
 CONTRACT = {"gated": 2, "gated extreme": 2, "gated wide": 2}
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frequencies.json").read_text())
+WIDE = [pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "gated wide")]
 
 
 @pytest.mark.parametrize("title", LAYOUTS)
-@pytest.mark.parametrize("name", ["random", "extreme", "gated", "gated extreme"])
+@pytest.mark.parametrize("name", ["random", "extreme", "gated", "gated extreme", *WIDE])
 def test_golden_frequencies(name: str, title: str) -> None:
     """Parallel and stepwise agree with each other and with the values recorded for the contract."""
     found = measure(models(None)[name](), LAYOUTS[title], "cpu")
@@ -31,14 +32,6 @@ def test_threads_do_not_matter(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert found == {GOLDEN["contract 1, random, 4 lanes"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("title", LAYOUTS)
-@pytest.mark.parametrize("name", ["wide", "gated wide"])
-def test_golden_frequencies_of_wide_shapes(name: str, title: str) -> None:
-    found = measure(models(None)[name](), LAYOUTS[title], "cpu")
-    assert found == {GOLDEN[f"contract {CONTRACT.get(name, 1)}, {name}, {title}"]}
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from pltz.benchmarks.torture.record import (
     KnownVersion,
     Seen,
     compare,
-    digest_of,
 )
 from tests.failing import raising
 
@@ -80,11 +79,6 @@ def test_a_child_is_killed_before_its_call_and_was_heard_until_then(tmp_path: Pa
     child = Child("test", work, Fate(call=call), tmp_path / "log")
     assert ended(child) == [{"ack": {"number": n}} for n in range(call)]
     assert child.ending == "killed"
-
-
-def test_a_child_that_is_not_killed_says_how_many_calls_it_made(tmp_path: Path) -> None:
-    child = Child("test", work, Fate(call=4), tmp_path / "log")
-    assert len(ended(child)) == 3 and child.ending == "done" and child.calls == 3
 
 
 def test_an_error_of_a_child_is_told(tmp_path: Path) -> None:
@@ -158,27 +152,6 @@ def test_an_erase_in_doubt_took_all_or_nothing(record: AcknowledgedRecord) -> No
     assert wrong(record) == [] and KEY not in record.main
     assert "erased, and opens" in wrong(record, opened={"<1>"})[0]
     assert "was erased or never put" in wrong(record, row("02", "b"))[0]
-
-
-def test_verify_must_find_nothing(record: AcknowledgedRecord) -> None:
-    assert wrong(record, row("02", "b"), problems=["pack 01: damaged"]) == ["verify: pack 01: damaged"]
-    assert wrong(record, row("02", "b"), lost={"02"}) == ["verify calls version 02 lost"]
-
-
-def test_the_log_is_written_line_by_line(record: AcknowledgedRecord, tmp_path: Path) -> None:
-    record.write(number=1, kind="put", asked=[[*KEY, "a"]])
-    [line] = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
-    assert (line["kind"], line["asked"]) == ("put", [[*KEY, "a"]])
-
-
-def test_a_digest_is_of_content_and_tags() -> None:
-    found = {
-        digest_of(kind, data, tags)
-        for kind in ("chat", "ids")
-        for data in (b"", b"a")
-        for tags in ({}, {"a": "b"})
-    }
-    assert len(found) == 8
 
 
 def test_a_get_before_an_acknowledgement_may_be_heard_after_it(tmp_path: Path) -> None:

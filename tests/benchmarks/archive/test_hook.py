@@ -25,9 +25,3 @@ def test_bench_hook_on_a_small_run(run: Run, tiny: Path, tmp_path: Path, monkeyp
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] and row["refused"] == 0
         assert row["step_p50_ms"] >= 1e3 * bench_hook.STEP and row["durable_mean_ms"] > 0
     assert not list(tmp_path.glob("pltz-bench-*"))
-
-
-@pytest.mark.parametrize("name", ["hook", "nightly"])
-def test_a_disk_that_is_not_there(run: Run, tmp_path: Path, name: str) -> None:
-    done = run(name, "--where", tmp_path / "absent")
-    assert done.exit_code == 2 and "absent does not exist" in done.stderr

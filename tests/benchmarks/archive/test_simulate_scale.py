@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 
-from pltz.archive.format.index_file import FileIndex, build
 from pltz.benchmarks import plots
 from pltz.benchmarks.archive import simulate_scale
 from pltz.benchmarks.archive.simulate_scale import (
     CountedBucket,
-    SyntheticEntries,
-    head_bytes,
     line,
     looked_up,
     measured,
     of_head,
-    priced,
 )
 
 
@@ -48,11 +44,6 @@ def test_the_bucket_counts_requests_and_bytes() -> None:
         for _ in range(2):
             bucket.open("index/a")
     assert cost.requests == {"GET": 1} and cost.read == 5, "an index is fetched once"
-
-
-def test_requests_are_priced() -> None:
-    row = priced({"GET": 1000, "PUT": 1000, "LIST": 1000, "DELETE": 1000, "read": 80_000_000, "written": 0})
-    assert row["dollars"] == pytest.approx(0.0004 + 0.005 + 0.005) and row["seconds"] == pytest.approx(181)
 
 
 def test_what_is_measured(rows: list[dict[str, Any]]) -> None:
@@ -89,10 +80,3 @@ def test_of_a_large_index_a_page_per_key_is_read(rows: list[dict[str, Any]]) -> 
     assert of_head(10**9, 20_000, 1 << 33)["GET"] == 3
     look = looked_up(400_000)
     assert 2 < look["GET"] <= look["most_GET"] == 3 and look["read"] < 18 << 16
-
-
-def test_the_head_of_a_synthetic_index_has_the_bytes_that_are_counted() -> None:
-    for count in (1_000, 70_000):
-        entries = SyntheticEntries(count)
-        index = FileIndex.of(build([entries], entries.packs))  # type: ignore[list-item]
-        assert index._sections[0].begins[0] == head_bytes(count, len(entries.packs))

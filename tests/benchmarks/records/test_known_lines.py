@@ -37,12 +37,6 @@ def test_what_logs_say_is_replaced_and_shapes_stay(source: Path, tmp_path: Path)
         assert said not in made
 
 
-def test_the_same_logs_give_the_same_lines(source: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        known_lines.main([str(source), str(tmp_path / name)])
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_the_known_lines_of_tables_are_taken_apart_whole() -> None:
     data = Path(known_lines.__file__).with_suffix(".jsonl").read_bytes()
     assert table.learn((Path(table.__file__).parent / "known.table").read_bytes())[1] == data

@@ -46,21 +46,3 @@ def test_held_out_lines_and_files_are_left_out(tmp_path: Path, monkeypatch: pyte
     ]
     licences.write_text("| code | libuv/libuv @ 0123456789 | MIT |\n")
     assert "expected a clone that has commit" in str(CliRunner().invoke(repository_text.main, options).exception)
-
-
-@pytest.mark.parametrize(
-    ("repository", "path", "language"),
-    [
-        ("fastapi/fastapi", "docs/zh-hant/docs/index.md", "zh-tw"),
-        ("github/opensource.guide", "_articles/zh-hans/code.md", "zh"),
-        ("github/opensource.guide", "_articles/code.md", None),
-        ("tldr-pages/tldr", "pages.pt_BR/common/tar.md", "pt-br"),
-        ("tldr-pages/tldr", "pages/common/tar.md", None),
-        ("reactjs/zh-hans.react.dev", "src/content/learn/a.md", "zh"),
-        ("withastro/docs", "src/content/docs/pt-br/guides/a.mdx", "pt-br"),
-        ("withastro/docs", "src/content/docs/en/guides/a.mdx", None),
-        ("microsoft/TypeScript-Website-Localizations", "docs/documentation/ko/a.md", "ko"),
-    ],
-)
-def test_documents_are_in_the_language_that_their_path_names(repository: str, path: str, language: str | None) -> None:
-    assert repository_text.language_of(repository, path) == language

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks.peers import context_mixing, llama_model
+from pltz.benchmarks.peers import llama_model
 from pltz.benchmarks.sizes import field
-from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
-from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]
@@ -75,38 +73,3 @@ def test_calls_that_measure_nothing(run: Run, tiny: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").touch()
     with pytest.raises(UsageError, match="empty"):
         field.read_file(str(tmp_path / "empty"), 10)
-
-
-def test_zpaq_gives_back_what_it_got() -> None:
-    pytest.importorskip("zpaq")
-    peer = context_mixing.zpaq_peer()
-    for data in TEXTS:
-        coded = peer.encode(data)
-        assert peer.decode(coded, len(data)) == data and peer.size(data) == len(coded)
-    assert len(peer.encode(b"some words, not many")) < 40  # its header is not counted
-
-
-OUT_OF_DOMAIN = {
-    "code": Path(field.__file__).read_bytes()[:8000],
-    "Chinese": "人工智能是计算机科学的一个分支 今天天气很好 我们去公园散步吧 ".encode() * 3,
-    "UTF-16": "The same words, but two bytes to a letter.".encode("utf-16-le") * 20,
-    "random": random.Random(3).randbytes(8000),
-    "random hex": random.Random(4).randbytes(4000).hex().encode(),
-    "one byte": b"\xff",
-    "numbers": b"".join(i.to_bytes(4, "little") for i in range(0, 14_000, 7)),
-}
-
-
-@pytest.mark.parametrize("name", OUT_OF_DOMAIN)
-def test_no_frame_is_longer_than_zstd_and_a_little(name: str, trained: Codec) -> None:
-    data = OUT_OF_DOMAIN[name]
-    group = field.SessionGroup(name, [Session("text", data)])
-    found = field.file_about(group, field.by_pltz(group, trained, False))
-    assert found["bytes"] == len(data) == content_bytes(Session("text", data))
-    assert found["within_rule"], found
-
-
-@pytest.fixture(scope="module")
-def trained() -> Codec:
-    """Load a bundle that ships, even where other tests replace it."""
-    return Codec.load("nano", threads=1)

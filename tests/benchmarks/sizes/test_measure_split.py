@@ -3,15 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from pltz.benchmarks.sizes import measure_split
-from pltz.cli.bench.codec.corpus import SampleSession
-from pltz.coding.codec import Codec
-from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ModelError
 
 
 def write(path: Path) -> Path:
@@ -38,12 +32,3 @@ def test_neighbours_make_a_file_smaller_and_each_session_comes_back(tmp_path: Pa
     together, in_twos = (row["packs"] for row in found["archive"])
     assert together < in_twos
     assert found["zstd_dictionary"] > 0
-
-
-def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = Codec.load(Bundle.load("mini"))
-    session = Session("chat", {"messages": [{"role": "user", "content": "hello"}]})
-    other = Session("chat", {"messages": [{"role": "user", "content": "Hello"}]})
-    monkeypatch.setattr(codec, "decompress", lambda data: [other])
-    with pytest.raises(ModelError, match="no figure"):
-        measure_split.by_file(codec, [SampleSession("s", session, 5)], True)

@@ -1,7 +1,7 @@
 """benchmarks speed: the figures follow from each other, and a wrong decoding gives no speed."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pltz.benchmarks import plots
-from pltz.benchmarks.speed import speed, timing
+from pltz.benchmarks.speed import speed
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
@@ -95,23 +95,3 @@ def test_the_plot_is_drawn_from_what_the_command_writes(whole: Result) -> None:
     drawing = plots.draw("speed", [found])  # dark on light, light on dark, and the same at every run
     assert b"prefers-color-scheme:dark" in drawing and b"currentColor" in drawing
     assert b"#000000" not in drawing and drawing == plots.draw("speed", [found])
-
-
-def test_a_session_that_does_not_come_back_has_no_speed() -> None:
-    sessions: Sequence[np.ndarray] = [np.arange(4)]
-    timing.check(sessions, [np.arange(4)])
-    with pytest.raises(ModelError, match="no speed"):
-        timing.check(sessions, [np.array([0, 1, 2, 4])])
-
-
-def test_inspect_and_decompress_start_without_torch(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native = pytest.importorskip("pltz.plt_codec.engines.native.coder")
-    if not native.available():
-        pytest.skip("the compiled engine was not built (no C compiler at install)")
-    (tmp_path / "tiny").symlink_to(tiny / "bundles/mini")
-    monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path))
-    found = speed.start_times(tmp_path / "tiny")
-    assert not found["inspect_loads_torch"] and not found["decompress_loads_torch"]
-    assert found["inspect_s"] > 0 and found["decompress_s"] > 0
