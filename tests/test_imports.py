@@ -222,14 +222,6 @@ def test_what_a_room_offers_is_there_and_is_no_module(room: str) -> None:
     assert not {name for name in offered if importlib.util.find_spec(f"{package.__name__}.{name}")}
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
-    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for module, path in MODULES.items():
-        targets = {module_of(name) for node in at_import_time(trees()[path]) for name in imports(node)}
-        graph[module] = {t for t in targets if t is not None and t in MODULES}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
 def test_no_import_of_any_kind_closes_a_circle() -> None:
     """Imports inside of functions and those for types count, too."""
     graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
