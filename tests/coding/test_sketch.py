@@ -91,6 +91,7 @@ def test_sequences_without_hashes_make_no_runs() -> None:
     index = SketchIndex()
     for _ in range(500):
         index.add([sketch_of(rows[0])])
+    assert not index._runs
     index.add([sketch_of(rows[1])])
     assert len(index) == 501 and len(index._runs) == 1 and not index.nearest_to(hashes_of(rows[0]))
     assert [number for number, _ in index.nearest_to(hashes_of(rows[1]))] == [500]
