@@ -36,8 +36,6 @@ from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Kind, Session, kind_of, writing_in
 from pltz.plt_codec.limits import MAX_TOKENS
 
-BESIDE = 1 << 23  # bytes of content from which a process beside is worth its start
-
 
 @dataclass(frozen=True)
 class Tower:
@@ -177,10 +175,8 @@ class SessionReader:
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
 
-        Of many bytes some of the work is done in a process beside. ``blocks``: as in `TowerReader.each`.
+        ``blocks``: as in `TowerReader.each`.
         """
-        if isinstance(versions, Sequence) and sum(version.content.size for version in versions) > BESIDE:
-            self._codecs.workers.on = len(versions) > 1
         for long, some in itertools.groupby(versions, key=self._reader.is_long):
             if long:
                 yield from map(self._long, some)
