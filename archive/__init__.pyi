@@ -49,7 +49,4 @@ from pltz.archive.version_sizes import method_of as method_of, tokens_of as toke
 from pltz.archive.work_part import WorkPart as WorkPart
 from pltz.archive.writing.content_facts import facts_of as facts_of
 from pltz.archive.writing.put_request import PutReceipt as PutReceipt, PutRequest as PutRequest
-from pltz.archive.writing.verified_segments import (
-    RecentTowers as RecentTowers,
-    VerifiedSegments as VerifiedSegments,
-)
+from pltz.archive.writing.segments import RecentTowers as RecentTowers, VerifiedSegments as VerifiedSegments

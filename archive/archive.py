@@ -42,13 +42,12 @@ from pltz.archive.writing.commits import (
     CutRequest,
     Pace,
     Refused,
-    StoredPart,
     is_begun,
     put_parts,
     with_parts,
 )
-from pltz.archive.writing.cut import SessionCutter, size_of
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.cut import SessionCutter
+from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.put_request import (
     PreparedRequest,
     PutReceipt,
@@ -415,13 +414,13 @@ class Archive:
                 committed = put(commit)
             except Outdated:  # what logs stand on is going: they are cut again, by what is there now
                 cutter = self.commits.cutter
-                commit = [CutRequest(r, cutter.cut(r) if is_begun(cut) else cut) for r, cut in commit]
+                commit = [one._replace(cut=cutter.cut(one.request)) if is_begun(one.cut) else one for one in commit]
                 committed = put(commit)
             receipts = self._receipts(commit, committed, dry_run=dry_run)
             took = clock.monotonic() - began
             yield from receipts
             done = zip(commit, receipts, strict=True)
-            coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
+            coded = sum(cut.size for cut, put in done if put.segments)
             pace.took(coded, took)
             if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
                 self.joiner().after(committed)
@@ -454,18 +453,14 @@ class Archive:
         coding: Callable[[int, int], None] | None,
     ) -> list[CommitReceipt]:
         """Put the new sessions of a commit. Arguments and errors as of `put_many`."""
-        writer, before, new = self.parts.writer, list[StoredPart](), list[NewSession]()
+        writer = self.parts.writer
         # the parts of large logs are durable before the logs are
-        for session in (cut for _, cut in commit if isinstance(cut, NewSession)):
-            rest, put = put_parts(writer, session, pace, dry_run=dry_run, coding=coding)
-            new.append(rest)
-            before += put
-        size = sum(map(size_of, new))
+        new, before, size = put_parts(writer, commit, pace, dry_run=dry_run, coding=coding)
         if coding:
             coding(len(new), size)
         # a call that puts nothing else, and is cut quickly, need not look again at what others put
         committed = writer.put(new, dry_run=dry_run, refresh=not alone or size > QUICK_BYTES)
-        return [with_parts(before, one) for one in committed]
+        return with_parts(before, committed) if before else committed
 
     def _prepared(
         self, requests: Iterable[PutRequest], refused: Refused | None, dry_run: bool
@@ -504,7 +499,7 @@ class Archive:
             repeated(request, cut, self.codecs)
             if isinstance(cut, Tower)
             else put_receipt(request, cut, next(new), dry_run=dry_run)
-            for request, cut in commit
+            for request, cut, _ in commit
         ]
 
     # ---- out
@@ -1001,7 +996,7 @@ class Archive:
         from pltz.archive.maintenance.erase import Eraser
 
         eraser = Eraser(self.parts.catalog, self.parts.writer)
-        self.parts.writer.forget_tokens()
+        self.parts.writer.recent.clear()  # the tokens of sessions that are about to be erased
         if base is not None:
             return eraser.base(base, dry_run=dry_run)
         with self.word_index().rekeyed(tenant or ""):
@@ -1015,7 +1010,7 @@ class Archive:
         What a tenant erased as a whole had is not remembered. Raises MissingKeys, StoreError.
         """
         keys = self.parts.catalog.keys
-        return keys.buried(keys.domain(TENANT, tenant_of(tenant, salt)), name)
+        return bool(keys.cipher) and keys.buried(keys.domain(TENANT, tenant_of(tenant, salt)), name)
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.

@@ -33,11 +33,10 @@ from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
 from pltz.archive.writing.commits import COMMIT_SESSIONS
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.archive.writing.slices import Slices
+from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import SegmentCodec, as_bytes
 from pltz.coding.codecs.logs import LOG_TOKENIZER
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.recall import Passages
 from pltz.models.session.session import kind_of, writing_in
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
@@ -176,7 +175,7 @@ def _erased(source: OpenArchive, version: Version) -> bool:
             catalog.refresh()
         except FormatError:
             return False
-    if pack in catalog.damage.missing():
+    if pack in catalog.listing.missing():
         return False
     return all(known.id != version.id for known in source.directory.sight(version.name, version.tenant).versions)
 

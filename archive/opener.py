@@ -31,8 +31,8 @@ from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.marker import Marker
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import SIZE
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pltz.archive.format.context import Context
-from pltz.archive.format.record import RUN
+from pltz.archive.format.record import RUN, Context
 from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import size
-from pltz.coding.codecs.modes import is_bytewise
+from pltz.coding.codecs.codec import is_bytewise
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:

@@ -15,21 +15,20 @@ from pltz.coding.log.log_coder import LogTables
 from pltz.coding.log.log_look import LEAST_ESCAPED, is_log
 from pltz.coding.log.passages import passages_of
 from pltz.coding.neighbours import Grams
-from pltz.coding.prepare import given_back, tokens_for_model, tokens_to_store
 from pltz.coding.sketch import GRAM
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
-from pltz.plt_codec import repeats
-from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
+from pltz.plt_codec import limits, repeats
+from pltz.plt_codec.errors import ContentError, OpaqueContentError, PltzError, TokenizerMismatch
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.coding.options import CodingOptions
     from pltz.coding.sketch import Hashes
     from pltz.models.bundle.tokenizer import Ids
+    from pltz.plt_codec.lanes import Tokens
     from pltz.plt_codec.repeats import Copy
-    from pltz.plt_codec.types import Tokens
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class HostWork(LogTables):
                 if not options.keep_opaque:
                     transcript.refuse_opaque(session)
                 return Prepared(content, log=True, passages=None if options.independent else passages_of(content))
-            if options.by_zstd(content):
+            if len(content) > limits.ZSTD_ABOVE:
                 tokens_for_model(session, self.tokenizer, by_zstd=True, keep_opaque=options.keep_opaque)
                 return Prepared(content)
         except PltzError as exc:
@@ -126,3 +125,40 @@ class HostWork(LogTables):
 
 def _host_work(tokenizer_json: bytes, dictionary: bytes) -> HostWork:
     return HostWork(BundleTokenizer(tokenizer_json), dictionary)
+
+
+def tokens_for_model(session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool) -> Ids | None:
+    """Return the bundle tokens of a session, (T,); None where its bytes are coded by zstd.
+
+    Args:
+        by_zstd: it is too long for the model. Its parts and ids are checked all the same.
+        keep_opaque: keep images, audio and files, which have no tokens, as bytes.
+
+    Raises:
+        ContentError: it cannot be coded; OpaqueContentError for a part that is not to be kept.
+        TokenizerMismatch: its ids are none of the bundle.
+    """
+    try:
+        if not by_zstd:
+            return transcript.to_tokens(session, tokenizer)
+        if session.kind == "ids":
+            transcript.to_tokens(session, tokenizer)  # raises for ids of another tokenizer
+        elif not keep_opaque:
+            transcript.refuse_opaque(session)
+    except OpaqueContentError:
+        if not keep_opaque:
+            raise
+    return None
+
+
+def tokens_to_store(session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool) -> Ids | None:
+    """Return the bundle tokens of a session, (T,), as `tokens_for_model` does; None where they do not give it back."""
+    tokens = tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
+    return given_back(session, tokens, tokenizer)
+
+
+def given_back(session: Session, tokens: Ids | None, tokenizer: BundleTokenizer) -> Ids | None:
+    """Return tokens of a session, (T,); None for those of a text that do not give the same text back."""
+    if tokens is not None and session.kind == "text" and tokenizer.decode(tokens) != session.value:
+        return None
+    return tokens

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.plt_codec.types import Tokens
+from pltz.plt_codec.lanes import Tokens
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder

@@ -25,7 +25,7 @@ from pltz.coding.sketch import Hashes, Sketch, SketchIndex, hashes_of, least_sha
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.types import Tokens
+    from pltz.plt_codec.lanes import Tokens
 
 HASHES = 256  # of a sketch: it is never stored, and finds short sessions too
 LONGEST = 4096  # tokens of a neighbour; it helps the first block only, and a long one is slow to decode

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from pltz.plt_codec import limits
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 
@@ -60,11 +59,3 @@ class CodingOptions:
     def coding(self) -> CodingKeywords:
         """Return the options as keywords of a codec."""
         return cast(CodingKeywords, {field.name: getattr(self, field.name) for field in fields(CodingOptions)})
-
-    def by_zstd(self, content: bytes) -> bool:
-        """Return whether a session of this content is too large for the model."""
-        return len(content) > limits.ZSTD_ABOVE
-
-    def log_by_model(self, content: bytes) -> bool:
-        """Return whether the model may code the text of this log."""
-        return self.model_logs and not self.by_zstd(content)

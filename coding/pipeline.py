@@ -26,17 +26,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pltz.coding import look
-from pltz.coding.choose import NO_SIZE
-from pltz.coding.codecs.codec import NO_MARK, coded_of
+from pltz.coding.codecs.codec import NO_MARK, NO_SIZE, coded_of
 from pltz.coding.decoder import SessionDecoder, named
-from pltz.coding.drafts import DraftCoder, Proposed, SessionDraft
+from pltz.coding.drafts import (
+    FAST_TOGETHER,
+    LONG,
+    TOGETHER,
+    DraftCoder,
+    Proof,
+    ProofSegment,
+    Proposed,
+    SessionDraft,
+)
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.neighbours import SETTLED, Neighbours
 from pltz.coding.parts import PhasedProgress, begin
-from pltz.coding.prove import FAST_TOGETHER, LONG, TOGETHER, Proof, ProofSegment
 from pltz.coding.threads import Threads, giving_way
 from pltz.coding.workers import START_BYTES, Later, Workers, ahead
-from pltz.plt_codec import repeats
+from pltz.plt_codec import limits, repeats
 from pltz.plt_codec.container.frame import Frame, Kind
 from pltz.plt_codec.errors import CorruptError, ModelError, PltzError
 from pltz.plt_codec.zstd import may_reach
@@ -220,7 +227,7 @@ class Pipeline:
             stage: Callable[[Batch], Batch] = getattr(self, f"_{name}")
             first = count if name == "decode" else 1  # whoever waits for a proof cuts it short, and begins nothing
             batches = map(stage, ahead(batches, count, weight, first) if count else batches)
-            if name in ("propose", "settle"):
+            if self._threads and name in ("propose", "settle"):
                 batches = itertools.chain(batches, self._last())
         try:
             with giving_way() if self._threads else nullcontext():
@@ -319,7 +326,7 @@ class Pipeline:
     def _bridged(self, session: Session) -> Prepared | PltzError:
         """Return a session prepared whose ids are those of another tokenizer. Raises PltzError."""
         content = session.to_bytes()
-        by_zstd = self._options.by_zstd(content)
+        by_zstd = len(content) > limits.ZSTD_ABOVE
         tokens, patch = (None, b"") if by_zstd else cast("Bridge", self._bridge).to_bundle(session.value)
         return self._work.prepared(content, tokens, self._alone, patch)
 
@@ -330,7 +337,7 @@ class Pipeline:
         draft = SessionDraft(number, session, ready, context)
         if not ready.log:
             return draft
-        by_model = self._options.log_by_model(ready.content)
+        by_model = self._options.model_logs and len(ready.content) <= limits.ZSTD_ABOVE
         return replace(draft, split=self._decoder.logs.begin(ready.content, draft.above, by_model))
 
     def _code(self, batch: Batch) -> Batch:

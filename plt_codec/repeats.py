@@ -193,8 +193,8 @@ def may_save(copies: Sequence[Copy], size: int, tokens: int) -> bool:
 
 
 def surely_save(copies: Sequence[Copy]) -> bool:
-    """Return whether copies are so long that a sequence without them is shorter, whatever the model makes of it all."""
-    return bool(copies) and sum(copy.length for copy in copies) >= LONG * len(copies)
+    """Return whether copies, one at least, are so long that a sequence without them is surely shorter."""
+    return sum(copy.length for copy in copies) >= LONG * len(copies)
 
 
 def reach_back(copies: Sequence[Copy]) -> bool:

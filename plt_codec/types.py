@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from pltz.plt_codec.lanes import Layout, Tokens
 
-from pltz.plt_codec.lanes import Layout
-
-Tokens = npt.NDArray[np.integer[Any]]  # (T,) bundle token ids
 Progress = Callable[[int], None]  # called with the number of tokens just done
-MAX_TOKENS = 1 << 31  # per frame
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 WINGS = {
     "plt_codec": (
         "errors extras identity limits named_files offer",
-        "varint versions weights lanes types prefix zstd ppmd repeats range_coder",
+        "varint versions weights lanes types zstd ppmd repeats range_coder",
         "child_python",
         "engines",
         "container",
@@ -57,13 +57,12 @@ WINGS = {
     ),
     "serving": ("eviction", "engines", "nightly", "server", "commands"),
     "coding": (
-        "level look options parts prepare sketch threads workers",
+        "level look options parts sketch threads workers",
         "log",
         "codecs",
-        "choose decode_limits neighbours",
+        "decode_limits neighbours",
         "host_work",
         "decoder",
-        "prove",
         "drafts",
         "pipeline",
         "codec",

@@ -1,9 +1,8 @@
-"""The catalogue: one process's sight of an archive, in four parts.
+"""The catalogue: one process's sight of an archive, in three parts.
 
     listing     which packs and indexes there are, and what is condemned
     lookup      where the record of a segment, session or version lies
     damage      the state of each pack, and what damage may hide
-    histories   the versions of a session, and whether there may be others
 
 The rule of freshness is `Catalog.look`. Every call that reads begins with it, so it sees all that any process had
 acknowledged ``max_age`` seconds before, and with 0 all that was acknowledged before the call.
@@ -19,7 +18,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pltz.archive.catalog.damage import DamageReport
-from pltz.archive.catalog.history import Histories
 from pltz.archive.catalog.listing import ATTEMPTS, Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.losses import Loss
@@ -50,7 +48,8 @@ class Catalog:
     ) -> None:
         self.store = store
         self.keys = keys or Plaintext()
-        self._key_check = self.keys.key_check if isinstance(self.keys, Keyring) else None
+        self._keyring = self.keys if isinstance(self.keys, Keyring) else None
+        self._key_check = self._keyring.key_check if self._keyring else None
         self.max_age = 0.0
         self._held = 0  # calls that look as one
         self._empty(unused)
@@ -61,7 +60,6 @@ class Catalog:
         self.listing = Listing(self.store, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
-        self.histories = Histories(self.listing, self.lookup, self.damage, self.keys)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
 
     def renew(self, unused: Iterable[str] = ()) -> None:
@@ -86,7 +84,7 @@ class Catalog:
         """
         if self.key_check is None:
             return {}
-        met = self.keys.unreadable if isinstance(self.keys, Keyring) else {}
+        met = self._keyring.unreadable if self._keyring else {}
         found = self.key_check.missing() | met
         return {one: what for one, what in found.items() if domain in (None, one)}
 
@@ -100,8 +98,7 @@ class Catalog:
         """
         bound = self.max_age if max_age is None else max_age
         if self._held or time.monotonic() - self._read_at < bound:
-            self.keys.refresh()
-            self._tell_packs()
+            self._read(lambda: None)
             return False
         self.look_now()
         return True
@@ -109,16 +106,17 @@ class Catalog:
     def look_now(self) -> None:
         """Read the changes that others made, as `look` does, whenever they were read before. Raises its errors."""
         begun = time.monotonic()
-        self.keys.refresh()
-        self.listing.follow()
-        self._tell_packs()
+        self._read(self.listing.follow)
         self._read_at = begun
 
-    def _tell_packs(self) -> None:
-        """Let the check of keys take the packs of this look: it lists none, and reads the tables of new ones."""
-        listing = self.listing
+    def _read(self, look: Callable[[], None]) -> None:
+        """Look between a refresh of the keys and one of their check, which takes the packs of this look."""
+        if self._keyring:
+            self._keyring.refresh()
+        look()
         if self._key_check:
-            self._key_check.refresh(lambda: listing.packs)
+            listing = self.listing
+            self._key_check.refresh(lambda: listing.packs)  # it lists none, and reads the tables of new ones
 
     @contextmanager
     def one_look(self, max_age: float | None = None) -> Iterator[None]:
@@ -136,9 +134,7 @@ class Catalog:
         Raises ManifestLost, RolledBack, StoreError, VersionError.
         """
         begun = time.monotonic()
-        self.keys.refresh()
-        self.listing.read()
-        self._tell_packs()
+        self._read(self.listing.read)
         self._read_at = begun
 
     def twice(self, work: Callable[[], T]) -> T:

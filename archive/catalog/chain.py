@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -29,11 +30,11 @@ from pltz.archive.format.ids import LEAF, NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import RUN
 from pltz.archive.format.run import unpack_run
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import Coded, SegmentCodec
-from pltz.coding.codecs.modes import CODING, TOWER
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.recall import Source
 from pltz.models.bundle.locations import described, how_to_get
+from pltz.plt_codec.container.frame import CODING, TOWER, Method
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, LimitError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
@@ -134,7 +135,7 @@ def _decode(
 
 def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
     """Return the tokens of each segment of a record, and the bits of all. Raises CorruptError, Erased."""
-    bits = keys.bits(item.context, item.record)
+    bits = keys.bits(item.context, item.record) if keys.cipher else item.record.bitstring
     if not item.record.mode & RUN:
         return [item.record.tokens], bits
     run = unpack_run(item.record._replace(bitstring=bits))
@@ -149,28 +150,36 @@ def _proved(
         ids = identity.checked(tokens)
     except PltzError as exc:
         return CorruptError(f"the record decodes to what are no token ids: {exc}")
-    digests = [digest for digest, _, _ in _names(keys, item, lengths, ids)]
-    found = identity.segment_of(digests[-1])
+    named = _names(keys, item, lengths, ids)
+    found = named[-1].id
     if found != item.record.id:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
         )
     if heard:
-        for digest in digests:
-            heard(item, digest)
+        for part in named:
+            heard(item, part.digest)
     return ids
 
 
-def _names(
-    keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens
-) -> Iterator[tuple[bytes, bytes, Tokens]]:
-    """Yield digest, 32 bytes, parent and tokens of each segment of a record. ``tokens``: of all of them, (T,)."""
-    context, parent, at = item.context, item.record.parent, 0
+class _NamedSegment(NamedTuple):
+    """A segment of a record: digest, 32 bytes, its id and that of its parent, and its tokens, (t,)."""
+
+    digest: bytes
+    id: bytes
+    parent: bytes
+    tokens: Tokens
+
+
+def _names(keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens) -> list[_NamedSegment]:
+    """Return the segments of a record. ``tokens``: of all of them, (T,)."""
+    context, parent, at, named = item.context, item.record.parent, 0, list[_NamedSegment]()
     for length in lengths:
         part = tokens[at : at + length]
         digest = keys.segment_digest(context.domain, context.tokenizer, parent, part)
-        yield digest, parent, part
-        parent, at = identity.segment_of(digest), at + length
+        named.append(_NamedSegment(digest, identity.segment_of(digest), parent, part))
+        parent, at = named[-1].id, at + length
+    return named
 
 
 def _no_codec(item: Found) -> BundleMismatch:
@@ -276,7 +285,7 @@ class Chains:
         sources: Sources | None = None,
     ):
         self._runs, self._needed = runs, needed
-        self._sources = sources or Sources(catalog)
+        self._given = sources
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -379,6 +388,12 @@ class Chains:
                     known.pop(segment, None)
             kept += len(cast("Tokens", answer))
 
+    def versions(self, versions: Sequence[Version]) -> list[Segments]:
+        """Return what `version` does of each of several versions, decoded together. Raises its errors."""
+        self.note(versions)
+        self.load([v.leaf for v in versions])
+        return [self.version(v) for v in versions]
+
     def version(self, version: Version) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
         tower = self.tower(version.leaf)
@@ -406,10 +421,12 @@ class Chains:
         They are the last tokens of the tower of its parent, which must be loaded. Of a codec that carries it is the
         parent as it was decoded.
         """
+        if not item.record.mode & TOWER:
+            return NOTHING
         codec = self.codecs.for_context(item.context, item.record.mode)
-        if codec and codec.carries and item.record.mode & TOWER:
+        if codec and codec.carries:
             return self._carried(item.record.parent)
-        left = codec.reach if codec and item.record.mode & TOWER else 0
+        left = codec.reach if codec else 0
         parts: list[Tokens] = []
         at = item.record.parent
         while left > 0 and at != NO_SEGMENT:
@@ -423,7 +440,12 @@ class Chains:
 
     def to_decode(self, item: Found, above: Tokens | Coded) -> RecordToDecode:
         """Return a record of which those above are loaded. ``above``: what it was coded after."""
-        return RecordToDecode(item, above, self._sources.of(item.record.parent, self._answer))
+        is_log = item.context.method == Method.LOG
+        return RecordToDecode(item, above, self._sources.of(item.record.parent, self._answer) if is_log else None)
+
+    @cached_property
+    def _sources(self) -> Sources:
+        return self._given or Sources(self.catalog)
 
     def _answer(self, segment: bytes) -> Answer:
         """Return the tokens of one segment, (T,), decoded apart where it is not here any more."""
@@ -514,10 +536,10 @@ class Chains:
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:
         """Note all segments of a run that was proved, and return the tokens of its last one, (t,)."""
         lengths, _ = _run(self.catalog.keys, item)
-        for digest, parent, part in _names(self.catalog.keys, item, lengths, tokens):
-            segment = identity.segment_of(digest)
+        named = _names(self.catalog.keys, item, lengths, tokens)
+        for _, segment, parent, part in named:
             self._answers[segment], self._above[segment] = part, parent
-        return part
+        return named[-1].tokens
 
     def _length(self, segment: bytes) -> int:
         """Return the tokens of a segment that was looked up, as its record claims."""

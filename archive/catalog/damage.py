@@ -32,13 +32,6 @@ class DamageReport:
         """Add a problem, as `Problems.note` does."""
         self._problems.note(kind, name, what)
 
-    def damaged(self) -> set[bytes]:
-        """Return the packs that are there and have bytes that could not be read."""
-        return set((self._problems.packs & self._listing.packs.keys()) - self._listing.unnamed.keys())
-
-    def missing(self) -> set[bytes]:
-        """Return the packs that the manifest names and that are not there."""
-        return set(self._listing.missing())
 
     def losses(self) -> list[Loss]:
         """Return the unacknowledged losses."""
@@ -46,7 +39,7 @@ class DamageReport:
 
     def hiding(self) -> set[bytes]:
         """Return the packs that may hold sessions that look-ups miss: damaged, missing or lost."""
-        return self.damaged() | self.missing() | {loss.pack for loss in self.losses()}
+        return {*self._listing.damaged(), *self._listing.missing()} | {loss.pack for loss in self.losses()}
 
     def uncatalogued(self, domain: bytes | None = None) -> set[bytes]:
         """Return the packs of `hiding` that may have any session: nothing lists what they hide.
@@ -55,7 +48,7 @@ class DamageReport:
         damaged. ``domain``: leave out the packs that are there and whose table names no such domain.
         """
         listing = self._listing
-        blind = self.damaged() & self._problems.blind | self.missing()
+        blind = set(listing.damaged() & self._problems.blind | listing.missing())
         if blind:
             blind = blind.difference(listing.rows, *(index.packs for index in listing.indexes.values()))
             blind -= listing.tail.packs.keys() - self._problems.blind
@@ -80,7 +73,7 @@ class DamageReport:
 
     def _hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        missing = self.missing()
+        missing = self._listing.missing()
         doubted = missing | (packs & self._listing.packs.keys())  # others were deleted by a collector meanwhile
         indexes: list[Lookup] = [*self._listing.indexes.values(), self._listing.tail]
         for index in indexes if doubted else []:
@@ -107,7 +100,7 @@ class DamageReport:
         """Return the state of the pack that keeps a record of this identity from being read.
 
         - MISSING: an index names the record in a missing pack.
-        - LOST: an unacknowledged loss names it, a segment. Of sessions `History` looks at losses.
+        - LOST: an unacknowledged loss names it, a segment. Of sessions `directory.History` looks at losses.
         - DAMAGED: an index names it at a damaged place, or one that has no record of its key. Of a session the
           bitstrings of its records do not count.
         - None: no such pack is known.
@@ -117,7 +110,7 @@ class DamageReport:
         return self._listing.stable(lambda: self._hides(section, identity))
 
     def _hides(self, section: int, identity: bytes) -> PackState | None:
-        missing = self.missing()
+        missing = self._listing.missing()
         named = self._lookup.named(section, identity)
         if any(location.pack in missing for location in named):
             return PackState.MISSING

@@ -53,10 +53,10 @@ class IndexKeeper:
 
         What they have is durable already, so a full disk costs only time: it is noted as a problem.
         """
-        listing, damage = self._catalog.listing, self._catalog.damage
-        waiting = without_index(self._catalog) - damage.damaged()  # unreadable packs never get an index
+        listing = self._catalog.listing
+        waiting = without_index(self._catalog) - listing.damaged()  # unreadable packs never get an index
+        size = sum(map(listing.packs.__getitem__, waiting))
         entries = sum(map(listing.tail.entries_of, waiting))
-        size = sum(listing.packs[pack] for pack in waiting)
         most = BUCKET_PACKS if self._store.remote else INDEX_PACKS
         if len(waiting) >= most or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
             self.try_to_write(everything=False)
@@ -114,7 +114,7 @@ class IndexKeeper:
         # damaged packs are scanned on opening
         sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
-        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
+        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.listing.damaged()}
         built = [index_file.build(sources, part) for part in index_file.parts(sizes)]
         made = {self._put(data): FileIndex.of(data) for data in built}
         before = catalog.listing.present.lists.keys()

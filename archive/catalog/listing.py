@@ -26,7 +26,6 @@ from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, ManifestLost, Outdated, StoreError, WriterFailed
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
-from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import (
     SEGMENTS,
     Entries,
@@ -41,7 +40,7 @@ from pltz.archive.format.index_file import (
 )
 from pltz.archive.format.manifest import MOST_OVER, MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, FOOTER, FRONT, Damage, Pack
-from pltz.archive.format.record import RUN, Record
+from pltz.archive.format.record import RUN, Context, Record
 from pltz.archive.format.session_list import Row, listed
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, PltzError
@@ -286,6 +285,18 @@ class Listing:
         """Return the packs that the manifest names and that are not there, as far as is known."""
         return self._missing
 
+    def damaged(self) -> set[bytes]:
+        """Return the packs that are there and have bytes that could not be read."""
+        return (self._problems.packs & self.packs.keys()) - self.unnamed.keys()
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether nothing is known to be damaged, missing or lost, but for losses that a person knows of.
+
+        Else a session may have versions although no look-up finds its key.
+        """
+        return not (self._missing or self.damaged() or any(not row.acknowledged for row in self.present.lost.values()))
+
     def losses(self) -> list[Loss]:
         """Return the packs that repair gave up, acknowledged or not. Raises StoreError."""
         return self._losses.of(self.present.lost)
@@ -316,18 +327,11 @@ class Listing:
         """Note that a named pack turned out to be gone, so that `stable` looks again."""
         self.staleness += 1
 
-    def counts(self, pack: bytes) -> tuple[bool, bool]:
-        """Return the sort key that puts those packs first whose record of a version counts before others'.
-
-        Readers see no unnamed pack: an erase that went by its record would destroy the keys of theirs.
-        """
-        return pack in self.unnamed, pack in self.condemned
-
     # ---- the next manifest
 
     def publish(
         self,
-        edit: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        edit: Callable[[Manifest], Manifest] | None = None,
         *,
         made: Mapping[str, FileIndex] = MappingProxyType({}),
         replaced: Iterable[str] = (),
@@ -338,7 +342,7 @@ class Listing:
         """Put a manifest that names what this process put, and return whether one was put.
 
         Args:
-            edit: returns what follows a manifest. It is called again where another was first.
+            edit: returns what follows a manifest; None: that itself. It is called again where another was first.
             made: indexes that were put. ``replaced``: those whose place they take.
             relied: packs that what was put relies on.
             fence: raises Outdated where keys of what was put changed. It is called once the present manifest is known.
@@ -360,11 +364,11 @@ class Listing:
         if base is None or base is not self.manifest:
             return None
         none = frozenset[Any]()
-        return self.register.draft(self._next(lambda manifest: manifest, {}, none, none, lambda: None, base))
+        return self.register.draft(self._next(None, {}, none, none, lambda: None, base))
 
     def _next(
         self,
-        edit: Callable[[Manifest], Manifest],
+        edit: Callable[[Manifest], Manifest] | None,
         made: dict[str, FileIndex],
         replaced: frozenset[str],
         relied: AbstractSet[bytes],
@@ -382,7 +386,8 @@ class Listing:
         if not all(self._is_named(pack) and pack not in self.condemned for pack in relied):
             raise Outdated("a collector condemned what was relied on: nothing was acknowledged, try again")
         fence()
-        fresh = edit(replace(base, packs={**base.packs, **self._pending}))
+        fresh = replace(base, packs={**base.packs, **self._pending})
+        fresh = edit(fresh) if edit else fresh
         if made or replaced:
             fresh = self._indexed(fresh, made, replaced)
         if len(fresh.packs) > MOST_PACKS:
@@ -503,14 +508,14 @@ class Listing:
         Raises FormatError, FileNotFoundError, StoreError.
         """
         if pack not in self._opened:
-            name = object_names.pack(pack)
+            archive, name = self.archive, object_names.pack(pack)
             if (size := self.packs.get(pack)) is None:  # taken out since the caller was told of it
                 raise FileNotFoundError(errno.ENOENT, "no longer named", name)
             reader = PackFront(self.store, name, size) if self.store.remote else None
             if reader:
                 reader.ask(block if block < size else 0)
             read = reader.read if reader else partial(self.store.read, name)
-            opened = Pack(read, size, archive=self.archive, name=pack, both=False)
+            opened = Pack(read, size, archive=archive, name=pack, both=False)
             if opened.nameless:  # opened again each time: it may be replaced
                 self._problems.note("pack", pack.hex(), opened.nameless, pack=pack)
                 return opened

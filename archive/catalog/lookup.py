@@ -39,7 +39,16 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import FORGET, NOTHING, RUN, UNDELETE, ContentFacts, unpack_about
+from pltz.archive.format.record import (
+    CLEAR,
+    FORGET,
+    NOTHING,
+    RUN,
+    UNDELETE,
+    ContentFacts,
+    Context,
+    unpack_about,
+)
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.archive.format.session_list import Row, decoded, key_in_list, listed
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -50,7 +59,7 @@ READ = 1 << 14  # sessions of blocks kept in memory
 BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
-Blocks = dict[Location, Block]  # parsed, by the location of each
+Blocks = dict[tuple[bytes, int], Block]  # parsed, by pack and offset
 VersionName = int | bytes  # a version of a session: its number, or its id, of which the first bytes are enough
 
 
@@ -214,9 +223,13 @@ class RecordLookup:
         found = []
         for place in self.places(section, identity):
             for item in self._in_block(place, section, identity):
-                if section == MARKS or not self._keys.gone(item.context, identity):
+                if section == MARKS or not self._is_gone(item.context, identity):
                     found.append(item)
         return sorted(found, key=lambda item: not item.record.mode & RUN) if len(found) > 1 else found
+
+    def _is_gone(self, context: Context, identity: bytes) -> bool:
+        """Return whether the key of a segment or session of a sealed archive was destroyed."""
+        return self._keys.cipher != CLEAR and self._keys.gone(context, identity)
 
     def chain(self, version: Version) -> list[bytes]:
         """Return the ids of the segments of a version from the last one up, as far as their records are there.
@@ -245,7 +258,7 @@ class RecordLookup:
         if record is None:
             return None
         context = pack.head.contexts[record.context]
-        return None if self._keys.gone(context, version.leaf) else Found(place, record, context)
+        return None if self._is_gone(context, version.leaf) else Found(place, record, context)
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
@@ -269,11 +282,12 @@ class RecordLookup:
         pack = self._listing.opened(place.pack, place.offset)
         if self._blocks is None:
             return pack, pack.block(place.offset, ahead=ahead)
-        if place.block not in self._blocks:
+        at = place.pack, place.offset
+        if at not in self._blocks:
             if len(self._blocks) >= BLOCKS:
                 self._blocks.clear()
-            self._blocks[place.block] = pack.block(place.offset, ahead=AHEAD)  # its records are wanted next
-        return pack, self._blocks[place.block]
+            self._blocks[at] = pack.block(place.offset, ahead=AHEAD)  # its records are wanted next
+        return pack, self._blocks[at]
 
     @contextmanager
     def keeping_blocks(self, blocks: Blocks | None = None) -> Iterator[None]:
@@ -335,8 +349,8 @@ class RecordLookup:
         if not identities:
             return set()
         keys = keys_in(identities)
-        answers = self._asked(lambda index: index.has(section, keys))
-        hit = np.logical_or.reduce([self._listing.tail.has(section, keys), *answers])
+        here = self._listing.tail.has(section, keys)
+        hit = np.logical_or.reduce([here, *self._asked(lambda index: index.has(section, keys))])
         return {identities[n] for n in np.flatnonzero(hit).tolist()}
 
     def versions(self, domain: bytes, name: str) -> list[Version]:
@@ -347,7 +361,7 @@ class RecordLookup:
             ArchiveError: a collector kept moving the records.
             StoreError: the store failed.
         """
-        return self._listing.stable(lambda: self._versions(domain, name))
+        return self._listing.stable(partial(self.read_versions, domain, name))
 
     def all_versions(self, domain: bytes | None = None, *, listed: bool = False) -> list[Version]:
         """Return all versions of all sessions, sorted by tenant and name. Raises ArchiveError, StoreError.
@@ -438,7 +452,8 @@ class RecordLookup:
         counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, UNDELETE))
         return -verb, counter
 
-    def _versions(self, domain: bytes, name: str) -> list[Version]:
+    def read_versions(self, domain: bytes, name: str) -> list[Version]:
+        """Return what `versions` does, of one attempt."""
         key = self._keys.session_key(domain, name)
         found = self._sessions(key, name)
         failures: list[CorruptError] = []
@@ -575,14 +590,14 @@ class RecordLookup:
         Erased.
         """
         r, c = item.record, item.context
-        tenant, name, packed = self._keys.session(c, r)
-        part, content, tags = unpack_about(packed)
-        if r.part != self._keys.part_key(c.domain, key, part):
+        keys = self._keys
+        tenant, name, packed = keys.session(c, r) if keys.cipher else (c.domain_name, r.name or "", r.about)
+        (part, content, tags), leaf = unpack_about(packed), r.leaf
+        if r.part != (self._keys.part_key(c.domain, key, part) if part else 0):
             raise CorruptError(f"a record of {name!r} is not of the part that it names: damaged")
-        leaf = r.leaf
         own = OlderVersion(0, r.moment, r.time, leaf[:LEAF])
         older = older_versions(item, key) if r.mode & RUN and not _cut_short(item) else {}
-        newest = version_of(item, key)
+        newest = version_id(key, r.moment, leaf, r.time, r.part)
         for identity, v in ({newest: own} | older).items():
             yield Version(
                 identity,
@@ -626,7 +641,7 @@ class RecordLookup:
                 continue
             # records of erased sessions, and those that cannot be read, are left out
             key = session or key_of_session(item.record, item.context)
-            if self._keys.gone(item.context, key):
+            if self._is_gone(item.context, key):
                 continue
             try:
                 versions = list(self._in_record(item, key))
@@ -646,7 +661,9 @@ class RecordLookup:
                     short[run] = versions[0].id
                 else:
                     runs.add(run)
-            rank = cut, *self._listing.counts(item.location.pack), -tokens
+            pack, listing = item.location.pack, self._listing
+            # readers see no unnamed pack: an erase that went by its record would destroy the keys of theirs
+            rank = cut, pack in listing.unnamed, pack in listing.condemned, -tokens
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank

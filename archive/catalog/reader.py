@@ -28,12 +28,11 @@ from pltz.archive.errors import LostError
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import RUN
-from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.modes import is_bytewise
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry
+from pltz.coding.codecs.codec import is_bytewise
 from pltz.models.session import transcript
 from pltz.models.session.long_text import LongText
-from pltz.models.session.session import Kind, Session, kind_of, writing_in
+from pltz.models.session.session import Session, kind_of, writing_in
 from pltz.plt_codec.limits import MAX_TOKENS
 
 
@@ -86,11 +85,9 @@ class TowerReader:
         known: Mapping[bytes, KnownSegment] | None,
         heard: Heard | None,
     ) -> list[Tower]:
-        chains = Chains(self.catalog, self.codecs, known, heard)
         with self.catalog.lookup.keeping_blocks():
-            chains.note(versions)
-            chains.load([v.leaf for v in versions])
-            return [Tower(v, chains.version(v)) for v in versions]
+            chains = Chains(self.catalog, self.codecs, known, heard)
+            return list(map(Tower, versions, chains.versions(versions)))
 
     def each(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
@@ -185,15 +182,13 @@ class SessionReader:
 
     def session(self, tower: Tower) -> Session:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
-        session = self._session(tower, kind_of(tower.version.kind))
-        writing = writing_in(tower.version.kind)
-        return replace(session, writing=writing) if writing else session
-
-    def _session(self, tower: Tower, kind: Kind) -> Session:
         version = tower.version
+        kind, writing = kind_of(version.kind), writing_in(version.kind)
         if is_bytewise(version.tokenizer):
             content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
-            return Session.from_bytes(kind, content)
-        if kind == "ids":
-            return Session("ids", tower.tokens)
-        return transcript.from_tokens(kind, tower.tokens, self._codecs.tokenizer_of(version.tokenizer))
+            session = Session.from_bytes(kind, content)
+        elif kind == "ids":
+            session = Session("ids", tower.tokens)
+        else:
+            session = transcript.from_tokens(kind, tower.tokens, self._codecs.tokenizer_of(version.tokenizer))
+        return replace(session, writing=writing) if writing else session

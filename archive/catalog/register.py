@@ -125,30 +125,29 @@ class ManifestRegister:
                 return False
             generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.settings.archive)
             drafted = self._drafted
-            if base and drafted and drafted.base is base and not repaired and drafted.next.state == fresh.state:
-                data = drafted.data
-            else:
-                data = self._encoded(fresh, generation)
+            if not (base and drafted and drafted.base is base and not repaired and drafted.next.state == fresh.state):
+                drafted = self._next(fresh, generation)
+            data = drafted.data
             # who lost waits before it loads, not after: the next swap builds on what is then the newest
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
             after = self._store.swap(MANIFEST, data, self._content, wait)
-            if own := after is not None and after.data == data:
+            if after is not None and after.data == data:  # it was put, whatever others put since
+                self._content, self.manifest, self.older, self._highest = after, drafted.next, None, generation
                 self._store.seen.note(fresh.settings.archive, generation, durable=True)
-            self._take(after, own=own)
-            if own:
                 return True
+            self._take(after)
             if self.older:
                 self.find()
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
     def draft(self, fresh: Manifest) -> bytes:
         """Return what `swap` puts in place of the present manifest, where its change returns one of this state."""
-        data = self._encoded(fresh, self._highest + 1)
-        self._drafted = _NextManifest(self.manifest, fresh, data)
-        return data
+        self._drafted = self._next(fresh, self._highest + 1)
+        return self._drafted.data
 
-    def _encoded(self, fresh: Manifest, generation: int) -> bytes:
-        return replace(fresh, generation=generation, random=self._store.random(SIZE)).encode()
+    def _next(self, fresh: Manifest, generation: int) -> _NextManifest:
+        made = replace(fresh, generation=generation, random=self._store.random(SIZE))
+        return _NextManifest(self.manifest, made, made.encode())
 
     def _fresh_generation(self, archive: bytes) -> int:
         """Return a generation above those that this machine saw, and above what clocks gave to others.
@@ -160,11 +159,8 @@ class ManifestRegister:
         seen = self._store.seen.highest().get(archive, 0)
         return max(1 + max(self._highest, seen, damaged if damaged < clock + DAY else 0), clock)
 
-    def _take(self, content: Content | None, *, own: bool = False) -> None:
-        """Remember a content and its manifest, if that can be used. ``own``: it is, whatever others put since.
-
-        Raises VersionError.
-        """
+    def _take(self, content: Content | None) -> None:
+        """Remember a content and its manifest, if that can be used. Raises VersionError."""
         found = self.manifest or self.older
         if content is None or content != self._content:
             self._content = self.manifest = self.older = found = None
@@ -175,8 +171,8 @@ class ManifestRegister:
                 found = Manifest.decode(content.data)
         if found is None:
             return
-        if not own:  # of the same content too: others may have put a newer one before it was brought back
-            self._highest = max(self._highest, self._store.seen.highest().get(found.settings.archive, 0))
+        # of the same content too: others may have put a newer one before it was brought back
+        self._highest = max(self._highest, self._store.seen.highest().get(found.settings.archive, 0))
         if found.generation >= self._highest:
             self.manifest, self.older, self._highest = found, None, found.generation
             self._store.seen.note(found.settings.archive, found.generation, durable=self._store.remote)

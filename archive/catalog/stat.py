@@ -63,7 +63,7 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
         tail=len(without_index(catalog)),
         condemned=len(listing.condemned & set(listing.packs)),
         problems=len(catalog.damage.problems),
-        missing=len(catalog.damage.missing()),
+        missing=len(catalog.listing.missing()),
         losses=len(catalog.damage.losses()),
     )
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 from pltz.archive.encryption.key_files import KeyFolder
-from pltz.archive.format.context import SEALED
 from pltz.archive.format.object_names import PACKS, key_pattern, pack, packs_listed
 from pltz.archive.format.pack import Pack
+from pltz.archive.format.record import SEALED
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import FormatError
 

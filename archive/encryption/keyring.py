@@ -18,10 +18,9 @@ from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
-from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
-from pltz.archive.format.record import RUN, Record
+from pltz.archive.format.record import RUN, SEALED, Context, Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError

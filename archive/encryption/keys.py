@@ -25,11 +25,9 @@ from pltz.archive.encryption.box import KEY, UNIT, keyed
 from pltz.archive.encryption.key_files import RAW, SCRYPT
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import CLEAR, SEALED, Context
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import Record, pack_about
+from pltz.archive.format.record import CLEAR, SEALED, Context, Record, clear_context, pack_about
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.named_files import secret_file
 
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
@@ -218,6 +216,7 @@ class Plaintext:
 
     cipher = CLEAR
     domain = staticmethod(identity.domain_id)
+    context = staticmethod(clear_context)
     session_key = staticmethod(identity.session_key)
     segment_digest = staticmethod(identity.segment_digest)
     segment_head = staticmethod(identity.segment_head)
@@ -230,9 +229,6 @@ class Plaintext:
 
     def domain_name(self, context: Context) -> str:
         return context.domain_name
-
-    def context(self, kind: int, name: str) -> Context:
-        return Context(kind, self.domain(kind, name), name, NONE, NONE)
 
     def want(self, domain: bytes, who: str) -> None:
         return
@@ -270,8 +266,12 @@ class LockedArchive(Plaintext):
 
     cipher = SEALED
 
-    def domain(self, kind: int, name: str) -> bytes:
+    def domain(self, kind: int, name: str) -> bytes:  # type: ignore[override]
         """Raise KeyMismatch: ids of domains need the key."""
+        raise _locked()
+
+    def context(self, kind: int, name: str) -> Context:
+        """Raise KeyMismatch: records need the key."""
         raise _locked()
 
     def domain_name(self, context: Context) -> str:

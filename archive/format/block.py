@@ -9,7 +9,8 @@ Here is what only records have: references to segments, names, times, parts and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -30,19 +31,20 @@ from pltz.archive.format.record import (
     Record,
     tokens_fit,
 )
-from pltz.coding.codecs.modes import CODING
 from pltz.plt_codec.container.block import (
     BODY,
     CONTEXT,
-    MARK,
+    COUNT,
     MAX_BITSTRING,
+    ROWS,
+    SIZE,
     BlockHead,
     BlockPart,
-    ByteSource,
+    Column,
     encode_block,
     wrong,
 )
-from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE, Column
+from pltz.plt_codec.container.frame import CODING
 from pltz.plt_codec.errors import ContentError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE as ID_SIZE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
@@ -79,35 +81,32 @@ class PackFields:
     parents: Sequence[bytes] = ()
     sealed: frozenset[int] = frozenset()
 
-    @property
-    def mark(self) -> bytes:
-        """Return the bytes with which each block begins."""
-        return self.salt[:MARK]
-
 
 # ---- records -> bytes
 
 
-def split(rows: Sequence[Record]) -> Iterator[slice]:
-    """Yield the rows of each block, in order."""
-    begin = body = text = 0
+def split(rows: Sequence[Record]) -> list[slice]:
+    """Return the rows of each block, in order."""
+    parts, begin, body, text = list[slice](), 0, 0, 0
     for row, r in enumerate(rows):
         body += len(r.bitstring)
         text += len(r.veil) + len(r.about) + 3 * len(r.name or "")
         if row + 1 - begin == ROWS or body >= BODY or text >= TEXT:
-            yield slice(begin, row + 1)
+            parts.append(slice(begin, row + 1))
             begin, body, text = row + 1, 0, 0
-    if begin < len(rows):
-        yield slice(begin, len(rows))
+    return [*parts, slice(begin, len(rows))] if begin < len(rows) else parts
 
 
-def outside(rows: Sequence[Record]) -> Iterator[bytes]:
-    """Yield the segments that records of a block name and that are no earlier record of it, each as often as named."""
-    there: set[bytes | None] = {NO_SEGMENT}
-    for r in rows:
-        if r.parent not in there:
-            yield r.parent
-        there.add(r.id)
+def outside(rows: Sequence[Record], parts: Iterable[slice]) -> Counter[bytes]:
+    """Count how often records of blocks name segments that are no earlier record of their block."""
+    named = Counter[bytes]()
+    for part in parts:
+        there: set[bytes | None] = {NO_SEGMENT}
+        for r in rows[part]:
+            if r.parent not in there:
+                named[r.parent] += 1
+            there.add(r.id)
+    return named
 
 
 def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fields: PackFields) -> list[bytes]:
@@ -246,12 +245,12 @@ class Block(BlockHead):
     _name_sizes: Sequence[int] = ()
 
     @classmethod
-    def of(cls, data: ByteSource, at: int, offset: int, fields: PackFields) -> Block:
-        """Return the block whose head is at ``data[at]`` and that begins at byte ``offset`` of its pack.
+    def of(cls, data: bytes | memoryview, offset: int, fields: PackFields) -> Block:
+        """Return the block whose head ``data`` begins with, at byte ``offset`` of its pack.
 
         Raises CorruptError where the head is damaged or breaks a rule, VersionError where a newer version wrote it.
         """
-        found = cls.read(data, at, offset, fields.salt, PACK_COLUMNS)
+        found = cls.read(data, offset, fields.salt, PACK_COLUMNS)
         found.fields = fields
         _check_rules(found, found.columns)
         _place_parts(found, found.columns)
@@ -261,42 +260,45 @@ class Block(BlockHead):
 
     def records(self, body: bytes | memoryview) -> list[Record]:
         """Return all records. ``body``: the bitstrings, sound (see `damaged`). Raises CorruptError."""
-        ends = list(accumulate(self.sizes, initial=0))
-        return self._records([bytes(body[a:b]) for a, b in pairwise(ends)])
+        return self._records(body)
 
     def heads(self) -> list[Record]:
         """Return all records without their bitstrings. Raises CorruptError."""
-        return self._records([b""] * self.count)
+        return self._records(None)
 
-    def _records(self, bits: list[bytes]) -> list[Record]:
-        n, columns = self.count, self.columns
-        ids, names, titles = self.ids(), self._name_list(), self._titles()
-        sealed = [c in self.fields.sealed for c in columns[CONTEXT].list(n)] if self.fields.sealed else [False] * n
-        ends = list(accumulate(columns[ABOUT].list(n), initial=self._about))
-        kinds = columns[KIND].list(n)
-        moments, times = self._moments(kinds)
+    def _records(self, body: bytes | memoryview | None) -> list[Record]:
+        lists, titles = self.lists(), self._titles()
+        bits = [b""] * self.count
+        if body is not None:
+            bits = [bytes(body[a:b]) for a, b in pairwise(accumulate(lists[SIZE], initial=0))]
+        kinds, contexts = lists[KIND], lists[CONTEXT]
+        if sealed := self.fields.sealed:
+            veils = [t if c in sealed else b"" for t, c in zip(titles, contexts, strict=True)]
+            titles = [b"" if c in sealed else t for t, c in zip(titles, contexts, strict=True)]
+        names = [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
+        ends = list(accumulate(lists[ABOUT], initial=self._about))
+        moments, times = self._moments(lists)
         rows = zip(
-            columns[CONTEXT].list(n),
+            contexts,
             self.parents(),
-            ids,
-            columns[COUNT].list(n),
+            self.ids(),
+            lists[COUNT],
             bits,
             names,
             moments,
             times,
             [self.data[a:b] for a, b in pairwise(ends)],
-            [None] * n,
-            [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
-            columns[PART].list(n),
-            columns[MODE].list(n),
+            [None] * self.count,
+            veils if sealed else [b""] * self.count,
+            lists[PART],
+            lists[MODE],
             strict=True,
         )
         found = [Record._make(row) for row in rows]
         if self._parents > self._versions:
             marks = [row for row, kind in enumerate(kinds) if kind == VERSION_MARK]
             for row, version in zip(marks, self.versions(), strict=True):
-                mark = Mark(version, columns[COUNT][row], columns[MODE][row])
-                found[row] = Record(columns[CONTEXT][row], mark=mark)
+                found[row] = Record(contexts[row], mark=Mark(version, lists[COUNT][row], lists[MODE][row]))
         return found
 
     def record(self, row: int, piece: BlockPart | None = None, data: bytes | memoryview = b"") -> Record:
@@ -304,46 +306,45 @@ class Block(BlockHead):
 
         ``piece``: the piece that has its bitstring; ``data``: its bytes, sound. Raises CorruptError.
         """
-        columns, kind = self.columns, self.columns[KIND][row]
-        context = columns[CONTEXT][row]
+        values, bits = self.values(row), self.bitstring(row, piece, data) if piece else b""
+        moment, time, about = 0, 0, b""
+        kind, context = values[KIND], values[CONTEXT]
         if kind == VERSION_MARK:
-            number = self._rank(row, VERSION_MARK)
-            mark = Mark(self.versions()[number], columns[COUNT][row], columns[MODE][row])
-            return Record(context, mark=mark)
-        title = self._title(row)
-        about = self._about + sum(columns[ABOUT].list(self.count)[:row]) if columns[ABOUT].high else 0
-        session, sealed = bool(kind & SESSION), context in self.fields.sealed
-        moment, time = self._moment(row) if session else (0, 0)
+            number = self.columns[KIND].list(self.count)[:row].count(VERSION_MARK)
+            return Record(context, mark=Mark(self.versions()[number], values[COUNT], values[MODE]))
+        if session := bool(kind & SESSION):
+            moment = self.fields.moment + (values[SECONDS] << TICK_BITS | values[TICKS])
+            time = _time(moment, values[APART], values[LATER])
+        if values[ABOUT]:
+            at = self._about + sum(self.columns[ABOUT].list(self.count)[:row])
+            about = self.data[at : at + values[ABOUT]]
+        title, sealed = self._title(row), context in self.fields.sealed
         return Record(
             context,
-            self._parent(row),
+            self._parent(row, values[PARENT_KIND], values[PARENT]),
             self._id(row) if kind & SEGMENT else None,
-            columns[COUNT][row],
-            self.bitstring(row, piece, data),
+            values[COUNT],
+            bits,
             None if not session else "" if sealed else _text(title, self.offset),
             moment,
             time,
-            self.data[about : about + columns[ABOUT][row]] if columns[ABOUT].high else b"",
+            about,
             None,
             title if sealed else b"",
-            columns[PART][row],
-            columns[MODE][row],
+            values[PART],
+            values[MODE],
         )
 
     # ---- columns
 
-    def _moment(self, row: int) -> tuple[int, int]:
-        """Return when the version of a row was put, in ticks since 1970, and its time, in seconds."""
-        columns = self.columns
-        moment = self.fields.moment + (columns[SECONDS][row] << TICK_BITS | columns[TICKS][row])
-        return moment, _time(moment, columns[APART][row], columns[LATER][row])
+    def _moments(self, lists: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """Return when each version was put, in ticks since 1970, and its time, in seconds; zeros without a session.
 
-    def _moments(self, kinds: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return what `_moment` returns, of each record; zeros where it has no session."""
-        columns, n, base = self.columns, self.count, self.fields.moment
-        passed = zip(columns[SECONDS].list(n), columns[TICKS].list(n), kinds, strict=True)
+        ``lists``: the values of each column.
+        """
+        base, passed = self.fields.moment, zip(lists[SECONDS], lists[TICKS], lists[KIND], strict=True)
         moments = [base + (s << TICK_BITS | t) if k & SESSION else 0 for s, t, k in passed]
-        apart = zip(moments, columns[APART].list(n), columns[LATER].list(n), strict=True)
+        apart = zip(moments, lists[APART], lists[LATER], strict=True)
         return moments, [_time(*row) for row in apart]
 
     def segment_ids(self) -> npt.NDArray[np.uint8]:
@@ -389,11 +390,10 @@ class Block(BlockHead):
         return found
 
     def rows_named(self, name: bytes) -> list[int]:
-        """Return the rows of sessions whose stored name begins with ``name`` and is it, or a box behind it."""
+        """Return the rows of sessions whose stored name begins with ``name``, of a byte at least."""
         if self.data.find(name, self._names, self._about) < 0:
             return []
-        rows = enumerate(zip(self._titles(), self.columns[KIND].list(self.count), strict=True))
-        return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
+        return [row for row, title in enumerate(self._titles()) if title.startswith(name)]  # only sessions have one
 
     def parents(self) -> list[bytes]:
         """Return the segment that each record names as its parent; NO_SEGMENT where it names none."""
@@ -424,16 +424,15 @@ class Block(BlockHead):
         kinds = zip(self.parents(), how.list(self.count), strict=True)
         return list({parent for parent, kind in kinds if kind in (TABLE, INLINE)})
 
-    def _parent(self, row: int) -> bytes:
-        how, number = self.columns[PARENT_KIND], self.columns[PARENT][row]
-        kind = how[row]
+    def _parent(self, row: int, kind: int, number: int) -> bytes:
+        """Return the segment that a reference of this kind and number names in a row."""
         if kind == ABSENT:
             return NO_SEGMENT
         if kind == TABLE:
             return self.fields.parents[number]
         if kind == BACK:
             return self._id(row - number)
-        at = self._parents + SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
+        at = self._parents + SEGMENT_SIZE * self.columns[PARENT_KIND].list(self.count)[:row].count(INLINE)
         return self.data[at : at + SEGMENT_SIZE]
 
     def _id(self, row: int) -> bytes:
@@ -444,9 +443,6 @@ class Block(BlockHead):
         at = self.parts + SEGMENT_SIZE * number
         return self.data[at : at + SEGMENT_SIZE]
 
-    def _rank(self, row: int, kind: int) -> int:
-        return self.columns[KIND].list(self.count)[:row].count(kind)
-
     def _title(self, row: int) -> bytes:
         at = self._names + sum(self._name_sizes[:row])
         return self.data[at : at + self._name_sizes[row]]
@@ -454,15 +450,6 @@ class Block(BlockHead):
     def _titles(self) -> list[bytes]:
         ends = list(accumulate(self._name_sizes, initial=self._names))
         return [self.data[a:b] for a, b in pairwise(ends)]
-
-    def _name_list(self) -> list[str | None]:
-        """Return the name of each record's session, None without one, empty where it is sealed."""
-        columns, titles = self.columns, self._titles()
-        kinds = columns[KIND].list(self.count)
-        if self.fields.sealed:
-            numbers = columns[CONTEXT].list(self.count)
-            titles = [b"" if c in self.fields.sealed else t for c, t in zip(numbers, titles, strict=True)]
-        return [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
 
 
 def _time(moment: int, apart: int, later: int) -> int:
@@ -518,7 +505,7 @@ def _check_rules(block: Block, columns: list[Column]) -> None:
                     raise wrong(offset, "has a field that its kind of record has not")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
     if columns[APART].high > fields.moment >> TICK_BITS or columns[LATER].high > 1:
-        times = block._moments(kinds.list(count))[1]
+        times = block._moments(block.lists())[1]
         if min(times) < 0 or max(times) >= MAX_TIME:
             raise wrong(offset, "has a version of a time that cannot be")
     # what a bitstring may hold, and row by row only where the column as a whole is in doubt

@@ -12,6 +12,14 @@ PIECE = 1 << 20  # bytes per read of a file that is read from end to end
 Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
 
 
+class ByteSource(Protocol):
+    """Bytes that are in memory or are read on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview: ...
+
+
 class File(Protocol):
     """An open file: it stays readable after an unlink, and is closed when its last reference goes."""
 

@@ -33,6 +33,7 @@ SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
 
 
+@functools.lru_cache(4096)
 def domain_id(kind: int, name: str) -> bytes:
     """Return the id, 16 bytes, of a tenant or of a family of base prompts. Raises ContentError.
 
@@ -99,6 +100,7 @@ def _digest(state: hashlib.blake2b, tokens: Tokens) -> bytes:
     return state.digest()
 
 
+@functools.lru_cache(4096)
 def session_key(domain: bytes, name: str) -> bytes:
     """Return the key by which a session is looked up, 16 bytes.
 

@@ -25,10 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.format.byte_source import File, Held, exactly, pieces
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import session_key
 from pltz.archive.format.pack import MAX_SIZE
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest_of
 from pltz.plt_codec.versions import Readers

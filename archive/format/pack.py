@@ -19,17 +19,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import chain
 from typing import NamedTuple
 
 from pltz.archive.errors import ForeignPack, MisplacedPack
 from pltz.archive.format.block import Block, PackFields, encode, outside, split
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
-from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.parity import COPIED
-from pltz.archive.format.record import MAX_MOMENT, Record
-from pltz.plt_codec.container.block import MAX_HEAD, PREFIX, span
+from pltz.archive.format.record import MAX_MOMENT, Context, Record, read_context
+from pltz.plt_codec.container.block import CHECK, MARK, MAX_HEAD, PREFIX, head_size
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest, digest_of
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -55,6 +53,7 @@ AHEAD = 1 << 16  # bytes of the first read of a block whose records are wanted: 
 # bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 CLAIMED = 64  # bytes of heads that are looked for behind damage, per byte of the pack
+MOST_HEAD = PREFIX + MAX_HEAD + CHECK  # bytes of the head of a block
 AT_HAND = 4 << 20  # bytes of a pack in memory while it is read from end to end
 
 
@@ -167,16 +166,16 @@ class Builder:
 
         Raises ContentError, UsageError as `finish`.
         """
-        parts = list(split(self.records))
-        named = Counter(chain.from_iterable(outside(self.records[part]) for part in parts))
+        parts = split(self.records)
+        named = outside(self.records, parts)
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
+        numbers = {segment: number for number, segment in enumerate(often)}
         table = self._table(often)
         header = HEADER.pack(
             MAGIC, VERSION, 0, 0, 0, self.moment, self.salt, self.archive, len(table), 0
         )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         fields = PackFields(self.salt, self.moment, len(self._contexts))
-        numbers = {segment: number for number, segment in enumerate(often)}
         out = BytesIO()
         out.write(header + table)
         begin = out.tell()
@@ -239,6 +238,7 @@ class Pack:
         both: bool = True,
     ):
         self.read, self.size, self._at_once, self._twice = read, size, at_once, size > COPIED
+        self._held: memoryview | None = None  # all bytes, where they are in memory
         self.damaged_copies: list[str] = []
         self.head = self._open(both)
         if archive not in (None, self.head.archive):
@@ -257,7 +257,9 @@ class Pack:
     def of(cls, data: bytes | memoryview, archive: bytes | None = None) -> Pack:
         """Return a pack in memory. Raises the errors of the constructor."""
         view = memoryview(data)
-        return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
+        pack = cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
+        pack._held = view
+        return pack
 
     def record(self, offset: int, row: int = 0) -> Record:
         """Return a record of the block at ``offset``. Raises CorruptError, VersionError."""
@@ -274,10 +276,10 @@ class Pack:
             data = self.read(offset, min(ahead, self.end - offset))
         except FormatError:  # a bad sector behind the head is no damage of the head
             data = self.read(offset, min(PREFIX, self.end - offset))
-        size, _ = span(data, 0, self.fields.mark)
+        size = head_size(data, self.fields.salt)
         if len(data) < size <= self.end - offset:
             data = self.read(offset, size)
-        block = Block.of(data, 0, offset, self.fields)
+        block = Block.of(data, offset, self.fields)
         block.ahead = memoryview(data)[size:]
         return block
 
@@ -314,18 +316,19 @@ class Pack:
 
         Without ``bodies`` the records come without their bitstrings, which are not read. Raises VersionError.
         """
-        data = BufferedReader(self.read, self.begin, self.end)
+        data = BufferedReader(self.read, self.begin, self.end, self._held)
         left = CLAIMED * len(data)
         at = count = 0
         while at < len(data):
             if count >= MAX_RECORDS:
                 yield Damage(self.begin + at, len(data) - at, f"more than {MAX_RECORDS} records in a pack")
                 return
-            if bodies and len(data.at_hand(at)) < min(MAX_HEAD, len(data) - at):
-                data.move(at)
+            front = data.front(at, MOST_HEAD) if bodies else b""
             try:
-                block = self.block(self.begin + at) if not bodies else Block.of(data, at, self.begin + at, self.fields)
-                body = bytes(data[at + block.size : at + block.size + block.body]) if bodies else b""
+                block = Block.of(front, self.begin + at, self.fields) if bodies else self.block(self.begin + at)
+                body = front[block.size : block.size + block.body]
+                if bodies and len(body) < block.body:
+                    body = data[at + block.size : at + block.size + block.body]
                 bad = block.damaged(body) if bodies else []
                 rows = list(enumerate(block.records(body) if bodies else block.heads()))
             except VersionError:
@@ -345,19 +348,20 @@ class Pack:
                 heads = [(row, r._replace(bitstring=b"")) for row, r, its in hurt if its == piece]
                 begin = block.offset + block.size + piece.begin
                 yield Damage(begin, piece.end - piece.begin, why, heads, block.offset)
-            at, count = block.end - self.begin, count + block.count
+            at, count = at + block.size + block.body, count + block.count
 
     def _resynchronise(self, data: BufferedReader, at: int, left: int) -> tuple[int, int]:
         """Return the offset of the next block, or the end, and the bytes that later claims to be a head may have.
 
         ``left``: those bytes so far. Where claims have had more, they are crafted, and nothing behind is looked for.
         """
-        for found in _places_of(self.fields.mark, data, at):
+        for found in _places_of(self.fields.salt[:MARK], data, at):
             try:
-                left -= span(data[found : found + PREFIX], 0, self.fields.mark)[0]
+                size = head_size(data[found : found + PREFIX], self.fields.salt)
+                left -= size
                 if left < 0:
                     break
-                Block.of(data, found, self.begin + found, self.fields)
+                Block.of(data[found : found + size], self.begin + found, self.fields)
                 return found, left
             except VersionError:
                 return found, left
@@ -384,8 +388,9 @@ class Pack:
     def _check_name(self, name: bytes) -> str:
         """Return why nothing tells whether this is the pack of a name, empty where it is. Raises MisplacedPack."""
         try:
-            found = len(self.read(self.size - FOOTER.size, FOOTER.size + 1)) - FOOTER.size
-            if not found and (own := self.footer().name) != name:
+            data = self.read(self.size - FOOTER.size, FOOTER.size + 1)
+            found = len(data) - FOOTER.size
+            if not found and (own := self._footer(data).name) != name:
                 raise MisplacedPack(f"these are the bytes of pack {own.hex()}: run pltz archive repair")
         except MisplacedPack:
             raise
@@ -398,7 +403,9 @@ class Pack:
 
     def footer(self) -> PackFooter:
         """Return what the footer says. Raises CorruptError."""
-        data = exactly(self.read, self.size - FOOTER.size, FOOTER.size)
+        return self._footer(exactly(self.read, self.size - FOOTER.size, FOOTER.size))
+
+    def _footer(self, data: bytes | memoryview) -> PackFooter:
         records, size, name, check, end = FOOTER.unpack(data)
         if check != zlib.crc32(data[:-8]) or end != END or size != self.end - self.begin:
             raise CorruptError("the footer of the pack is damaged")
@@ -497,13 +504,13 @@ class Pack:
 class BufferedReader:
     """A range of a file that reads like a buffer, of which only a part is in memory.
 
-    ``data[a:b]`` is taken from the buffered bytes where it lies in them, and is read separately elsewhere. It raises
-    CorruptError where the file was cut off.
+    ``held``: the whole file, where that is in memory. ``data[a:b]`` is taken from the buffered bytes where it lies in
+    them, and is read separately elsewhere. It raises CorruptError where the file was cut off.
     """
 
-    def __init__(self, read: Reader, begin: int, end: int):
+    def __init__(self, read: Reader, begin: int, end: int, held: memoryview | None):
         self._read, self._begin, self._size = read, begin, end - begin
-        self._at, self._data = 0, memoryview(b"")
+        self._at, self._data = 0, memoryview(b"") if held is None else held[begin:end]
 
     def __len__(self) -> int:
         return self._size
@@ -514,18 +521,15 @@ class BufferedReader:
             return self._data[begin - self._at : max(begin, end) - self._at]
         return memoryview(exactly(self._read, self._begin + begin, max(0, end - begin)))
 
-    def at_hand(self, at: int) -> memoryview:
-        """Return the buffered bytes from ``at`` on, which may be none."""
-        return self._data[at - self._at :] if at >= self._at else self._data[:0]
+    def front(self, at: int, least: int) -> memoryview:
+        """Return the bytes from ``at`` on that are in memory: ``least`` or more, where there are so many.
 
-    def move(self, at: int) -> memoryview:
-        """Buffer the bytes that follow ``at``, at most `AT_HAND`, and return them.
-
-        Raises CorruptError where the file was cut off.
+        Others are read, at most `AT_HAND`. Raises CorruptError where the file was cut off.
         """
-        self._at, self._data = at, memoryview(b"")
-        self._data = self[at : at + AT_HAND]
-        return self._data
+        if at < self._at or len(self._data) - (at - self._at) < min(least, self._size - at):
+            self._at, self._data = at, memoryview(b"")
+            self._data = self[at : at + AT_HAND]
+        return self._data[at - self._at :]
 
 
 def _places_of(mark: bytes, data: BufferedReader, at: int) -> Iterator[int]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.container.block import ByteSource
+from pltz.archive.format.byte_source import ByteSource
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers

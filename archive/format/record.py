@@ -1,6 +1,8 @@
-"""A record: a segment, a session's version, both, or a mark, as a value. `block.py` stores records.
+"""A record: a segment, a session's version, both, or a mark, as a value, and the context that it shares with others.
 
-Spec: FORMAT.md, "Block".
+Spec: FORMAT.md, "Block" and "Pack". `block.py` stores records, and the table of a pack the contexts:
+
+    what is there, writing | splitter or tokenizer | bundle | target | name of the domain, or its id and root
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pltz.archive.format.ids import NO_SEGMENT
-from pltz.coding.codecs.modes import ALONE
-from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.archive.format.ids import NO_SEGMENT, domain_id
+from pltz.models.session.session import KINDS, kind_number, writing_in
+from pltz.models.session.spelling import WRITINGS
+from pltz.plt_codec.container.frame import ALONE, Method, tokenizer_of_bytes
+from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -30,6 +35,10 @@ MAX_ABOUT = 1 + 2 + MAX_PART + 2 + 4 * MAX_TITLE + 5 * 9 + MAX_TAGS  # bytes
 TAGS_BIT = 7  # of the first byte of `pack_about`: those below are for the part and the fields of `ContentFacts`
 MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_ABOUT  # bytes: unit, tag, length of the name, name, about
 LEAST_VEIL = 8 + 16 + 1
+
+BASE, SEALS, TARGET, WRITTEN = 16, 32, 64, 128  # bits of its first byte, beside content and method
+CLEAR, SEALED = 0, 1  # ciphers
+NO_ROOT = bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Record(NamedTuple):
         moment: when its version was put, in ticks since 1970. A session's versions are ordered by it.
         time: time of its version, in seconds since 1970, as it was given or when it was put.
         about: what else is known of it (`pack_about`).
-        mode: how its segment is coded, as bits: those of `coding.codecs.modes`, and `RUN`.
+        mode: how its segment is coded, as bits: those of `plt_codec.container.frame`, and `RUN`.
         veil: in a sealed archive, unit and box in place of name and ``about``, which are empty then. The bitstring is
             a box too.
     """
@@ -77,6 +86,25 @@ class Record(NamedTuple):
     def leaf(self) -> bytes:
         """Return the leaf of the session's tower; NO_SEGMENT for an empty one."""
         return self.parent if self.id is None else self.id
+
+
+def segment_only(record: Record) -> Record:
+    """Return the segment of a record without its session."""
+    return Record(0, record.parent, record.id, record.tokens, record.bitstring, mode=record.mode)
+
+
+def session_only(record: Record) -> Record:
+    """Return the session of a record, with its segment named as parent."""
+    return Record(
+        0,
+        record.leaf,
+        name=record.name,
+        moment=record.moment,
+        time=record.time,
+        about=record.about,
+        veil=record.veil,
+        part=record.part,
+    )
 
 
 def tokens_fit(tokens: int, size: int) -> bool:
@@ -203,3 +231,82 @@ def unpack_tags(data: bytes) -> dict[str, str]:
     if not isinstance(tags, dict) or any(not isinstance(value, str) for value in tags.values()):
         raise CorruptError("the tags of a session are not strings by strings: damaged")
     return tags
+
+
+# ---- contexts
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The fields that many records share: see the table in FORMAT.md."""
+
+    domain_kind: int
+    domain: bytes
+    domain_name: str
+    tokenizer: bytes  # fingerprint, or `tokenizer_of_bytes`
+    bundle: bytes
+    method: int = Method.MODEL
+    target: bytes = NONE
+    kind: int = 2  # of the session: 0 chat, 1 text, 2 ids, above that a chat with a writing (`kind_number`)
+    cipher: int = CLEAR
+    root: bytes = NO_ROOT  # names the keys, zeros without encryption
+
+    def encode(self) -> bytes:
+        """Return the bytes of the context in a table. Raises ContentError where the name is too long."""
+        name = self.domain_name.encode()
+        if len(name) > MAX_NAME:
+            raise ContentError(f"the name of a domain has {len(name)} bytes, at most {MAX_NAME} are allowed")
+        writing = writing_in(self.kind) if self.kind >= len(KINDS) else 0
+        content = KINDS.index("chat") if writing else self.kind
+        what = content | self.method << 2 | self.domain_kind * BASE | self.cipher * SEALS
+        what |= (self.target != NONE) * TARGET | (writing > 0) * WRITTEN
+        begin, end = _stored(content, self.method)
+        fields = bytes([what, writing] if writing else [what]) + self.tokenizer[begin:end] + self.bundle
+        whose = self.domain + self.root if self.cipher else write_varint(len(name)) + name
+        return fields + (self.target if what & TARGET else b"") + whose
+
+
+def clear_context(kind: int, name: str) -> Context:
+    """Return the context for records of a domain without encryption, with codec and target left open."""
+    return Context(kind, domain_id(kind, name), name, NONE, NONE)
+
+
+def _stored(content: int, method: int) -> tuple[int, int]:
+    """Return which bytes of a tokenizer a context has, begin and end: of a log the number of its splitter."""
+    if method == Method.LOG:
+        return 1, 2
+    return 0, SIZE if method == Method.MODEL or KINDS[content] == "ids" else 0
+
+
+def read_context(table: bytes, at: int) -> tuple[Context, int]:
+    """Return the context at ``table[at]`` and the offset of its end. Raises CorruptError, VersionError."""
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        at += size
+        if at > len(table):
+            raise CorruptError("the table of the pack ends in a context: damaged")
+        return table[at - size : at]
+
+    [what] = take(1)
+    content, method = what & 3, what >> 2 & 3
+    writing = take(1)[0] if what & WRITTEN else 0
+    newer = content >= len(KINDS) or method > Method.BYTES or not (what & WRITTEN == 0 or 0 < writing < WRITINGS)
+    if newer or (writing and KINDS[content] != "chat"):
+        raise VersionError(f"a context of a newer version (content {content}, method {method}): use a newer pltz")
+    begin, end = _stored(content, method)
+    stored = take(end - begin)
+    tokenizer = stored if len(stored) == SIZE else tokenizer_of_bytes(method, *stored)
+    bundle, target = take(SIZE), take(SIZE) if what & TARGET else NONE
+    domain_kind, kind = bool(what & BASE), kind_number("chat", writing) if writing else content
+    if what & SEALS:
+        domain, root = take(SIZE), take(len(NO_ROOT))
+        return Context(domain_kind, domain, "", tokenizer, bundle, method, target, kind, SEALED, root), at
+    size, at = read_varint(table, at)
+    if size > MAX_NAME:
+        raise CorruptError(f"the name of a domain of {size} bytes does not fit the table: damaged")
+    try:
+        name = take(size).decode()
+    except UnicodeDecodeError as exc:
+        raise CorruptError("the name of a domain is not UTF-8: damaged") from exc
+    return Context(domain_kind, domain_id(domain_kind, name), name, tokenizer, bundle, method, target, kind), at

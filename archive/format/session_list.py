@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from pltz.archive.errors import MisplacedPack
-from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import MARKS, SESSIONS, Location, key_of, keys_of
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import RUN, Record
+from pltz.archive.format.record import RUN, Context, Record
 from pltz.archive.format.run import unpack_run
-from pltz.coding.codecs.modes import ALONE
+from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import CorruptError
 
 Row = tuple[Context, Record]

@@ -41,15 +41,22 @@ from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.record import RUN, TICK_BITS, Record, unpack_about
+from pltz.archive.format.record import (
+    RUN,
+    TICK_BITS,
+    Context,
+    Record,
+    segment_only,
+    session_only,
+    unpack_about,
+)
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
-from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.varint import MAX_VALUE
 
@@ -407,7 +414,7 @@ class Collector:
         catalog = self.catalog
         if lacking := catalog.keyless():
             raise ArchiveError(f"{lacking[min(lacking)]}; {STOPS}")
-        if missing := catalog.damage.missing():
+        if missing := catalog.listing.missing():
             what = f"pack {min(missing).hex()} is gone, and no collector took it out"
             raise ArchiveError(f"{what}: {STOPS}; run pltz archive repair")
 

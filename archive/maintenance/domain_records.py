@@ -20,11 +20,10 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record
 from pltz.plt_codec.errors import FormatError
 
 
@@ -137,7 +136,7 @@ class DomainRecords:
         listing, gone = self.catalog.listing, self.catalog.keys.gone
         best = dict[bytes, tuple[tuple[bool, bool, int], bytes]]()  # version -> rank of its record, and leaf
         for pack, found in self._packs.items():
-            counts = listing.counts(pack)
+            counts = pack in listing.unnamed, pack in listing.condemned
             for record in found.sessions:
                 if record.key == but or gone(record.context, record.key):
                     continue

@@ -34,17 +34,16 @@ from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import LEAF, NO_SEGMENT, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder
-from pltz.archive.format.record import RUN, Record, pack_about
+from pltz.archive.format.record import RUN, Context, Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, ways_of
-from pltz.coding.codecs.modes import FAST, is_bytewise
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
+from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise, ways_of
+from pltz.plt_codec.container.frame import FAST
 from pltz.plt_codec.errors import PltzError
 
 FEW = 256  # tokens below which a put joins nothing: they are decoded in some ms, and a run would take more bytes
@@ -433,10 +432,10 @@ def encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, by
 
     Raises ArchiveError where it does not decode to ``tokens``, (T,).
     """
-    ways = ways_of(codec, above)
-    coded = codec.encode([Plain(tokens, context) for _, context in ways])
-    data, (mode, context) = min(zip(coded, ways, strict=True), key=lambda way: len(way[0]))
+    ways = ways_of(codec, tokens, above)
+    coded = codec.encode([plain for _, plain in ways])
+    data, (mode, plain) = min(zip(coded, ways, strict=True), key=lambda way: len(way[0]))
     mode |= codec.fast * FAST
-    if not np.array_equal(codec.decode([Coded(data, len(tokens), context, mode)])[0], tokens):
+    if not np.array_equal(codec.decode([Coded(data, len(tokens), plain.above, mode)])[0], tokens):
         raise ArchiveError("a run just encoded does not decode to its tokens: nothing was written")
     return mode, data

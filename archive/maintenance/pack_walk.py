@@ -208,7 +208,7 @@ class PackWalk:
             return None
         data, blocks, at = memoryview(pack.read(0, pack.size)), list[Block](), pack.begin
         while at < pack.end:
-            blocks.append(Block.of(data, at, at, pack.fields))
+            blocks.append(Block.of(data[at:], at, pack.fields))
             at = blocks[-1].end
         if at != pack.end or sum(block.count for block in blocks) != count:
             return None

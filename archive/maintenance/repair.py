@@ -43,7 +43,7 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.format import object_names
-from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.byte_source import ByteSource, File, Held
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -79,8 +79,7 @@ from pltz.archive.format.session_list import decoded
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.container.block import ByteSource
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import digest
 
@@ -449,7 +448,7 @@ class Repairer:
         names = object_names.pack, object_names.parity
         lost = catalog.listing.present.lost.keys()
         back = {p for p in lost if p in self._doubted or any(is_there(self.store, name(p)) for name in names)}
-        return catalog.listing.packs.keys() | catalog.damage.missing() | back
+        return catalog.listing.packs.keys() | catalog.listing.missing() | back
 
     def _unsound(self, packs: Iterable[bytes], archive: bytes) -> Iterator[bytes]:
         """Yield those of some packs that are gone, damaged, newer or of another archive, or lack sound parity."""
@@ -561,7 +560,8 @@ class Repairer:
     def _is_over(self, catalog: Catalog, pack: bytes) -> bool:
         """Return whether a collector took a pack out meanwhile, whose file is not there."""
         catalog.refresh()
-        return pack not in catalog.damage.missing() | catalog.listing.packs.keys() | catalog.listing.present.lost.keys()
+        listing = catalog.listing
+        return pack not in listing.missing() | listing.packs.keys() | listing.present.lost.keys()
 
     def _name(self, catalog: Catalog, pack: bytes, data: ByteSource) -> None:
         """Name a pack that was given up and is whole again."""

@@ -18,15 +18,14 @@ from pltz.archive.encryption.box import unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import AHEAD
-from pltz.archive.format.record import RUN, Record
+from pltz.archive.format.record import RUN, Context, Record, segment_only, session_only
 from pltz.archive.format.run import pack_run, unpack_run
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
-from pltz.archive.writing.pending_segment import Row
-from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
+from pltz.archive.writing.segments import Row
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import digest
 

@@ -25,22 +25,20 @@ from pltz.archive.catalog.chain import NOTHING, Chains, decode_records
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import Outdated
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, Tokens, segment_of
 from pltz.archive.format.index_file import SEGMENTS, Location, key_of_session
 from pltz.archive.format.pack import Damage
-from pltz.archive.format.record import RUN, tokens_fit
+from pltz.archive.format.record import RUN, Context, segment_only, tokens_fit
 from pltz.archive.maintenance.domain_records import identities
 from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.commits import Pace
-from pltz.archive.writing.pending_segment import PendingSegment, Row
-from pltz.archive.writing.writer import ArchiveWriter, segment_only
+from pltz.archive.writing.segments import PendingSegment, Row
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import Coded, SegmentCodec
+from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import TOWER, is_bytewise
 from pltz.coding.log.log_coder import parse
-from pltz.plt_codec.container.frame import Method
+from pltz.plt_codec.container.frame import TOWER, Method
 from pltz.plt_codec.errors import FormatError, PltzError
 
 COMMIT_BYTES, COMMIT_SECONDS = 1 << 24, 60.0  # of content per commit, at most, and of coding it

@@ -27,8 +27,8 @@ from pltz.archive.catalog.chain import (
     deepest,
     lost_versions,
 )
+from pltz.archive.catalog.directory import SHOWN
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
-from pltz.archive.catalog.history import SHOWN
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
@@ -49,8 +49,8 @@ from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.maintenance.pack_walk import PackColumns, PackWalk, WalkedPack, absent, inner_blocks
 from pltz.archive.storage.store import is_there
 from pltz.archive.work_part import WorkPart
-from pltz.coding.codecs.modes import TOWER
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
+from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # records decoded at once, of one pack or of several
@@ -125,7 +125,7 @@ class Verifier:
         part, progress = part or WorkPart(), progress or (lambda report: None)
         self.catalog.refresh()
         # known before anything is read: lost packs, a roll back
-        for pack in sorted(damage.missing()):
+        for pack in sorted(self.catalog.listing.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector took it out: run pltz archive repair")
         for loss in damage.losses():
             self._wrong("loss", loss.pack.hex(), str(loss))

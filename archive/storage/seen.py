@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from pltz.archive.format.manifest import MAX_GENERATION
+from pltz.archive.format.record import MAX_MOMENT
 from pltz.plt_codec.identity import digest
 
 GENERATION = "generation"  # file of the cache: id of the archive, the highest generation and moment seen of it
@@ -86,7 +86,7 @@ def _read(path: str) -> tuple[bytes, int, int]:
         *fields, check = file.read(LONGEST).split()
     archive, generation, moment = fields
     numbers = int(generation), int(moment)
-    if int(check, 16) != _check(fields) or max(numbers) > MAX_GENERATION:
+    if int(check, 16) != _check(fields) or max(numbers) >= MAX_MOMENT:
         raise ValueError("a file that is no longer whole")
     return bytes.fromhex(archive.decode()), *numbers
 

@@ -211,6 +211,7 @@ class DirectoryStore:
     def __init__(self, disk: Disk, *, cache: Path | None = None):
         self.seen = SeenGenerations(cache)
         self.disk = disk
+        self.now, self.ticks, self.random = disk.now, disk.ticks, disk.random
         self.failed: str | None = None  # reason why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
         self._ahead = dict[str, bytes]()  # contents of `ahead`, by their names under tmp/
@@ -229,7 +230,7 @@ class DirectoryStore:
 
     def _put(self, name: str, data: bytes, *, lasting: bool) -> bool:
         self._check()
-        temporary, folder = self._staged(name, data), folder_of(name)
+        temporary, (folder, _, _) = self._staged(name, data), name.rpartition("/")
         try:
             self._in_folder(name, lambda: self.disk.link(temporary, name))
         except (FileExistsError, FileNotFoundError) as exc:
@@ -451,15 +452,6 @@ class DirectoryStore:
                 raise _named(f"look at {name}", exc) from exc
         return found
 
-    def now(self) -> int:
-        return self.disk.now()
-
-    def ticks(self) -> int:
-        return self.disk.ticks()
-
-    def random(self, size: int) -> bytes:
-        return self.disk.random(size)
-
     def _staged(self, name: str, data: bytes) -> str:
         """Write a file under ``tmp/``, sync it and return its path. ``name``: its name to be, for errors.
 
@@ -492,8 +484,9 @@ class DirectoryStore:
         self._check()
         written = dict[str, bytes]()
         try:
-            for data in contents:
-                temporary = object_names.temporary(self.disk.random(16))
+            random = self.disk.random(16 * len(contents))
+            names = [object_names.temporary(random[16 * n : 16 * n + 16]) for n in range(len(contents))]
+            for temporary, data in zip(names, contents, strict=True):
                 self._write(temporary, data)
                 written[temporary] = data
             try:
@@ -597,7 +590,7 @@ class DirectoryStore:
     def _names(self, folder: str) -> set[str]:
         """Return the names of files; none where there is no such folder. Raises StoreError."""
         try:
-            return {name for name, _ in self.disk.names(folder)}
+            return set(dict(self.disk.names(folder)))
         except FileNotFoundError:
             return set()
         except OSError as exc:

@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
+from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import stays_erased
 from pltz.archive.format import ids
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32
-from pltz.archive.format.record import Record, pack_about
-from pltz.archive.writing.beginning import Beginning
-from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
-from pltz.archive.writing.pending_segment import PendingSegment, Row
-from pltz.archive.writing.slices import Slices
+from pltz.archive.format.record import MAX_NAME, MAX_TIME, Context, Record, pack_about
+from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
+from pltz.archive.writing.segments import Beginning, PendingSegment, Row
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import SegmentCodec, as_bytes
 from pltz.coding.codecs.logs import LogCodec, method_of
-from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.session.session import kind_number
-from pltz.plt_codec.identity import NONE
+from pltz.models.session.session import KINDS, kind_number
+from pltz.plt_codec.errors import ContentError, LimitError, UsageError
+from pltz.plt_codec.identity import NONE, SIZE
+from pltz.plt_codec.limits import MAX_TOKENS
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 BATCH_BYTES = 1 << 24  # the same of logs, whose tokens are bytes: processes split and join so many side by side
@@ -115,7 +115,7 @@ def draft(
 
     Raises ContentError (StaysErased for a session that was erased), LimitError, UsageError.
     """
-    check(sessions, contexts.codecs)
+    _check(sessions, contexts.codecs)
     known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
     session_key = contexts.keys.session_key
     keys: dict[tuple[bytes, str], bytes] = {}
@@ -125,7 +125,7 @@ def draft(
         tower = _tower(session, codec, own, base, known)
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
-            if contexts.keys.buried(*place):
+            if contexts.keys.cipher and contexts.keys.buried(*place):
                 raise stays_erased(session.tenant, session.name)
             key = keys[place] = session_key(*place)
         part = contexts.keys.part_key(own.domain, key, session.part) if session.part else 0
@@ -133,9 +133,50 @@ def draft(
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
-        if last := d.tower[-1] if d.tower else d.session.last:
+        if last := d.tower[-1] if d.tower else _above(d.session):
             d.leaf = last.id
     return drafts, segments
+
+
+def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
+    """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
+    for tenant, base, codec, kind, target in {
+        (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
+    }:
+        _check_name(tenant)
+        _check_name(base)
+        if codec is None and not codecs:
+            raise UsageError("expected an archive with a codec to code sessions, found one without")
+        if kind not in KINDS:
+            raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
+        if target is not None and len(target) != SIZE:
+            raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
+    for s in sessions:
+        _check_name(s.name)
+        if not 0 <= s.shared <= len(s.segments):
+            raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
+        count = len(s.segments) + (s.after.count if s.after else 0)
+        if count > MAX_SEGMENTS:
+            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {count}")
+        if not isinstance(s.segments, Slices) and (tokens := sum(map(len, s.segments))) > MAX_TOKENS:
+            raise LimitError(
+                f"expected a session of at most {MAX_TOKENS} tokens, found {tokens} in {s.name!r}: split it"
+            )
+        if s.time is not None and not 0 <= s.time < MAX_TIME:
+            raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise UsageError("expected a name, found nothing")
+    if name.isascii() and len(name) <= MAX_NAME:
+        return
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as exc:
+        raise ContentError("a name is not valid Unicode (a lone surrogate)") from exc
+    if size > MAX_NAME:
+        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")
 
 
 def _tower(
@@ -147,7 +188,7 @@ def _tower(
 ) -> list[PendingSegment]:
     """Return the segments of a session, not named yet."""
     tower: list[PendingSegment] = []
-    up, shared = session.last, session.shared
+    up, shared = _above(session), session.shared
     slices = session.segments if isinstance(session.segments, Slices) else None
     begin = slices.begin if slices else 0
     for number, tokens in enumerate(session.segments):
@@ -163,6 +204,11 @@ def _tower(
         tower.append(segment)
         up = segment
     return tower
+
+
+def _above(session: NewSession) -> PendingSegment | None:
+    """Return the stored segment that those of a session stand below; None: they begin with a root."""
+    return session.after.last if session.after else None
 
 
 def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
@@ -185,7 +231,8 @@ def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
             place = id(s.context), id(s.up)
             head = known.get(place)
             if head is None:
-                head = known[place] = keys.segment_head(s.context.domain, s.codec.tokenizer, s.parent)
+                parent = s.up.id if s.up else NO_SEGMENT
+                head = known[place] = keys.segment_head(s.context.domain, s.codec.tokenizer, parent)
             heads.append(head)
         for s, digest in zip(level, ids.digests(heads, [s.tokens for s in level]), strict=True):
             s.digest, s.id = digest, ids.segment_of(digest)
@@ -264,7 +311,8 @@ def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list
     for codec in {id(s.codec): s.codec for s in segments}.values():
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]
         most = BATCH_BYTES if isinstance(codec, LogCodec) else BATCH_TOKENS
-        ends = list(accumulate(len(segments[n].tokens) + segments[n].reached for n in numbers))
+        # a segment reaches as many tokens above it as its codec does, at most
+        ends = list(accumulate(len(segments[n].tokens) + bool(segments[n].up) * codec.reach for n in numbers))
         begin = done = 0
         while begin < len(numbers):
             end = max(begin + 1, bisect_right(ends, done + most))

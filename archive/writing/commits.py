@@ -29,12 +29,11 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS
 from pltz.archive.writing.cut import LOG_PART, SessionCutter, Tokenised, size_of
 from pltz.archive.writing.last_towers import LastTowers
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
-from pltz.archive.writing.slices import Slices
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.modes import is_bytewise
+from pltz.coding.codecs.codec import is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
@@ -89,10 +88,11 @@ class Pace:
 
 
 class CutRequest(NamedTuple):
-    """A request, and its session in segments, or the stored version that is the same."""
+    """A request, its session in segments or the stored version that is the same, and the bytes of new content."""
 
     request: PreparedRequest
     cut: NewSession | Tower
+    size: int
 
 
 class Commits:
@@ -153,7 +153,7 @@ class Commits:
             if batch and size + amount > pace.limit and not goes_on:  # what is there does not wait for a large session
                 yield batch
                 batch, names, size, began = [], set(), 0, time.monotonic()
-            batch.append(CutRequest(request, cut))
+            batch.append(CutRequest(request, cut, amount))
             names.add((request.tenant, request.name, request.part))
             size += amount
 
@@ -280,45 +280,49 @@ class StoredPart(NamedTuple):
 
 def put_parts(
     writer: ArchiveWriter,
-    session: NewSession,
+    commit: Sequence[CutRequest],
     pace: Pace,
     *,
     dry_run: bool = False,
     coding: Callable[[int, int], None] | None = None,
-) -> tuple[NewSession, list[StoredPart]]:
-    """Put the beginnings of a large log, each longer by a commit, and return what is left to put, and them.
+) -> tuple[list[NewSession], list[StoredPart], int]:
+    """Put the beginnings of large logs, each longer by a commit, and return what is left of all sessions, and them.
+
+    Also the bytes of content of what is left.
 
     They are segments without a version until the whole is put: what is cut off is never taken for all of a log.
 
     ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
     """
-    parts = list[StoredPart]()
-    if not isinstance(session.segments, Slices):
-        return session, parts
-    size = begin = 0
-    sizes = session.segments.sizes
-    left = session
-    for count, length in enumerate(sizes[:-1], 1):
-        size += length
-        if size >= max(pace.limit, LOG_PART):
-            if coding:
-                coding(1, size)
-            began = time.monotonic()
-            part = replace(left, segments=session.segments[begin:count], begins=True)
-            [receipt] = writer.put([part], dry_run=dry_run)
-            left = replace(left, segments=session.segments[count:], after=receipt.after)
-            parts.append(StoredPart(size, receipt._replace(after=None)))  # which holds content
-            pace.took(size if receipt.new else 0, time.monotonic() - began)
-            size, begin = 0, count
-    return left, parts
+    left, parts = list[NewSession](), list[StoredPart]()
+    for session in (one.cut for one in commit if isinstance(one.cut, NewSession)):
+        size = begin = 0
+        slices, rest = session.segments, session
+        for count, length in enumerate(slices.sizes[:-1] if isinstance(slices, Slices) else (), 1):
+            size += length
+            if size >= max(pace.limit, LOG_PART):
+                if coding:
+                    coding(1, size)
+                began = time.monotonic()
+                [receipt] = writer.put([replace(rest, segments=slices[begin:count], begins=True)], dry_run=dry_run)
+                rest = replace(rest, segments=slices[count:], after=receipt.after)
+                parts.append(StoredPart(size, receipt._replace(after=None)))  # which holds content
+                pace.took(size if receipt.new else 0, time.monotonic() - began)
+                size, begin = 0, count
+        left.append(rest)
+    return left, parts, sum(one.size for one in commit) - sum(part.size for part in parts)
 
 
-def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitReceipt:
-    """Return the receipt of a session together with those of its parts, if it was put in parts."""
-    parts = [one.receipt for one in before if one.receipt[:3] == last[:3]]
-    if not parts:
-        return last
-    coded = [*(data for one in parts for data in one.coded), *last.coded]
-    return last._replace(
-        new=last.new + sum(one.new for one in parts), size=last.size + sum(one.size for one in parts), coded=coded
-    )
+def with_parts(before: Sequence[StoredPart], committed: Sequence[CommitReceipt]) -> list[CommitReceipt]:
+    """Return the receipts of sessions together with those of their parts, if they were put in parts."""
+    found = list[CommitReceipt]()
+    for last in committed:
+        parts = [one.receipt for one in before if one.receipt[:3] == last[:3]]
+        found.append(
+            last._replace(
+                new=last.new + sum(one.new for one in parts),
+                size=last.size + sum(one.size for one in parts),
+                coded=[*(data for one in parts for data in one.coded), *last.coded],
+            )
+        )
+    return found

@@ -34,27 +34,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.directory import history_of
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader, Tower, TowerReader
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import TENANT, Tokens
-from pltz.archive.writing.beginning import Beginning
 from pltz.archive.writing.last_towers import LastTowers
-from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession, Sliced, Slices
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
-from pltz.archive.writing.slices import Sliced, Slices
+from pltz.archive.writing.segments import Beginning
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LOG_TOKENIZER
-from pltz.coding.codecs.modes import is_bytewise
+from pltz.coding.host_work import tokens_to_store
 from pltz.coding.log.above import REACH
 from pltz.coding.log.recall import Passages
-from pltz.coding.prepare import tokens_to_store
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, kind_of
+from pltz.plt_codec import limits
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -145,7 +145,7 @@ class SessionCutter:
                 transcript.refuse_opaque(session)
             return plain
         # its tokens, unless it is too long for the model or holds what the model does not code
-        by_zstd, tokenizer = self._codecs.too_many_for_model(len(content)), self._codecs.tokenizer
+        by_zstd, tokenizer = len(content) > limits.ZSTD_ABOVE, self._codecs.tokenizer
         try:
             tokens = (
                 begun()
@@ -229,7 +229,7 @@ class SessionCutter:
             return Tower(known_as, [(known_as.leaf, np.zeros(0, np.uint8))])
         if begun.count + len(ends) > MAX_TOWER + len(content) // (4 * LOG_PART):
             begun, ends, seen = Beginning(), [], Passages(content) if long else None
-        least = PACKED_PART if self._codecs.too_many_for_model(len(content)) else LOG_PART
+        least = PACKED_PART if len(content) > limits.ZSTD_ABOVE else LOG_PART
         ends += line_ends(content, ends[-1] if ends else begun.size, least)
         ends += [len(content)] if len(content) > (ends[-1] if ends else begun.size) else []
         return _new_session(request, Slices(content, begun.size, ends, seen), codec, after=begun)
@@ -240,7 +240,7 @@ class SessionCutter:
         ``begun``: what it has in common with the last one.
         """
         content, size = request.text, request.request.content.size
-        for v in self._catalog.histories.of(request.tenant, request.name).versions:
+        for v in history_of(self._catalog, request.tenant, request.name).versions:
             own = (v.part, v.tokenizer, v.forgotten) == (request.part, LOG_TOKENIZER, False) and v.id != last.id
             if own and (not size or v.content.size in (0, size)) and v.tags == request.request.tags:
                 found, ends, whole = self._last.beginning(v, content)
@@ -287,7 +287,7 @@ class SessionCutter:
 
     def _alike(self, request: PreparedRequest, codec: SegmentCodec, last: Tower | None) -> Iterator[Tower]:
         """Yield versions that a request may repeat: the last one, if it surely is, and those of the same second."""
-        history = self._catalog.histories.of(request.tenant, request.name)
+        history = history_of(self._catalog, request.tenant, request.name)
         if last and history.has_newest:
             yield last
         for version in (v for v in history.versions if v.part == request.part):

@@ -21,9 +21,8 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower, TowerReader
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.writing.beginning import Beginning
-from pltz.archive.writing.pending_segment import PendingSegment
-from pltz.archive.writing.slices import Sliced
+from pltz.archive.writing.new_session import Sliced
+from pltz.archive.writing.segments import Beginning, PendingSegment
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec, as_bytes
 from pltz.coding.log.recall import Passages

@@ -8,19 +8,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.directory import history_of
 from pltz.archive.catalog.index_keeper import IndexKeeper
+from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, as_sessions, forgettable
-from pltz.archive.errors import NotFound
+from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import TENANT
+from pltz.archive.format.ids import NO_SEGMENT, TENANT
+from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.record import FORGET, UNDELETE
+from pltz.archive.format.record import (
+    FORGET,
+    RUN,
+    UNDELETE,
+    Context,
+    Mark,
+    Record,
+    segment_only,
+    session_only,
+)
 from pltz.archive.writing.writer import ArchiveWriter
+
+MAX_CLOCK = (1 << 32) - (1 << 20)  # seconds: counters of marks are below 2^32, whatever the clock says
 
 
 class Marking(NamedTuple):
@@ -73,7 +87,7 @@ class Marker:
             there += known
             for lost in wanted.keys() - {v.id for v in known}:
                 version = wanted[lost]
-                self._catalog.histories.of(version.tenant, version.name).want_counted()  # damage may hide it
+                history_of(self._catalog, version.tenant, version.name).want_counted()  # damage may hide it
                 raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
             numbers = {v.version for v in known if v.id in wanted}
             if verb == FORGET:
@@ -98,10 +112,67 @@ class Marker:
             return others(v for one in sessions for v in self._versions(one)) == others(marking.there)
 
         fence = partial(self._writer.want_decided, marking.manifest, still)
-        self._writer.mark(marking.versions, marking.verb, fence)
+        self._put(marking.versions, marking.verb, fence)
         self._indexes.write_if_due()
 
     def _versions(self, version: Version) -> list[Version]:
         """Return all versions of the session that one is of."""
         domain = self._catalog.keys.domain(TENANT, version.tenant)
         return self._catalog.lookup.versions(domain, version.name)
+
+    def _put(self, versions: Sequence[Version], verb: int, fence: Callable[[], None]) -> None:
+        """Forget or undelete versions. ``fence``: as of `Listing.publish`.
+
+        A mark's counter is the time in seconds since 1970, or one above that of the mark in force. So a collector knows
+        how old a mark is, and the later of two marks wins whatever the clocks say.
+
+        Restoring copies the records that lie only in condemned packs, which may be deleted at any moment. Raises
+        ArchiveError where a segment is gone, Outdated, StoreError.
+        """
+        tenant = {v.location: self._catalog.lookup.head(v.location) for v in versions}
+        rows: list[tuple[Context, Record]] = []
+        copied: set[bytes] = set()
+        now = min(self._catalog.store.now(), MAX_CLOCK)
+        for v in versions:
+            item = tenant[v.location]
+            if verb != FORGET:
+                rows += self._rescued(item, copied)
+            counter = max(self._catalog.listing.stable(partial(self._catalog.lookup.mark, v.id))[1] + 1, now)
+            rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
+        relied = set[bytes]()
+        if verb != FORGET:
+            relied = {at.pack for v in versions for at in self._places(v)} - self._catalog.listing.condemned
+        self._writer.publisher.put(rows, relied=relied, fence=fence)
+
+    def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
+        """Yield the records that a version is read with and that lie only in condemned packs, parents first."""
+        chain: list[Found] = []
+        for segment, places in self._needed(item.record.leaf):
+            if not places:
+                raise ArchiveError("a segment of this version is already gone: it cannot be brought back")
+            if all(p.location.pack in self._catalog.listing.condemned for p in places) and segment not in copied:
+                chain.append(places[0])
+            copied.add(segment)
+        for found in reversed(chain):
+            whole = found.record.mode & RUN  # a run keeps all its versions
+            yield found.context, found.record if whole else segment_only(found.record)
+        if item.location.pack not in self._catalog.listing.condemned:
+            return
+        if not item.record.mode & RUN:
+            yield item.context, session_only(item.record)
+        elif item.location not in [found.location for found in chain]:  # that of its last segment has not its versions
+            yield item.context, item.record
+
+    def _places(self, version: Version) -> Iterator[Location]:
+        item = self._catalog.lookup.head(version.location)
+        yield item.location
+        for _, places in self._needed(item.record.leaf):
+            yield from (p.location for p in places)
+
+    def _needed(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
+        """Yield the records of each segment of a tower, from its leaf up."""
+        seen = {NO_SEGMENT}
+        while leaf not in seen:
+            seen.add(leaf)
+            yield leaf, (places := self._catalog.lookup.find(SEGMENTS, leaf))
+            leaf = places[0].record.parent if places else NO_SEGMENT

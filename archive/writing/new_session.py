@@ -1,26 +1,75 @@
 """Input and output of a writer: sessions as towers of token ids, and receipts. Neither is a format.
 
 NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> CommitReceipt(version=1, new=2, ...)
+
+The segments of a log are read from its content one by one, so that its length costs no memory:
+
+    Slices(content, 0, [1048600, 2097300])[1]          # bytes 1,048,600 to 2,097,300, (T,) uint8
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, overload
 
-from pltz.archive.catalog.chain import MAX_SEGMENTS
+import numpy as np
+
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import MAX_NAME, MAX_TIME, NOTHING, ContentFacts, pack_about
-from pltz.archive.writing.beginning import Beginning
-from pltz.archive.writing.pending_segment import PendingSegment
-from pltz.archive.writing.slices import Slices
+from pltz.archive.format.record import NOTHING, ContentFacts
+from pltz.archive.writing.segments import Beginning
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.session.session import KINDS, Kind
-from pltz.plt_codec.errors import ContentError, LimitError, UsageError
-from pltz.plt_codec.identity import SIZE
-from pltz.plt_codec.limits import MAX_TOKENS
+from pltz.coding.log.recall import Passages
+from pltz.models.session.session import Kind
+
+
+class Sliced(Protocol):
+    """Bytes, in memory or in a file (`LongText`)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> bytes: ...
+
+    def find(self, byte: bytes, begin: int, end: int, /) -> int:
+        """Return where a byte stands first from ``begin`` to before ``end``, -1 where it does not."""
+
+
+class Slices(Sequence[Tokens]):
+    """The segments of a text from ``begin`` to each of ``ends``, (T,) uint8 each, read when they are asked for.
+
+    ``seen``: the passages of the text up to ``begin``; None: nothing is recalled.
+    """
+
+    def __init__(self, content: Sliced, begin: int, ends: Sequence[int], seen: Passages | None = None) -> None:
+        self._content, self._ends, self.seen = content, [begin, *ends], seen
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> Tokens: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Slices: ...
+
+    def __getitem__(self, number: int | slice) -> Tokens | Slices:
+        if isinstance(number, slice):
+            begin, end, _ = number.indices(len(self))
+            return Slices(self._content, self._ends[begin], self._ends[begin + 1 : end + 1], self.seen)
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return np.frombuffer(self._content[self._ends[number] : self._ends[number + 1]], np.uint8)
+
+    @property
+    def begin(self) -> int:
+        """Return where the first one begins in the text."""
+        return self._ends[0]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each."""
+        return [end - begin for begin, end in itertools.pairwise(self._ends)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +83,7 @@ class NewSession:
         time: seconds since 1970; None is now.
         moment: when it was put, in ticks since 1970, of a copy; None is now, and after all versions of the session.
         target: fingerprint of the weights it was made with, 16 bytes, or None.
-        codec: the codec that codes it, one of the archive's; None: the first of them.
+        codec: the codec that codes it, which the caller knows to be one of the archive's; None: the first of them.
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
         begins: these are the first segments of a session that is put later. They are put without a version.
@@ -59,11 +108,6 @@ class NewSession:
     after: Beginning | None = None
     part: str = ""
     content: ContentFacts = NOTHING
-
-    @property
-    def last(self) -> PendingSegment | None:
-        """Return the stored segment that these stand below; None: they begin with a root."""
-        return self.after.last if self.after else None
 
 
 class CommitReceipt(NamedTuple):
@@ -99,47 +143,3 @@ class CommitReceipt(NamedTuple):
     tokens: int
     coded: Sequence[tuple[str, int]] = ()
     after: Beginning | None = None
-
-
-def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
-    """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
-    for tenant, base, codec, kind, target in {
-        (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
-    }:
-        _check_name(tenant)
-        _check_name(base)
-        if codec is None and not codecs:
-            raise UsageError("expected an archive with a codec to code sessions, found one without")
-        if codec is not None and not codecs.knows(codec):
-            raise UsageError(f"expected one of the archive's {len(codecs)} codecs, got another {type(codec).__name__}")
-        if kind not in KINDS:
-            raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
-        if target is not None and len(target) != SIZE:
-            raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
-    for s in sessions:
-        _check_name(s.name)
-        pack_about(s.part, s.content, s.tags)
-        if not 0 <= s.shared <= len(s.segments):
-            raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
-        count = len(s.segments) + (s.after.count if s.after else 0)
-        if count > MAX_SEGMENTS:
-            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {count}")
-        if not isinstance(s.segments, Slices) and (tokens := sum(map(len, s.segments))) > MAX_TOKENS:
-            raise LimitError(
-                f"expected a session of at most {MAX_TOKENS} tokens, found {tokens} in {s.name!r}: split it"
-            )
-        if s.time is not None and not 0 <= s.time < MAX_TIME:
-            raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
-
-
-def _check_name(name: str) -> None:
-    if not name:
-        raise UsageError("expected a name, found nothing")
-    if name.isascii() and len(name) <= MAX_NAME:
-        return
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as exc:
-        raise ContentError("a name is not valid Unicode (a lone surrogate)") from exc
-    if size > MAX_NAME:
-        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.directory import history_of
 from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.writing.last_towers import LastTowers
+from pltz.archive.writing.new_session import Sliced
 from pltz.archive.writing.put_request import PutRequest
-from pltz.archive.writing.slices import Sliced
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.datasets.given import as_session
 from pltz.models.session.long_text import LongText
@@ -44,7 +45,7 @@ def preview(catalog: Catalog, last: LastTowers, request: PutRequest) -> Preview:
     tenant = tenant_of(request.tenant, request.salt)
     if not request.erased_too and catalog.keys.buried(catalog.keys.domain(TENANT, tenant), request.name):
         return Preview(request, session.kind, len(content), "erased", 0)
-    history = catalog.histories.of(tenant, request.name)
+    history = history_of(catalog, tenant, request.name)
     versions = [v for v in history.versions if v.part == request.part and not v.forgotten]
     if not versions:
         return Preview(request, session.kind, len(content), "new", 0)

@@ -14,12 +14,11 @@ from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import NOTHING, ContentFacts, check_part
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.archive.writing.slices import Sliced
+from pltz.archive.writing.new_session import CommitReceipt, NewSession, Sliced
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.log.log_look import is_log
+from pltz.coding.log.log_look import LEAST_ESCAPED, is_log
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.dropped import dropped_of
 from pltz.datasets.given import as_session
@@ -121,6 +120,8 @@ class PreparedRequest:
         tenant: with its salt, as `tenant_of` gives it.
         target: fingerprint of the weights, 16 bytes, or None.
         tokenizer: fingerprint of the tokenizer of token ids; None: the bundle's.
+        part: path of the part of the session, empty for the main one.
+        as_ids: whether these are token ids that a served model saw.
     """
 
     request: PutRequest
@@ -129,16 +130,8 @@ class PreparedRequest:
     target: bytes | None
     tokenizer: bytes | None
     name: str
-
-    @property
-    def part(self) -> str:
-        """Return the path of the part of the session, empty for the main one."""
-        return self.request.part
-
-    @property
-    def as_ids(self) -> bool:
-        """Return whether these are token ids that a served model saw."""
-        return self.tokenizer is not None or bool(self.request.prefixes) or bool(self.request.parent)
+    part: str
+    as_ids: bool
 
     @cached_property
     def content(self) -> bytes:
@@ -151,7 +144,9 @@ class PreparedRequest:
     @cached_property
     def is_log(self) -> bool:
         """Return whether it is coded as the log of an agent. Raises the errors of ``content``."""
-        return isinstance(self.session.value, LongText) or is_log(self.session, self.content)
+        if isinstance(self.session.value, LongText):
+            return True
+        return len(self.content) > LEAST_ESCAPED and is_log(self.session, self.content)
 
     @property
     def text(self) -> Sliced:
@@ -175,10 +170,10 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     ``add_tokenizer``: as `BundleCodecs.add`. Raises the errors of `Archive.put`.
     """
     arguments.text(name=request.name, tenant=request.tenant, part=request.part)
-    check_part(request.part)
     arguments.text_or_none(base=request.base, parent=request.parent)
     arguments.number_or_none(time=request.time)
     arguments.tags(request.tags)
+    check_part(request.part)
     session = as_session(request.session)
     target, tokenizer = request.target, request.tokenizer
     if target is not None and not isinstance(target, bytes):
@@ -204,6 +199,8 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
         target=target or None,
         tokenizer=known,
         name=request.name,
+        part=request.part,
+        as_ids=known is not None or bool(request.prefixes) or bool(request.parent),
     )
 
 
@@ -263,7 +260,7 @@ class _Dropped(TypedDict):
 
 
 def _dropped(tags: Mapping[str, str]) -> _Dropped:
-    names, size = dropped_of(tags)
+    names, size = dropped_of(tags) if tags else ("", 0)
     odd = tags.get(ODD, "0")
     return {"dropped": names, "dropped_bytes": size, "odd": int(odd) if odd.isascii() and odd.isdigit() else 0}
 

@@ -38,9 +38,9 @@ from pltz.benchmarks.torture.child import Line, Voice
 from pltz.benchmarks.torture.record import AcknowledgedRecord, Key, KnownSession, Seen, digest_of
 from pltz.coding.codecs.bundle_codecs import codecs_of
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
-from pltz.coding.codecs.modes import ALONE
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session as Content
+from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.serving.eviction import worker
 from pltz.serving.eviction.eviction import EvictionRequest

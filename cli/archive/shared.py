@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.catalog.directory import history_of
 from pltz.archive.humanize import counted, moment
 from pltz.archive.work_part import WorkPart
 from pltz.cli.ui.archive_options import archive_key, archive_place
@@ -206,7 +207,7 @@ def _named(
         met.add(name)
         last = cold.directory.whole(name, tenant, number)
         if history:
-            known = cold.parts.catalog.histories.of(tenant, name)
+            known = history_of(cold.parts.catalog, tenant, name)
             known.want_named()
             yield from (each for each in as_sessions(known.versions) if not each.forgotten)
         else:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain, SegmentCodec
-from pltz.coding.codecs.modes import FAST
+from pltz.plt_codec.container.frame import FAST
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.lanes import LayoutName
+from pltz.plt_codec.lanes import LayoutName, Tokens
 from pltz.plt_codec.limits import MAX_DENSITY
-from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:

@@ -1,32 +1,85 @@
-"""BundleCodecs: the bundles that an archive is open with, and the codecs made of them.
+"""The codecs of an archive, looked up by what they decode, and the bundles of which they are made.
+
+    codecs = CodecRegistry([BundleCodec(bundle), BytesCodec()])
+    codec = codecs.for_context(context, record.mode)     # None: no bundle at hand decodes it
 
     codecs = BundleCodecs(registry, [Bundle.load()])
     codecs.model, codecs.plain, codecs.log      # what codes new sessions
     codecs.add(tokenizer_json)                  # let ids of another tokenizer be put and read
 
-The first bundle codes new sessions; all are for reading.
+The first bundle codes new sessions; all are for reading. A codec that is not registered is made once, of ids by PPMd
+or as `make` says, and remembered beside the others. So pltz reads for ever what an earlier version froze with its
+bundle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Identity, IdsCodec, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import Identity
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.workers import Workers
 from pltz.plt_codec import limits
-from pltz.plt_codec.container.frame import Method
+from pltz.plt_codec.container.frame import ALONE, CODING, Method
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
+
+
+_Needs = tuple[int, bytes, bytes]  # method, bundle, tokenizer
+
+
+class CodecRegistry:
+    """Registered codecs in their order; the first one codes new sessions that name no other.
+
+    One thread registers; any thread may look up.
+
+    ``make``: returns the codec of a context, None where there is none.
+    """
+
+    def __init__(self, codecs: Iterable[SegmentCodec] = ()) -> None:
+        self._registered = list(codecs)
+        self._made: dict[_Needs, SegmentCodec | None] = {}
+        self.make: Callable[[Identity], SegmentCodec | None] = lambda _: None
+
+    def register(self, *codecs: SegmentCodec) -> None:
+        """Add codecs after the others."""
+        self._registered += codecs
+        self._made.clear()
+
+    def for_context(self, context: Identity, mode: int = ALONE) -> SegmentCodec | None:
+        """Return the codec that decodes the segments of a context that have this mode; None if there is none."""
+        needs = context.method, context.bundle, context.tokenizer
+        found = next((codec for codec in self._registered if _of(codec) == needs), None)
+        if found is None and (found := self._made.get(needs)) is None and needs not in self._made:
+            ids = IdsCodec(context.tokenizer)
+            made = ids if _of(ids) == needs and not is_bytewise(context.tokenizer) else self.make(context)
+            self._made[needs] = found = made if made and _of(made) == needs else None
+        return found if found and not mode & CODING & ~found.mode else None
+
+    def for_ids(self, tokenizer: bytes) -> IdsCodec:
+        """Return the codec that codes ids of a tokenizer by PPMd."""
+        needs = IdsCodec.method, IdsCodec.bundle_id, tokenizer
+        found = self._made.get(needs)
+        if not isinstance(found, IdsCodec):
+            found = self._made[needs] = IdsCodec(tokenizer)
+        return found
+
+    def __getitem__(self, number: int) -> SegmentCodec:
+        """Return a registered codec by its place."""
+        return self._registered[number]
+
+    def __iter__(self) -> Iterator[SegmentCodec]:
+        return iter(self._registered)
+
+    def __len__(self) -> int:
+        return len(self._registered)
 
 
 class EngineOptions(TypedDict, total=False):
@@ -139,13 +192,9 @@ class BundleCodecs:
         """Return the codec, by PPMd, of ids of a tokenizer that are too many for the model."""
         return self.registry.for_ids(tokenizer)
 
-    def too_many_for_model(self, size: int) -> bool:
-        """Return whether a session of so many bytes is put by zstd."""
-        return size > limits.ZSTD_ABOVE
-
     def model_codes_ids(self, size: int) -> bool:
         """Return whether ids of so many bytes are put by the model; else by PPMd."""
-        return self._model_ids and not self.too_many_for_model(size)
+        return self._model_ids and size <= limits.ZSTD_ABOVE
 
     def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
         """Return the tokenizer with a fingerprint, of a bundle given or at hand. Raises BundleMismatch."""
@@ -186,3 +235,7 @@ class BundleCodecs:
         for bundle in found:
             self._tokenizers.setdefault(bundle.tokenizer.fingerprint, bundle.tokenizer)
         return found
+
+
+def _of(codec: SegmentCodec) -> _Needs:
+    return codec.method, codec.bundle_id, codec.tokenizer

@@ -15,20 +15,28 @@ they are a few per cent longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, tokenizer_of_bytes
 from pltz.plt_codec import ppmd, repeats
-from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE, Frame, Method
+from pltz.plt_codec.container.frame import (
+    ALONE,
+    COPIES,
+    FAST,
+    MAX_TOKENS_PER_BYTE,
+    TOWER,
+    Frame,
+    Method,
+    tokenizer_of_bytes,
+)
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.lanes import LayoutName, layout_of
+from pltz.plt_codec.lanes import LayoutName, Tokens, layout_of
 from pltz.plt_codec.repeats import Copy
-from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
@@ -44,6 +52,32 @@ if TYPE_CHECKING:
 NO_MARK: Tokens = np.zeros(0, np.int64)
 ID_WIDTH = 4  # bytes of an id at most
 WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
+NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
+
+
+class Identity(Protocol):
+    """The part of a stored context that says which codec reads it."""
+
+    @property
+    def method(self) -> int:
+        """Return the method."""
+
+    @property
+    def tokenizer(self) -> bytes:
+        """Return the fingerprint of the tokenizer, 16 bytes, or `tokenizer_of_bytes`."""
+
+    @property
+    def bundle(self) -> bytes:
+        """Return the id of the bundle, 16 bytes; zeros: none."""
+
+
+def is_bytewise(tokenizer: bytes) -> bool:
+    """Return whether the tokens of a tokenizer are bytes.
+
+    >>> is_bytewise(tokenizer_of_bytes(Method.LOG, 1)), is_bytewise(bytes(range(16)))
+    (True, False)
+    """
+    return tokenizer[0] in (Method.LOG, Method.BYTES) and not any(tokenizer[2:])
 
 
 @dataclass(slots=True)
@@ -146,15 +180,15 @@ class SegmentCodec:
         return False
 
 
-def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
-    """Return the modes in which a segment is tried, alone and after the tokens above it, each with its context, (m,).
+def ways_of(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> list[tuple[int, Plain]]:
+    """Return the modes in which a segment of tokens, (T,), is tried, each with what is encoded then.
 
-    ``above``: all tokens above it, (n,).
+    They are alone and after the tokens above it. ``above``: all of these, (n,).
     """
-    if not len(above) or not codec.reach:
-        return [(ALONE, NO_MARK)]
-    after = TOWER, above[-codec.reach :]
-    return [(ALONE, NO_MARK), after]
+    ways = [(ALONE, Plain(tokens, NO_MARK))]
+    if len(above) and codec.reach:
+        ways.append((TOWER, Plain(tokens, above[-codec.reach :])))
+    return ways
 
 
 def coded_of(frame: Frame, above: Tokens = NO_MARK, up: Coded | Above | None = None) -> Coded:
@@ -174,6 +208,44 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
     if not copies_fit(coded.count, coded.data):
         raise CorruptError(f"copies in {len(coded.data)} bytes claim {coded.count} tokens: damaged")
     return repeats.split(coded.data, coded.count, len(coded.above))
+
+
+def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int, tuple[bytes, Plain]]:
+    """Return the shortest bitstring of each segment, by its number, and its way; of equal ones the first.
+
+    One with copies counts only where a reader takes it (`copies_fit`). Raises ContentError.
+    """
+    best: dict[int, tuple[bytes, Plain]] = {}
+    coded = codec.encode([plain for _, plain in ways]) if ways else []
+    for (number, plain), data in zip(ways, coded, strict=True):
+        known = best.get(number)
+        if known and len(data) >= len(known[0]):
+            continue
+        if not plain.copies or copies_fit(len(plain.tokens), data):
+            best[number] = data, plain
+    return best
+
+
+def unproved(
+    decode: Callable[[Sequence[Coded]], Sequence[Tokens]], coded: Sequence[Coded], wanted: Sequence[Tokens]
+) -> list[int]:
+    """Decode segments by their codec, and return the numbers of those that do not give the tokens wanted, (T,) each."""
+    try:
+        found: list[Tokens | None] = [*decode(coded)]
+    except CorruptError:  # which one it is
+        found = [None] * len(coded)
+        for n, one in enumerate(coded):
+            with suppress(CorruptError):
+                [found[n]] = decode([one])
+    return different(found, wanted)
+
+
+def different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:
+    """Return the numbers of the rows that differ; all where they are not as many."""
+    if len(found) != len(wanted):
+        return [*range(len(wanted))]
+    pairs = enumerate(zip(found, wanted, strict=True))
+    return [n for n, (one, tokens) in pairs if one is None or not np.array_equal(one, tokens)]
 
 
 class BundleCodec(SegmentCodec):
@@ -209,7 +281,8 @@ class BundleCodec(SegmentCodec):
 
         ``progress``: called with the number of tokens done since the last call.
         """
-        rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
+        tokens = [np.asarray(p.tokens, np.int64) for p in batch]
+        rows = [repeats.literals(t, p.copies) if p.copies else t for t, p in zip(tokens, batch, strict=True)]
         layouts = [layout_of(len(r), fast=self.fast or p.fast) for p, r in zip(batch, rows, strict=True)]
         frames = self.coder.encode(rows, layouts=layouts, contexts=[p.above for p in batch], progress=progress)
         heads = [repeats.pack(p.copies) if p.copies else b"" for p in batch]

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes
-from pltz.coding.codecs.modes import TOWER, tokenizer_of_bytes
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
 from pltz.coding.log.codes import SPLITTER
 from pltz.coding.log.log_coder import LogCoder, checked, holds, parse
 from pltz.coding.log.recall import Recalled, own_of
 from pltz.plt_codec import limits
-from pltz.plt_codec.container.frame import Method
-from pltz.plt_codec.types import Tokens
+from pltz.plt_codec.container.frame import TOWER, Method, tokenizer_of_bytes
+from pltz.plt_codec.lanes import Tokens
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.types import Tokens
+from pltz.plt_codec.lanes import Tokens
 
 QUOTE, BACKSLASH, NEWLINE = b'"', 92, 10
 NO_STARTS = [*b",:]}"]  # what stands behind a string that ends, so not within one

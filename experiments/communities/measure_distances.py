@@ -24,7 +24,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.frame import context_of
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.types import Tokens
+    from pltz.plt_codec.lanes import Tokens
 
 ELSE = 999  # number of a community that is none of them
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pltz.cli.bench.codec.corpus import SampleSession
     from pltz.coding.codec import Codec
     from pltz.models.session.session import Session
-    from pltz.plt_codec.types import Tokens
+    from pltz.plt_codec.lanes import Tokens
 
 AT_HAND = 64  # earlier sessions
 TOGETHER = 16  # sessions that share a dictionary of zstd, made of those at hand for the first

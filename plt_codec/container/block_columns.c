@@ -1,4 +1,4 @@
-/* The columns of a block, read without Python for each number (block_columns.py, `read_here`, does the same).
+/* The columns of a block, read without Python for each number (block.py, `read_columns_here`, does the same).
  *
  *     read(b"\x0a\x02\xe4\x01", 0, 4, 5, 0b10) -> (4, [(1, 10, 13, 59, [10, 11, 12, 13, 11])])
  *         Column 1 of 5 records: least value 10, 2 bits each. The values are None where all are the least. ValueError

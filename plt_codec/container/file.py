@@ -4,7 +4,7 @@
 file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what its block says of it.
 
 The parts are header, blocks, index, footer. A block holds the frames of up to 128 sessions (session_block.py), as packs
-of an archive do. The index (index.py) says where the blocks are. Blocks are read when a session of theirs is, and a
+of an archive do. The index says where the blocks are. Blocks are read when a session of theirs is, and a
 session is read with one piece of its block, of some KiB.
 
 The index comes last because the writer streams. A file that was not finished has no footer and is refused.
@@ -26,17 +26,29 @@ import os
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from pltz.plt_codec.container import session_block
-from pltz.plt_codec.container.block import CONTEXT, COPIED, MAX_BITSTRING, STEP
-from pltz.plt_codec.container.block_columns import COUNT
+from pltz.plt_codec.container.block import (
+    BODY,
+    CHECK,
+    CONTEXT,
+    COPIED,
+    COUNT,
+    MAX_BITSTRING,
+    MAX_BODY,
+    MAX_HEAD,
+    PREFIX,
+    ROWS,
+    STEP,
+)
 from pltz.plt_codec.container.frame import (
     CHECK_KEPT,
     MAX_COUNT,
@@ -47,9 +59,9 @@ from pltz.plt_codec.container.frame import (
     Method,
 )
 from pltz.plt_codec.container.header import MAX_HEADER, Header
-from pltz.plt_codec.container.index import MAX_CODINGS, BlockPlace, Index, contents_check
-from pltz.plt_codec.container.session_block import SessionBlock, StoredFrame
+from pltz.plt_codec.container.session_block import LEAST_HEAD, SessionBlock, StoredFrame
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError
+from pltz.plt_codec.varint import read_varint, write_varint
 
 FOOTER = struct.Struct("<II")
 FOOTER_CHECKED = 4  # footer bytes under the footer's crc
@@ -60,6 +72,82 @@ HEADS = 256  # heads of blocks kept in memory
 NAMED = 20  # damaged sessions that a message names
 
 NOT_WHOLE = "the file was cut off, bytes were added, or it is damaged"
+CONTENTS = 4  # bytes of the check of all contents
+MAX_CODINGS = 4096
+U32 = npt.NDArray[np.uint32]
+
+
+class BlockPlace(NamedTuple):
+    """A block in the index: its sessions, and the bytes of its head and of its body."""
+
+    sessions: int
+    head: int
+    body: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The index of a file with sessions.
+
+    Args:
+        codings: those of its frames, None for one of a newer version.
+        blocks: all blocks, in order.
+        contents: `contents_check` of all content checks.
+    """
+
+    codings: Sequence[FrameCoding | None]
+    blocks: Sequence[BlockPlace]
+    contents: int
+
+    def encode(self) -> bytes:
+        """Return the bytes of the index. Raises UsageError where a coding has fields that do not go together."""
+        codings = [coding.encode() for coding in self.codings if coding]
+        out = [self.contents.to_bytes(CONTENTS, "little"), write_varint(len(self.codings)), *codings]
+        for sessions, head, body in self.blocks:
+            out += [bytes([sessions]), write_varint(head), write_varint(body)]
+        return b"".join(out)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Index:
+        """Undo `encode`. A block of n sessions has a head of more than n bytes, so memory is bounded by the file.
+
+        Raises:
+            CorruptError: these bytes are no index.
+        """
+        if len(data) <= CONTENTS:
+            raise CorruptError(f"an index of {len(data)} bytes is too short: the file is damaged")
+        number, at = read_varint(data, CONTENTS)
+        if not 0 < number <= MAX_CODINGS:
+            raise CorruptError(f"an index of {number} codings, expected 1 to {MAX_CODINGS}: the file is damaged")
+        codings = []
+        for _ in range(number):
+            end = at + 1 + data[at] if at < len(data) else at + 1
+            if end > len(data):
+                raise CorruptError("the index ends in its codings: the file is damaged")
+            codings.append(FrameCoding.decode(data[at + 1 : end]))
+            at = end
+        blocks = []
+        while at < len(data):
+            sessions = data[at]
+            head, at = read_varint(data, at + 1)
+            body, at = read_varint(data, at)
+            least, most = sessions + LEAST_HEAD, PREFIX + MAX_HEAD + CHECK
+            if not (0 < sessions <= ROWS and least <= head <= most and body <= MAX_BODY):
+                raise CorruptError(
+                    f"the index has a block of {sessions} sessions with a head of {head} bytes and a body of {body}: "
+                    "the file is damaged"
+                )
+            blocks.append(BlockPlace(sessions, head, body))
+        if not blocks:
+            raise CorruptError("an index without blocks must be empty: the file is damaged")
+        return cls(codings, blocks, int.from_bytes(data[:CONTENTS], "little"))
+
+
+def contents_check(checks: U32) -> int:
+    """Return the one check of all content checks (N,)."""
+    return zlib.crc32(checks.astype("<u4").tobytes())
+
+
 NO_SESSIONS = Index([], [], contents_check(np.zeros(0, np.uint32)))
 
 
@@ -159,7 +247,7 @@ class Writer:
         self._coding_of.append(coding)
         self._depths.append(0 if frame.context is None else 1 + self._depths[frame.context])
         self._checks.append(frame.check)
-        if session_block.is_full(self._frames, self._size):
+        if len(self._frames) == ROWS or self._size >= BODY:
             self._write_block()
         return len(self) - 1
 

@@ -21,14 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.lanes import LANE_MARK, Layout, layout_of
+from pltz.plt_codec.identity import SIZE
+from pltz.plt_codec.lanes import LANE_MARK, Layout, Tokens, layout_of
 from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, end_of, split
-from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
-FAST, PATCHED, WRITTEN = 1 << 4, 1 << 5, 1 << 7  # bits of the first byte of a coding, beside content and method
+FAST_BIT, PATCHED, WRITTEN = 1 << 4, 1 << 5, 1 << 7  # bits of the first byte of a coding, beside content and method
 KNOWN = 0xBF  # bits of that byte that this version knows
+
+# modes, bits that say how the tokens of a segment were coded (archive/format/FORMAT.md, "Block")
+ALONE, TOWER, FAST = 0, 1, 2
+CODING = TOWER | FAST  # those that the mode of a record has
+COPIES = 32  # the bitstring begins with copies; of files, and of no record
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
@@ -60,6 +65,17 @@ class Method(enum.IntEnum):
     BYTES = 2
 
 
+def tokenizer_of_bytes(method: int, splitter: int = 0) -> bytes:
+    """Return what stands in the place of a tokenizer's fingerprint, 16 bytes, where tokens are bytes.
+
+    ``splitter``: of a log, the number of the splitter that cut it into a table.
+
+    >>> tokenizer_of_bytes(Method.LOG, 1).hex()
+    '01010000000000000000000000000000'
+    """
+    return bytes([method, splitter]).ljust(SIZE, b"\0")
+
+
 @dataclass(frozen=True, slots=True)
 class FrameCoding:
     """The way in which some frames of a file are coded, said once for all of them. Attributes as those of `Frame`."""
@@ -84,7 +100,7 @@ class FrameCoding:
         """Return the coding's bytes, with their number in front. Raises UsageError where fields do not go together."""
         if wrong := self._wrong():
             raise UsageError(wrong)
-        head = self.content | self.method << 2 | self.fast * FAST | self.patched * PATCHED
+        head = self.content | self.method << 2 | self.fast * FAST_BIT | self.patched * PATCHED
         head |= WRITTEN if self.writing else 0
         body = bytes([head]) + (write_varint(self.writing) if self.writing else b"")
         return bytes([len(body)]) + body
@@ -104,7 +120,7 @@ class FrameCoding:
         if head & WRITTEN:
             writing, offset = read_varint(data, offset)
         content, method = Kind(head & 3), Method(head >> 2 & 3)
-        found = cls(content, method, bool(head & FAST), bool(head & PATCHED), writing)
+        found = cls(content, method, bool(head & FAST_BIT), bool(head & PATCHED), writing)
         if (wrong := found._wrong()) or bool(head & WRITTEN) is not bool(writing):
             raise CorruptError(f"{wrong or 'a writing of no number'}: the file is damaged")
         if offset != len(data):

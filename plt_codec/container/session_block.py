@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.plt_codec.container.block import (
-    BODY,
     CHECK,
     CONTEXT,
     COPIED,
+    COUNT,
     FIXED,
     MARK,
     MAX_BITSTRING,
+    SIZE,
     STEP,
     BlockHead,
     encode_block,
     wrong,
 )
-from pltz.plt_codec.container.block_columns import COUNT, ROWS, SIZE
 from pltz.plt_codec.container.frame import MAX_COUNT, FrameCoding, Method
 from pltz.plt_codec.errors import VersionError
 
@@ -49,11 +49,6 @@ class StoredFrame(NamedTuple):
     bitstring: bytes
     copied: bool
     step: int
-
-
-def is_full(frames: Sequence[StoredFrame], size: int) -> bool:
-    """Return whether a block ends with these frames, of ``size`` bytes."""
-    return len(frames) == ROWS or size >= BODY
 
 
 def encode(frames: Sequence[StoredFrame], salt: bytes, offset: int) -> list[bytes]:
@@ -82,7 +77,7 @@ class SessionBlock(BlockHead):
             CorruptError: the head is damaged or breaks a rule.
             VersionError: a newer version wrote it.
         """
-        found = cls.read(data, 0, offset, salt, FILE_COLUMNS)
+        found = cls.read(data, offset, salt, FILE_COLUMNS)
         found.first = first
         found.ends_with(found.parts + found.count)
         columns = found.columns

@@ -1,7 +1,7 @@
 """Token sequences to bytes and back: the reference engine, the layout and the range coder together.
 
 A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs all positions of
-a block at once, decoding step by step. A context (prefix.py) is run once for all sequences that stand behind it.
+a block at once, decoding step by step. A context (lanes.py) is run once for all sequences that stand behind it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,23 @@ import numpy.typing as npt
 
 from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.lanes import LANE_MARK, Layout, Layouts, TokenBlock, each_layout, layout_of
-from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
+from pltz.plt_codec.lanes import (
+    LANE_MARK,
+    MAX_TOKENS,
+    Ids,
+    Layout,
+    Layouts,
+    TokenBlock,
+    Tokens,
+    checked,
+    each,
+    each_layout,
+    layout_of,
+    remembered,
+    room,
+)
 from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder, ideal_bits
-from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
+from pltz.plt_codec.types import Encoded, FrameItem, Progress
 from pltz.plt_codec.weights import CLASS
 
 

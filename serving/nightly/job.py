@@ -199,7 +199,7 @@ class _NightlyRun:
                     if rule.tenant is not None and history[0].tenant != rule.tenant:
                         continue
                     looked += len(history)
-                    if not opened.catalog.histories.are_whole(history):
+                    if not opened.directory.is_whole(history):
                         left += 1
                         continue
                     batch += expired(as_sessions(history), rule.policy, opened.store.now(), opened.catalog.lookup.chain)

@@ -23,7 +23,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
-from pltz.coding.codecs.modes import ALONE
+from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
 from tests.archive.simulated_disk import SimDisk

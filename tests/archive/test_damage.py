@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import VERSION, Builder, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession

@@ -215,7 +215,7 @@ def test_what_others_do_while_one_lists_is_no_damage(
 
     monkeypatch.setattr(reader.store, "list", then_more)
     reader.catalog.refresh()
-    assert reader.catalog.damage.missing() == set()
+    assert reader.catalog.listing.missing() == set()
 
 
 @pytest.mark.parametrize("verb", ["forget", "restore"])

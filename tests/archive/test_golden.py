@@ -19,7 +19,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.coding.codecs.logs import method_of
-from pltz.coding.codecs.modes import FAST, TOWER
+from pltz.plt_codec.container.frame import FAST, TOWER
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from tests.archive.simulated_disk import DiskState, SimDisk
 from tests.archive.towers import TowerArchive, open_keys

@@ -38,7 +38,7 @@ from pltz.archive.storage.seen import PLACES
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded
-from pltz.coding.codecs.modes import TOWER
+from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import LostError, ManifestLost
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import Entries, MemoryIndex, build, name_of
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END, HEAD, TAIL, Parity, ParityLayout
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore

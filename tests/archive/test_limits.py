@@ -14,7 +14,7 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.maintenance import join
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec import limits

@@ -23,12 +23,12 @@ from pltz.archive.writing.commits import Pace
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LOG_TOKENIZER, LogCodec, method_of
-from pltz.coding.codecs.modes import ALONE
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
+from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, inside

@@ -19,9 +19,9 @@ from pltz.archive.errors import LostError, Outdated
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
-from pltz.archive.writing import beginning, commits, cut, pending_segment
-from pltz.archive.writing.beginning import Beginning
+from pltz.archive.writing import commits, cut, segments
 from pltz.archive.writing.commits import StoredPart, put_parts
+from pltz.archive.writing.segments import Beginning
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.log import above, recall
 from pltz.coding.log.log_coder import LogCoder, parse
@@ -38,7 +38,7 @@ SLICE, REACH, AT_ONCE = 1 << 13, 1 << 14, 1 << 15
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make slices, what they are coded after, commits and what is decoded at once a hundredth of what they are."""
-    for module in (above, beginning, cut, pending_segment):
+    for module in (above, cut, segments):
         monkeypatch.setattr(module, "REACH", REACH)
     for module in (cut, commits):
         monkeypatch.setattr(module, "LOG_PART", SLICE)
@@ -124,9 +124,9 @@ def test_only_what_the_next_slice_is_coded_after_is_kept(
     parts = list[StoredPart]()
 
     def watched(*about: Any, **options: Any) -> Any:
-        left, done = put_parts(*about, **options)
+        left, done, size = put_parts(*about, **options)
         parts.extend(done)
-        return left, done
+        return left, done, size
 
     monkeypatch.setattr("pltz.archive.archive.put_parts", watched)
     put(cold, log)

@@ -27,7 +27,7 @@ from pltz.archive.storage.s3 import ObjectStore, RangedObject
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
-from pltz.coding.codecs.modes import TOWER
+from pltz.plt_codec.container.frame import TOWER
 from tests.archive.conftest import ZlibCodec
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive

@@ -13,8 +13,7 @@ from pltz import PutRequest
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import writer
-from pltz.coding.choose import NO_SIZE
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.coding.codecs.codec import NO_SIZE, BundleCodec, BytesCodec, Coded, Plain
 from pltz.datasets.loaders import load
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session

@@ -17,7 +17,7 @@ from pltz.archive.format import ids as identity
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from tests.archive.simulated_disk import SimDisk
 from tests.archive.towers import TowerArchive
@@ -66,7 +66,6 @@ def test_other_bundles_are_refused_and_stored_beside(
         chat("a", [1], tags={"k": 1}),
         NewSession("a", [], shared=1),
         chat("a", [1], kind="song"),
-        chat("a", [1], codec=BytesCodec()),
         chat("a", [1], target=b"short"),
         chat("a", [1], time=-5),
     ],

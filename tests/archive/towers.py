@@ -17,8 +17,8 @@ from pltz.archive import copy as copying, opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains, KnownSegment, Segments
+from pltz.archive.catalog.directory import History
 from pltz.archive.catalog.freshness import Token, token_of
-from pltz.archive.catalog.history import History
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.catalog.losses import Loss
@@ -36,9 +36,8 @@ from pltz.archive.opener import OpenArchive, open_keys
 from pltz.archive.storage.store import Store
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.put_request import PutReceipt, PutRequest, prepare
-from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
+from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry, EngineOptions
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import ContentError

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pltz.coding import choose
-from pltz.coding.choose import shorter_after, shortest, ways_after
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain
-from pltz.coding.codecs.modes import COPIES
+from pltz.coding.codecs import codec
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain, shortest
+from pltz.coding.drafts import shorter_after, ways_after
 from pltz.coding.workers import Workers
+from pltz.plt_codec.container.frame import COPIES
 from pltz.plt_codec.repeats import Copy, candidates
 from tests.coding.fake_coder import FakeBundle, FakeCoder
 
@@ -34,7 +34,7 @@ def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:
 def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Plain(PASSAGE, PASSAGE[:150])
     ways = [plain, *ways_after(model, plain, 250, candidates(plain.tokens, plain.above, 250))]
-    monkeypatch.setattr(choose, "copies_fit", lambda tokens, data: False)
+    monkeypatch.setattr(codec, "copies_fit", lambda tokens, data: False)
     assert not shortest(model, [(0, way) for way in ways])[0][1].copies
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pltz.coding.codec import Codec
-from pltz.coding.prepare import tokens_for_model
+from pltz.coding.host_work import tokens_for_model
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, ModelError, OpaqueContentError, TokenizerMismatch
 from pltz.plt_codec.types import FrameItem

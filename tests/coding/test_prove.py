@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.coding.codecs.codec import NO_MARK, Coded
-from pltz.coding.prove import Proof, ProofSegment, begin_proof, unproved
-from pltz.coding.workers import Later, WhenAsked
+from pltz.coding.codecs.codec import NO_MARK, Coded, unproved
+from pltz.coding.drafts import DraftCoder, Proof, ProofSegment
+from pltz.coding.workers import Later, WhenAsked, Workers
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
-from pltz.plt_codec.types import Tokens
+from pltz.plt_codec.lanes import Tokens
 
 DICE = np.random.default_rng(6)
 KINDS = pytest.mark.parametrize("kind", [np.uint32, np.int64])
@@ -66,7 +66,7 @@ class Held:
         assert method == "prove" and progress is None
         self.calls.append(len(segments))
         decoder: Any = SimpleNamespace(model=SimpleNamespace(decode=self._decode))
-        return WhenAsked(begin_proof, (decoder, segments, None))
+        return WhenAsked(DraftCoder(decoder, Workers(None)).prove, (segments, None))
 
     def _decode(self, coded: Sequence[Coded], progress: object) -> list[Tokens]:
         return [np.arange(one.count, dtype=np.uint32) for one in coded]

@@ -1,4 +1,4 @@
-"""Coding after a context (plt_codec/prefix.py): oracle, torch engine and compiled engine, alone and in company."""
+"""Coding after a context (plt_codec/lanes.py): oracle, torch engine and compiled engine, alone and in company."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 import pltz
 from pltz.archive.format.parity import Parity
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing import beginning, commits, cut, pending_segment
+from pltz.archive.writing import commits, cut, segments
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.coding.log import above
 from pltz.models.session.session import Session
@@ -212,7 +212,7 @@ def test_what_the_product_puts(
 
 
 def test_passages_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (above, beginning, cut, pending_segment):
+    for module in (above, cut, segments):
         monkeypatch.setattr(module, "REACH", 1 << 12)
     for module in (cut, commits):
         monkeypatch.setattr(module, "LOG_PART", 1 << 11)

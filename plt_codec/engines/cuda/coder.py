@@ -37,10 +37,21 @@ from pltz.plt_codec.engines.cuda.work import (
     stream_words,
 )
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.lanes import Layout, Layouts, each_layout, layout_of
-from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered
+from pltz.plt_codec.lanes import (
+    MAX_TOKENS,
+    NOTHING,
+    Ids,
+    Layout,
+    Layouts,
+    Tokens,
+    checked,
+    each,
+    each_layout,
+    layout_of,
+    remembered,
+)
 from pltz.plt_codec.range_coder import STATE, most_words, shortest
-from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
+from pltz.plt_codec.types import Encoded, FrameItem, Progress
 from pltz.plt_codec.weights import Weights
 
 TOKENS = 1 << 25  # tokens on the device at once

@@ -23,7 +23,7 @@ from pltz.plt_codec.engines.cuda.pack import up
 from pltz.plt_codec.engines.cuda.rows import ROWS, RowBuffers, packed
 from pltz.plt_codec.engines.cuda.structs import BATCH, SESSION
 from pltz.plt_codec.engines.cuda.work import KEYS, key_bytes
-from pltz.plt_codec.prefix import Ids
+from pltz.plt_codec.lanes import Ids
 
 SLOTS = 1024  # contexts that run side by side, at most
 

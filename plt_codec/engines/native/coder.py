@@ -23,9 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
-from pltz.plt_codec.lanes import Layout, Layouts, each_layout, layout_of
-from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered, room
-from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
+from pltz.plt_codec.lanes import (
+    MAX_TOKENS,
+    NOTHING,
+    Ids,
+    Layout,
+    Layouts,
+    Tokens,
+    checked,
+    each,
+    each_layout,
+    layout_of,
+    remembered,
+    room,
+)
+from pltz.plt_codec.types import Encoded, FrameItem, Progress
 from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use if the caller names none
@@ -172,7 +184,7 @@ class NativeCoder:
         """
         known = each(contexts, len(sequences), self.shape)
         tokens = list(map(checked, sequences, repeat(self.shape.vocab)))
-        cut = each_layout(layouts, [len(t) for t in tokens])
+        cut = each_layout(layouts, list(map(len, tokens)))
         rows = zip(known, tokens, cut, strict=True)
         sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t, layout in rows]
         frames = self._run(sides, False, progress)

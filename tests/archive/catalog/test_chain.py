@@ -16,9 +16,9 @@ from pltz.archive.format.ids import NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import Coded, Plain
-from pltz.coding.codecs.modes import TOWER
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records

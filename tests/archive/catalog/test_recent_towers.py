@@ -12,7 +12,7 @@ from pltz import PutRequest
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import Location
-from pltz.archive.writing.verified_segments import RecentTowers
+from pltz.archive.writing.segments import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 from tests.archive.towers import SessionArchive

@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import Chains
 from pltz.archive.encryption import keys
 from pltz.archive.encryption.box import KEY, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import LostError, NotFound
-from pltz.archive.format.context import Context
-from pltz.archive.format.ids import TENANT, domain_id
+from pltz.archive.format.ids import NO_SEGMENT, TENANT, domain_id, segment_digest, segment_of
 from pltz.archive.format.manifest import NamedPack
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record, clear_context
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.codec import Plain, SegmentCodec
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.simulated_disk import SimDisk
@@ -56,6 +56,24 @@ def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], d
 
 
 # Sealed archives
+
+
+def test_what_was_put_without_encryption_into_a_sealed_archive_is_refused(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2])])
+    clear = dataclasses.replace(
+        clear_context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, method=codec.method
+    )
+    row, [bits] = np.arange(5), codec.encode([Plain(np.arange(5), np.zeros(0, np.int64))])
+    leaf = segment_of(segment_digest(clear.domain, clear.tokenizer, NO_SEGMENT, row))
+    record = Record(0, id=leaf, tokens=5, bitstring=bits, name="planted", moment=7 << 20, time=7)
+    sealed.parts.writer.copy([(clear, record)])
+    archive = reopen(disk, codec)
+    assert [v.name for v in archive.ls()] == ["a"]
+    assert ["without encryption" in p.what for p in archive.catalog.damage.problems] == [True]
+    [answer] = Chains(archive.catalog, archive.codecs).answers([leaf])
+    assert isinstance(answer, LostError) and "without encryption" in str(answer)
 
 
 def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: Path) -> None:

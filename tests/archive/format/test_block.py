@@ -13,7 +13,7 @@ from pltz.archive.format import block
 from pltz.archive.format.block import Block, PackFields, encode, split
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.record import Mark, Record
-from pltz.plt_codec.container import block_columns
+from pltz.plt_codec.container import block as blocks
 from pltz.plt_codec.container.block import pieces_of
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -111,7 +111,7 @@ def encoded(rows: Sequence[Record]) -> bytes:
 def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> None:
     data = encoded(rows)
     assert data == oracle(rows, data)
-    found = Block.of(data, 0, BEGIN, FIELDS)
+    found = Block.of(data, BEGIN, FIELDS)
     body = data[found.size :]
     assert found.end == BEGIN + len(data) and found.count == len(rows)
     assert found.records(body) == rows
@@ -134,11 +134,11 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
 
 
 def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_columns, "read", block_columns.read_here)
+    monkeypatch.setattr(blocks, "read_columns", blocks.read_columns_here)
     rows = [Record(0, name="", veil=b"v" * 25, moment=MOMENT + 3**n, time=TIME + 9 * n) for n in range(0, 30, 2)]
     rows = [r._replace(context=SEALED) for r in rows]
     data = encoded(rows)
-    found = Block.of(data, 0, BEGIN, FIELDS)
+    found = Block.of(data, BEGIN, FIELDS)
     assert found.records(data[found.size :]) == rows
 
 
@@ -148,13 +148,13 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
     rows: list[Record], data: st.DataObject
 ) -> None:
     whole = encoded(rows)
-    size = Block.of(whole, 0, BEGIN, FIELDS).size
+    size = Block.of(whole, BEGIN, FIELDS).size
     hurt = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         hurt[data.draw(st.integers(2, min(size - 5, 60)))] = data.draw(st.integers(0, 255))
     hurt[size - 4 : size] = zlib.crc32(hurt[: size - 4], seed()).to_bytes(4, "little")
     try:
-        found = Block.of(bytes(hurt), 0, BEGIN, FIELDS)
+        found = Block.of(bytes(hurt), BEGIN, FIELDS)
         read = found.records(bytes(hurt[found.size : found.size + found.body]))
     except FormatError:
         return
@@ -166,7 +166,7 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
 
 def resealed(data: bytes, change: dict[int, int]) -> bytes:
     """Return a block of one piece with bytes of its head changed and its check made right."""
-    size = Block.of(data, 0, BEGIN, FIELDS).size
+    size = Block.of(data, BEGIN, FIELDS).size
     out = bytearray(data)
     for at, value in change.items():
         out[at] = value
@@ -180,11 +180,11 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x04, 4, 1, 1])
     for change in ({6: 0x44}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
-            Block.of(resealed(data, change), 0, BEGIN, FIELDS)
+            Block.of(resealed(data, change), BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
-        Block.of(resealed(data, {4: 0}), 0, BEGIN, FIELDS)
+        Block.of(resealed(data, {4: 0}), BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 129 records"):
-        Block.of(resealed(data, {4: 129}), 0, BEGIN, FIELDS)
+        Block.of(resealed(data, {4: 129}), BEGIN, FIELDS)
 
 
 def test_a_field_that_a_kind_of_record_has_not_is_refused() -> None:
@@ -193,16 +193,16 @@ def test_a_field_that_a_kind_of_record_has_not_is_refused() -> None:
     assert named[5:10] == bytes([0x41, 0x00, 2, 1, 0x6E])
     crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x04" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(CorruptError, match="has a field that its kind of record has not"):
-        Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
+        Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), BEGIN, FIELDS)
     unknown = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x40" + named[7:9] + b"\1" + named[9:-4]
     with pytest.raises(VersionError, match="newer pltz"):
-        Block.of(unknown + zlib.crc32(unknown, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
+        Block.of(unknown + zlib.crc32(unknown, seed()).to_bytes(4, "little"), BEGIN, FIELDS)
 
 
 def test_hostile_sizes_claim_no_memory() -> None:
     for sizes in (b"\xff\xff\xff\xff\x0f\0", b"\1\xff\xff\xff\xff\x0f", b"\x80\x80\x20\0"):
         with pytest.raises(CorruptError, match=r"at most|more than fit"):
-            Block.of(SALT[:2] + sizes + bytes(50), 0, BEGIN, FIELDS)
+            Block.of(SALT[:2] + sizes + bytes(50), BEGIN, FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_references_to_no_earlier_segment_are_refused(wrong: tuple[int, int], mo
     rows = [Record(0, NO_SEGMENT, TABLE[0]), middle, Record(0, NO_SEGMENT, TABLE[1])]
     monkeypatch.setattr(block, "_references", lambda *_: [(block.ABSENT, 0), (block.ABSENT, 0), wrong])
     with pytest.raises(CorruptError, match=r"reference|segment"):
-        Block.of(encoded(rows), 0, BEGIN, FIELDS)
+        Block.of(encoded(rows), BEGIN, FIELDS)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.format.block import Block
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
 from pltz.archive.format.parity import COPIED
-from pltz.archive.format.record import Mark, Record
+from pltz.archive.format.record import Context, Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import digest
 from tests.examples import examples

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pltz.archive.format import record
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import Mark, Record
+from pltz.archive.format.record import Context, Mark, Record
 from pltz.plt_codec.errors import ContentError, CorruptError
 
 names = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NO_SEGMENT, SEGMENT_SIZE
 from pltz.archive.format.index_file import Location
-from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
+from pltz.archive.format.record import FORGET, UNDELETE, Context, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.towers import TowerArchive

@@ -16,12 +16,11 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import RUN
+from pltz.archive.format.record import RUN, segment_only
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.publisher import Publisher
-from pltz.archive.writing.writer import segment_only
+from pltz.archive.writing.writer import Publisher
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec

@@ -17,8 +17,8 @@ from pltz.archive.maintenance.repair import SECTOR, Repaired, Repairer, SalvageR
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import BytesCodec
-from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import digest
 from tests.archive.towers import TowerArchive
 

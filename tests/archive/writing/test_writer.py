@@ -17,8 +17,7 @@ from pltz.archive.errors import Fenced
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.publisher import Publisher
-from pltz.archive.writing.writer import ArchiveWriter
+from pltz.archive.writing.writer import ArchiveWriter, Publisher
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec

@@ -94,7 +94,7 @@ def test_a_part_sees_that_a_segment_of_another_part_is_gone(
     run: Run, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing tells of the pack itself, so only the look-up of the parents of records does."""
-    from pltz.archive.catalog.damage import DamageReport
+    from pltz.archive.catalog.listing import Listing
     from pltz.archive.catalog.lookup import RecordLookup
 
     first = min((packed / "packs").iterdir(), key=lambda file: file.stat().st_mtime_ns).name
@@ -102,7 +102,7 @@ def test_a_part_sees_that_a_segment_of_another_part_is_gone(
     monkeypatch.setattr(
         RecordLookup, "find", lambda *words: [i for i in find(*words) if i.location.pack.hex() != first]
     )
-    monkeypatch.setattr(DamageReport, "missing", lambda self: set())
+    monkeypatch.setattr(Listing, "missing", lambda self: frozenset())
     files = in_parts(run, tmp_path, "verify", packed)
     code, rows = printed(run, "join", *files)
     assert "grows" in {row["lost_session"]["name"] for row in rows[:-1]}

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.format.context import Context
 from pltz.archive.format.pack import Builder, Pack
-from pltz.archive.format.record import Record
+from pltz.archive.format.record import Context, Record
 from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, IdsCodec, Plain
-from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
+from pltz.plt_codec.container.frame import ALONE, COPIES, FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.lanes import LAYOUTS, Layout, LayoutName
 from tests.archive.peek import peek

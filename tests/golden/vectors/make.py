@@ -26,8 +26,7 @@ from pltz.models.session import spelling
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec import ppmd
-from pltz.plt_codec.container.block import encode_block
-from pltz.plt_codec.container.block_columns import pack
+from pltz.plt_codec.container.block import encode_block, pack
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import Layout

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pltz.plt_codec.container import block_columns
-from pltz.plt_codec.container.block_columns import (
+from pltz.plt_codec.container import block
+from pltz.plt_codec.container.block import (
     COLUMNS,
     COUNT,
     SIZE,
-    read,
-    read_here,
-    write,
+    read_columns,
+    read_columns_here,
+    write_columns,
 )
 from tests.plt_codec.container import column_bytes
 
-READERS = {"here": read_here} | ({"compiled": read} if block_columns.compiled else {})
+READERS = {"here": read_columns_here} | ({"compiled": read_columns} if block.compiled else {})
 BOTH = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 
 
@@ -46,7 +46,7 @@ def test_columns_are_written_as_specified_and_come_back(
     drawn: tuple[int, dict[int, list[int]]], before: int, after: int
 ) -> None:
     count, found = drawn
-    there, data = write(found, count)
+    there, data = write_columns(found, count)
     assert (there, data) == column_bytes.columns(found, count, data)
     whole = bytes(before) + data + b"\xff" * after
     for reader in READERS.values():
@@ -72,14 +72,14 @@ def test_sizes_near_a_rate_take_few_bits() -> None:
     dice = np.random.default_rng(4)
     counts = dice.integers(100, 2000, 128)
     sizes = counts // 4 + dice.integers(-3, 4, 128)
-    _, both = write({COUNT: counts.tolist(), SIZE: sizes.tolist()}, 128)
-    _, alone = write({SIZE: sizes.tolist()}, 128)
-    _, count = write({COUNT: counts.tolist()}, 128)
+    _, both = write_columns({COUNT: counts.tolist(), SIZE: sizes.tolist()}, 128)
+    _, alone = write_columns({SIZE: sizes.tolist()}, 128)
+    _, count = write_columns({COUNT: counts.tolist()}, 128)
     assert len(both) - len(count) < 75 and len(alone) > 145  # 4 and 9 bits each
     # a mark's counter predicts nothing, and no size is predicted beyond its limit
     for counter in (2**27, 2**32 - 1):
-        there, data = write({COUNT: [counter, 800], SIZE: [0, 200]}, 2)
-        assert data[:2] == b"\0\0" and read(data, 0, len(data), 2, there)[1][1][-1] == [0, 200]
+        there, data = write_columns({COUNT: [counter, 800], SIZE: [0, 200]}, 2)
+        assert data[:2] == b"\0\0" and read_columns(data, 0, len(data), 2, there)[1][1][-1] == [0, 200]
 
 
 @BOTH
@@ -99,16 +99,16 @@ def test_sizes_near_a_rate_take_few_bits() -> None:
         ("01 00 01 02 03", 2, 1 << SIZE, "less than no bytes"),  # 1, and -2
     ],
 )
-def test_columns_that_break_a_rule(reader: block_columns.Reader, data: str, count: int, there: int, why: str) -> None:
+def test_columns_that_break_a_rule(reader: block.Reader, data: str, count: int, there: int, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         reader(bytes.fromhex(data), 0, len(bytes.fromhex(data)), count, there)
 
 
-@pytest.mark.skipif(block_columns.compiled is None, reason="built where there is a C compiler")
+@pytest.mark.skipif(block.compiled is None, reason="built where there is a C compiler")
 @pytest.mark.parametrize(
     ("begin", "end", "count", "there"),
     [(-1, 4, 1, 1), (3, 2, 1, 1), (0, 11, 1, 1), (0, 10, 0, 1), (0, 10, 129, 1), (0, 10, 1, 1 << COLUMNS)],
 )
 def test_columns_that_no_block_has(begin: int, end: int, count: int, there: int) -> None:
     with pytest.raises(ValueError, match="no block has"):
-        read(bytes(10), begin, end, count, there)
+        read_columns(bytes(10), begin, end, count, there)

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as st
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container import session_block
 from pltz.plt_codec.container.block import seed_of
-from pltz.plt_codec.container.file import Reader, Writer, pack
+from pltz.plt_codec.container.file import BlockPlace, Index, Reader, Writer, pack
 from pltz.plt_codec.container.frame import (
     CHECK_KEPT,
     MAX_COUNT,
@@ -33,7 +33,6 @@ from pltz.plt_codec.container.frame import (
     content_check,
 )
 from pltz.plt_codec.container.header import Header
-from pltz.plt_codec.container.index import BlockPlace, Index
 from pltz.plt_codec.container.session_block import StoredFrame
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.varint import write_varint

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from pltz.plt_codec.container.file import BlockPlace, Index
 from pltz.plt_codec.container.frame import FrameCoding, Kind, Method
-from pltz.plt_codec.container.index import BlockPlace, Index
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import write_varint
 

@@ -1,33 +1,203 @@
-"""Verified segments: places where a segment decodes to its tokens. A new session relies on no other place.
+"""Segments of a put: those that it names, codes and writes, and the stored ones that it may rely on.
 
-A bitstring that holds a digest of its tokens is not decoded (`vouches`): the digest and the segment's id are compared.
-Any other record a process decodes and compares once, whether a put relies on it or a reader asks for it
-(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (WRITING.md, "Put"), and
-asks the file system whether the pack was written, cut off, replaced or removed since: then it decodes again.
+    tokens, the segment above --> id --> bitstring, mode --> Row                 PendingSegment
+    id --look up, decode or compare digests--> a place that holds its tokens     VerifiedSegments
+
+A log of any length is put as a tower of slices, some at a time. Each is named, coded and proved below the one before,
+the last of its `Beginning`. Of the segments above only as many are kept as the next one is coded after
+(`Above.to_follow`).
+
+A new session relies on no place but one where a segment decodes to its tokens. A bitstring that holds a digest of its
+tokens is not decoded (`vouches`): the digest and the segment's id are compared. Any other record a process decodes and
+compares once, whether a put relies on it or a reader asks for it (`VerifiedSegments.heard`). After that it compares all
+32 bytes of the segment's digest (WRITING.md, "Put"), and asks the file system whether the pack was written, cut off,
+replaced or removed since: then it decodes again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, cast
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains, Segments
+from pltz.archive.catalog.chain import NOTHING, Chains, Segments
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import StoreError
 from pltz.archive.format import ids, object_names
+from pltz.archive.format.ids import NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
-from pltz.archive.format.record import RUN
+from pltz.archive.format.record import RUN, Context, Record
 from pltz.archive.storage.disk import Stamp
-from pltz.archive.writing.pending_segment import PendingSegment
-from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.codecs.bundle_codecs import CodecRegistry
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, as_bytes, ways_of
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.log.above import REACH, Above
+from pltz.coding.log.recall import Recalled, Source
+from pltz.plt_codec.container.frame import ALONE, CODING, TOWER
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
 BUDGET = 32 << 20  # bytes of remembered towers
+
+Row = tuple[Context, Record]  # a record to put, with its context
+
+
+class PendingSegment:
+    """A segment of the batch: its place and tokens, then its name, then its bitstring.
+
+    Attributes:
+        tokens: token ids, (T,).
+        up: the segment above, None for a root.
+        context: the context it is stored under, one object for all segments that share it.
+        mode: how ``data`` is coded.
+        digest: 32 bytes; the first 10 are in its ``id``.
+        coded: whether ``data`` is its bitstring already.
+        part: of a codec that carries, what a segment below is coded after, once one asked.
+        stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
+        recalled: of a log, what is left of it without the passages that it recalls; None: all.
+        source: of a log, what it recalls them from.
+    """
+
+    __slots__ = (
+        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "recalled",
+        "source", "stored", "tokens", "up",
+    )  # fmt: skip
+
+    def __init__(self, context: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
+        self.context, self.mode = context, ALONE
+        self.depth: int = up.depth + 1 if up else 0
+        self.codec, self.up, self.tokens = codec, up, tokens
+        self.id = self.digest = self.data = b""
+        self.coded = False
+        self.part: Above | None = None
+        self.stored: tuple[bytes, int] | None = None
+        self.recalled: Recalled | None = None
+        self.source: Source | None = None
+
+    @property
+    def parent(self) -> bytes:
+        """Return the id of the segment above, NO_SEGMENT for a root."""
+        return self.up.id if self.up else NO_SEGMENT
+
+    def ancestors(self) -> Iterator[PendingSegment]:
+        """Yield the segments above it, from its parent up."""
+        at = self.up
+        while at is not None:
+            yield at
+            at = at.up
+
+    def above(self, reach: int) -> Tokens:
+        """Return the last ``reach`` tokens above it, (m,), m at most ``reach``."""
+        if self.up is None or reach <= 0:
+            return NOTHING
+        parts: list[Tokens] = []
+        for segment in self.ancestors():
+            if reach <= 0:
+                break
+            parts.append(segment.tokens[-reach:])
+            reach -= len(parts[-1])
+        return np.concatenate(parts[::-1])
+
+    @property
+    def followed(self) -> int:
+        """Return the bytes of the segments above that it is coded after, of a codec that carries."""
+        size = 0
+        for segment in reversed([*self.ancestors()]):
+            size = len(segment.tokens) + (size if size <= REACH else 0)
+        return size if size <= REACH else 0
+
+    def ways(self) -> list[tuple[int, Plain]]:
+        """Return the modes in which it is tried, each with what is to be encoded."""
+        if not self.codec.carries:
+            above = self.above(self.codec.reach) if len(self.tokens) else NOTHING
+            return ways_of(self.codec, self.tokens, above)
+        up = self._part_above() if len(self.tokens) else None
+        up = up if up and self._are_alike(up.parts()) else None
+        return [(TOWER if up else ALONE, Plain(self.tokens, NOTHING, up=up, recalled=self.recalled))]
+
+    def _are_alike(self, parts: list[Above]) -> bool:
+        """Return whether segments above that are stored leave what these parts of them do: else it is coded alone."""
+        for s in reversed([*self.ancestors()]):
+            bits, mode = s.stored or (s.data, s.mode)
+            if s.part in parts and bits:
+                below = s.part.up is not None
+                if below != bool(mode & TOWER) or not cast("LogCodec", self.codec).makes(s.part, bits):
+                    return False
+        return True
+
+    def coded_by(self, codec: SegmentCodec, mode: int, data: bytes, tokens: int) -> Coded:
+        """Return what a codec decodes to it: a bitstring of so many tokens that a record of this mode has."""
+        below = mode & TOWER
+        above = self.above(codec.reach) if below else NOTHING
+        up = self._part_above() if below and codec.carries else None
+        return Coded(data, tokens, above, mode & CODING, up=up, source=self.source)
+
+    def _part_above(self) -> Above | None:
+        """Return what it is coded after, of a codec that carries."""
+        left = list(takewhile(lambda s: s.part is None, self.ancestors()))
+        above = left[-1].up if left else self.up
+        part = above.part if above else None
+        for segment in reversed(left):
+            if len(segment.tokens):
+                recalled = segment.recalled
+                if segment.stored:
+                    recalled = cast("LogCodec", self.codec).recalled(segment.stored[0], segment.tokens)
+                own = recalled.own if recalled else as_bytes(segment.tokens)
+                part = segment.part = Above.of(own, part and part.to_follow, len(segment.tokens))
+        return part and part.to_follow
+
+    def row(self, **of_session: Any) -> Row:
+        """Return the row that puts the segment. ``of_session``: fields of a session that it is the last segment of."""
+        up = self.up
+        record = Record(
+            0,
+            up.id if up else NO_SEGMENT,
+            id=self.id,
+            tokens=len(self.tokens),
+            bitstring=self.data,
+            mode=self.mode,
+            **of_session,
+        )
+        return self.context, record
+
+
+@dataclass
+class Beginning:
+    """Segments of a log from its first one on, which are stored and proved.
+
+    Attributes:
+        chain: the last of them, as far up as the next one is coded after.
+        count, size: how many they are, and the bytes of their content.
+        packs: where they are.
+    """
+
+    chain: list[PendingSegment] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    packs: frozenset[bytes] = frozenset()
+
+    @property
+    def last(self) -> PendingSegment | None:
+        """Return the last segment, None where there is none."""
+        return self.chain[-1] if self.chain else None
+
+    def and_then(self, segments: Sequence[PendingSegment], packs: frozenset[bytes]) -> Beginning:
+        """Return this beginning with more segments, in the packs that these are in."""
+        chain = list(self.chain)
+        for segment in segments:
+            if sum(len(s.tokens) for s in chain) > REACH:
+                chain = []
+            chain.append(segment)
+        if chain and chain[0].up:
+            chain[0].up = None  # what stands above is not held in memory
+        size = sum(len(s.tokens) for s in segments)
+        return Beginning(chain, self.count + len(segments), self.size + size, self.packs | packs)
 
 
 class VerifiedSegments:
