@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.catalog.directory import history_of
 from pltz.archive.humanize import counted, moment
 from pltz.archive.work_part import WorkPart
 from pltz.cli.ui.archive_options import archive_key, archive_place
@@ -198,6 +197,7 @@ def choose(
 def _named(
     cold: "Archive", names: Iterable[str], tenant: str, number: "VersionName | None", history: bool
 ) -> "Iterator[Version]":
+    from pltz.archive.catalog.directory import history_of
     from pltz.archive.catalog.lookup import as_sessions
 
     met = set[str]()
