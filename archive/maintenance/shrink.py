@@ -38,10 +38,11 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_coder import parse
+from pltz.coding.workers import START_BYTES
 from pltz.plt_codec.container.frame import TOWER, Method
 from pltz.plt_codec.errors import FormatError, PltzError
 
-COMMIT_BYTES, COMMIT_SECONDS = 1 << 24, 60.0  # of content per commit, at most, and of coding it
+COMMIT_BYTES, COMMIT_SECONDS = 1 << 26, 60.0  # of content per commit, at most, and of coding it
 COMMIT_RECORDS = 64  # per commit: each may stand below `REACH` bytes of its log, which are in memory
 TRIED = 1 << 12  # bytes of a text from which its ratio tells whether a model would shrink it
 NOISE = 0.7  # bytes per byte of such a text that is left as it is: base64 and the like
@@ -116,6 +117,8 @@ class Shrinker:
         report.fresh, report.fresh_bytes = len(todo), sum(one.size for one in todo)
         report.expected = int(SAVED * sum(one.text for one in todo))
         tell(report)
+        workers = self._codecs.workers
+        workers.on |= workers.count > 0 and sum(one.tokens for one in todo) >= START_BYTES
         pace, at = Pace(COMMIT_BYTES, COMMIT_SECONDS), 0
         while at < len(todo) and not dry_run:
             group = _group(todo[at:], pace.limit)
