@@ -1,11 +1,11 @@
 """The ids of another tokenizer, from bundle tokens and a patch, as models/FORMAT.md, "Bridge", describes it."""
 
-import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
-from tests.second_reader.fields import Bits, Fields, refuse
+from tests.second_reader.fields import Bits, refuse
 from tests.second_reader.model import Vocabulary
 
 SLOTS = (
@@ -27,21 +27,22 @@ class Patch(Bits):
     """The bits of a patch, from the highest on."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(Fields(data), highest=True)
+        self.left = "".join(f"{byte:08b}" for byte in data)
+
+    def take(self, count: int) -> int:
+        """Return a number of so many bits."""
+        refuse(count > len(self.left), "a patch that ends too early")
+        found, self.left = self.left[:count], self.left[count:]
+        return int("0" + found, 2)
 
     def gamma(self) -> int:
         """Return a number of at least 1 in Elias' gamma code."""
         zeros = self.zeros(32)
         return 1 << zeros | self.take(zeros)
 
-    def more(self) -> bool:
-        """Return whether a 1 is left: an edit."""
-        return "1" in self.left or any(self.fields.data[self.fields.at :])
-
     def end(self) -> None:
         """Refuse more than the zeros that fill a byte."""
-        self.fields.end()
-        refuse(self.more(), "bits behind a patch")
+        refuse("1" in self.left or len(self.left) > 7, "bits behind a patch")
 
 
 class Bridge:
@@ -91,27 +92,22 @@ class Bridge:
         return found
 
     def _canonical(self, tokens: Sequence[int]) -> list[int]:
-        found, span, left = list[int](), list[int](), list(tokens)
-        while left or span:
-            if left and left[0] not in self._bundle.special:
-                span.append(left.pop(0))
-            elif span:
+        found, at = list[int](), 0
+        while at < len(tokens):
+            span = [*takewhile(lambda token: token not in self._bundle.special, tokens[at:])]
+            at += len(span) or 1
+            if span:
                 way = 0 if not found else 2 if found[-1] == self._unknown else 1
                 found += self._ways[way](self._bundle.spell(span).decode())
-                span = []
-            else:
-                found.append(self._mark(left))
+                continue
+            name = self._bundle.special[tokens[at - 1]]
+            slot = int(name[1:]) if name[0] == "x" else -1
+            if slot == MANY:
+                slot += int.from_bytes(self._bundle.spell(tokens[at : at + self._wide]), "big")
+                at += self._wide
+            refuse(slot not in self._marks, f"the special {name} among ids")
+            found.append(self._marks[slot])
         return found
-
-    def _mark(self, left: list[int]) -> int:
-        """Return the mark of the escape at the front of tokens, and take it off."""
-        name = self._bundle.special[left.pop(0)]
-        slot = int(name[1:]) if name[0] == "x" else -1
-        if slot == MANY:
-            slot += int.from_bytes(self._bundle.spell(left[: self._wide]), "big")
-            del left[: self._wide]
-        refuse(slot not in self._marks, f"the special {name} among ids")
-        return self._marks[slot]
 
     def _id(self, bits: Patch) -> int:
         most = max(self._size, 2)
@@ -124,8 +120,8 @@ class Bridge:
 
     def _patched(self, canonical: list[int], bits: Patch) -> list[int]:
         low, found, at = bits.take(4), list[int](), 0
-        refuse(not bits.more(), "a patch without an edit")
-        while bits.more():
+        refuse("1" not in bits.left, "a patch without an edit")
+        while "1" in bits.left:
             gap = (bits.gamma() - 1) << low | bits.take(low)
             found += canonical[at : at + gap]
             at += gap
@@ -161,21 +157,14 @@ class Bridge:
         return name.removeprefix(self._prefix) if name.startswith(self._prefix) else "\0" + name
 
 
-def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    for one in value if isinstance(value, list) else []:
-        yield from _nodes(one)
-
-
 def _started(tokenizer: dict[str, Any], how: int) -> str:
     """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
-    about = copy.deepcopy(tokenizer)
-    for node in _nodes([about.get("normalizer"), about.get("pre_tokenizer")]):
+
+    def changed(node: dict[str, Any]) -> dict[str, Any]:
         kind = node.get("type")
         if kind == "Metaspace" and (how == 2 or (how == 1 and node.get("prepend_scheme") == "first")):
             node["prepend_scheme"] = "never"
-        if how == 2:
-            node |= NOTHING.get(str(kind), {})
-    return json.dumps(about)
+        return node | (NOTHING.get(str(kind), {}) if how == 2 else {})
+
+    parts = {part: tokenizer.get(part) for part in ("normalizer", "pre_tokenizer")}
+    return json.dumps(tokenizer | json.loads(json.dumps(parts), object_hook=changed))

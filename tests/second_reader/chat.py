@@ -1,7 +1,7 @@
 """Sessions: tokens of a chat to JSON, and JSON to bytes, as models/FORMAT.md describes them."""
 
 import json
-import math
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -14,7 +14,6 @@ VOICES = ("system", "user", "assistant", "tool", "developer", "function")
 LEAN = dict(enumerate(VOICES, 1))  # the role of each byte of a lean chat
 HEAD = {"system", "tools", "instructions", "functions"}
 NO_MOULD = b"[{}]"
-MAX_DEPTH, MAX_VALUES, MAX_BITS, MAX_DIGITS = 200, 1 << 21, 13_000, 64
 
 Segment = tuple[str, bytes]  # name of the special, text
 
@@ -42,20 +41,15 @@ def value_of(segments: Sequence[Segment]) -> Any:
         return alone[0]
     styled = first in ("sharegpt", "list")
     style = _style(first, text) if styled else ["messages", "role", "content"]
-    left, container, head = others if styled else list(segments), style[0], dict[str, Any]()
-    bare = not left or left[-1][0] != "meta"
-    frame = {container: None} if bare else parse(left.pop()[1])
+    left, head = others if styled else list(segments), dict[Any, Any]()
+    frame: Any = parse(left.pop()[1]) if left and left[-1][0] == "meta" else {style[0]: None}
     metas = [place for place, (name, _) in enumerate(left) if name == "meta"]
     if metas:
         head, left = _head(left[: metas[0]], parse(left[metas[0]][1])), left[metas[0] + 1 :]
-    messages = Messages(style).all(left)
-    if container is None:
-        refuse(not bare or head, "a list of messages with something beside it")
-        return messages
-    head[container] = messages
+    head[style[0]] = Messages(style).all(left)
     fits = isinstance(frame, dict) and all(frame.get(key, 0) is None for key in head)
-    refuse(not fits, "no place for the messages or the head")
-    return {**frame, **head}
+    refuse(not fits or (None in head and len(head | frame) > 1), "no place for the messages or the head")
+    return head.get(None, {**frame, **head})
 
 
 def _style(special: str, text: bytes) -> list[Any]:
@@ -64,10 +58,10 @@ def _style(special: str, text: bytes) -> list[Any]:
         return [None, "role", "content"] if special == "list" else ["conversations", "from", "value"]
     match parse(text):
         case [container, str(role), str(said), *more] if role != said and len(more) < 2:
-            names = more[0] if more else {}
             fits = container is None if special == "list" else isinstance(container, str)
-            if fits and isinstance(names, dict) and all(isinstance(names.get(voice, ""), str) for voice in VOICES):
-                return [container, role, said, names]
+            names = [more[0].get(voice, "") if isinstance(more[0], dict) else 0 for voice in VOICES if more]
+            if fits and all(isinstance(name, str) for name in names):
+                return [container, role, said, *more]
     raise Damaged("a style that is none, or does not fit its special")
 
 
@@ -86,18 +80,16 @@ class Messages:
     def __init__(self, style: list[Any]) -> None:
         _, self._role, self._text, *names = style
         usual = {"user": "human", "assistant": "gpt"} if self._role == "from" else {}
-        self._names = {voice: voice for voice in VOICES} | usual | (names[0] if names else {})
+        self._names: dict[str, str] = usual | (names[0] if names else {})
         self._messages: list[Any] = []
         self._voices: list[tuple[str, str]] = []  # that no segment made a message of so far
         self._usual: dict[str, bytes] = {}  # mould of each special's messages that say none
         self._said: dict[str, bytes] = {}  # mould that each special said last
         self._latest = b""  # said last of all, [{}] aside
-        self._room = 1 << 16  # bytes of moulds that may still go unsaid
 
     def all(self, segments: Sequence[Segment]) -> list[Any]:
         """Return the messages of segments."""
         for name, data in segments:
-            self._room += 4 * len(data)
             refuse(name not in (*VOICES, "message"), f"the special {name} among messages")
             if name == "message":
                 self._message(data)
@@ -134,24 +126,20 @@ class Messages:
     def _plain(self, count: int) -> None:
         """Make messages of the first voices, with the usual mould of each."""
         for name, text in self._voices[:count]:
-            mould = self._usual.get(name, NO_MOULD)
-            self._room -= 0 if mould == NO_MOULD else len(mould)
-            refuse(self._room < 0, "more moulds than are said")
-            self._messages.append(self._moulded(mould, name, text))
+            self._messages.append(self._moulded(self._usual.get(name, NO_MOULD), name, text))
         del self._voices[:count]
 
     def _moulded(self, data: bytes, name: str, text: str) -> dict[str, Any]:
-        [mould], role = parse(data), self._names[name]
+        [mould], role = parse(data), self._names.get(name, name)
         if self._role not in mould and self._text not in mould:
             return {self._role: role, self._text: text, **mould}
         match mould.get(self._role, 0), mould.get(self._text, 0):
             case (None | str()) as said, None:
-                place: Any = text
+                return {**mould, self._role: role if said is None else said, self._text: text}
             case (None | str()) as said, [{"type": "text", "text": None, **more}, *others] if not more:
-                place = [{"type": "text", "text": text}, *others]
-            case _:
-                raise Damaged("a mould without a role, or without a place for the text")
-        return {**mould, self._role: role if said is None else said, self._text: place}
+                parts = [{"type": "text", "text": text}, *others]
+                return {**mould, self._role: role if said is None else said, self._text: parts}
+        raise Damaged("a mould without a role, or without a place for the text")
 
 
 def _framed(frame: dict[str, Any], texts: Sequence[str]) -> Any:
@@ -190,37 +178,24 @@ def text_of(data: bytes) -> str:
 
 def parse(data: bytes) -> Any:
     """Return the value of JSON, which must come back as it is."""
+    text = text_of(data)
     try:
-        value = json.loads(
-            text_of(data), object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float
-        )
+        return json.loads(text, object_pairs_hook=_dict, parse_int=_number, parse_float=_number, parse_constant=_number)
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise Damaged(f"no JSON: {error}") from error
-    refuse(_values(value, 0) > MAX_VALUES, "more values than a session may have")
-    return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     refuse(len(dict(pairs)) != len(pairs), "a key twice in an object")
     return dict(pairs)
 
 
-def _int(text: str) -> int:
-    refuse(text == "-0" or len(text) > 4000 or int(text).bit_length() > MAX_BITS, "an integer that would not come back")
-    return int(text)
-
-
-def _float(text: str) -> float:
-    value = float(text) if len(text) <= MAX_DIGITS else math.inf
-    refuse(not math.isfinite(value) or Decimal(repr(value)) != Decimal(text), "a number that would not come back")
+def _number(text: str) -> float:
+    whole = text.lstrip("-").isdigit()
+    value = int(text) if whole else float(text)
+    exact = Decimal(repr(value)) == Decimal(text) and len(text) <= (4000 if whole else 64)
+    refuse(not exact or text in ("-0", "Infinity", "-Infinity"), "a number that would not come back")
     return value
-
-
-def _values(value: Any, depth: int) -> int:
-    if not isinstance(value, (dict, list)):
-        return 1
-    refuse(depth == MAX_DEPTH, "values too deep in each other")
-    return 1 + sum(_values(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value))
 
 
 def value_of_bytes(data: bytes) -> Any:
@@ -265,11 +240,10 @@ def spelled(value: Any, spelling: int = 0, depth: int = 0) -> str:
         for letter in escaped:
             text = text.replace(letter, "\\/" if letter == "/" else f"\\u{ord(letter):04x}")
         return text
+    inside = [spelled(one, spelling, depth + 1) for one in (value.values() if isinstance(value, dict) else value)]
     if isinstance(value, dict):
-        colon = ": " if spaced else ":"
-        inside = [spelled(k, spelling) + colon + spelled(v, spelling, depth + 1) for k, v in value.items()]
-    else:
-        inside = [spelled(one, spelling, depth + 1) for one in value]
+        keys = (spelled(key, spelling) + (": " if spaced else ":") for key in value)
+        inside = [key + one for key, one in zip(keys, inside, strict=True)]
     begin, end = "{}" if isinstance(value, dict) else "[]"
     if not indent or not inside:
         return begin + (", " if spaced else ",").join(inside) + end
@@ -283,17 +257,8 @@ def input_bytes(value: Any, writing: int = 0) -> bytes:
         return value
     if writing:
         spelling, end = divmod(writing - 1, len(ENDS))
-        text = spelled(value, spelling)
-        most = (1 << 16) + 32 * len(spelled(value))
-        refuse(SPELLINGS[spelling][1] and len(text) > most, "a value that its indents swell")
-        return text.encode() + ENDS[end]
+        return spelled(value, spelling).encode() + ENDS[end]
     several = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
-    return b"".join(_line(one) for one in (value if several else [value]))
-
-
-def _line(value: Any) -> bytes:
-    """Return a value as one line of JSON."""
-    try:
-        return spelled(value).encode() + b"\n"
-    except UnicodeEncodeError:
-        return spelled(value, 2).encode() + b"\n"
+    ones = value if several else [value]
+    lines = [spelled(one, 2 if re.search("[\ud800-\udfff]", spelled(one)) else 0) for one in ones]
+    return b"".join(line.encode() + b"\n" for line in lines)

@@ -71,7 +71,7 @@ class File:
         most = MAX_COUNT if method == BYTES else min(MAX_COUNT, 256 * (len(frame.data) + 1))
         refuse(frame.units > most, "a count over its limit")
         self.sessions.append(frame)
-        behind = [*self._behind(len(self.sessions) - 1)]
+        behind = self._behind(len(self.sessions) - 1)
         refuse(len(behind) > MOST_CONTEXTS or (behind and method == BYTES), "four contexts in a row, or one of bytes")
         refuse(any(self.sessions[number].coding.method != method for number in behind), "a context of another kind")
 

@@ -84,17 +84,17 @@ class Fields:
 
 
 class Bits:
-    """Bits of bytes, each byte from its lowest bit on, or from its highest."""
+    """Bits of bytes, each byte from its lowest bit on."""
 
-    def __init__(self, fields: Fields, highest: bool = False) -> None:
-        self.fields, self.left, self._step = fields, "", 1 if highest else -1
+    def __init__(self, fields: Fields) -> None:
+        self._fields, self._left = fields, ""
 
     def take(self, count: int) -> int:
         """Return a number of so many bits, in the same order."""
-        while len(self.left) < count:
-            self.left += f"{self.fields.number(1):08b}"[:: self._step]
-        found, self.left = self.left[:count], self.left[count:]
-        return int("0" + found[:: self._step], 2)
+        while len(self._left) < count:
+            self._left += f"{self._fields.number(1):08b}"[::-1]
+        found, self._left = self._left[:count], self._left[count:]
+        return int("0" + found[::-1], 2)
 
     def zeros(self, most: int) -> int:
         """Return the number of zeros before the next 1, which is taken too."""
@@ -150,19 +150,13 @@ def block(data: bytes, at: int, salt: bytes, known: Collection[int]) -> Block:
     if rate:
         columns[5] = [(n * rate >> 12) + signed(d) for n, d in zip(columns[4], columns[5], strict=True)]
     refuse(min(columns[5]) < 0 or sum(columns[5]) != body_size, "bitstrings that do not fill their block")
-    bitstrings = [outer.take(size) for size in columns[5]]
-    parts, checks = head.rest(), u32(map(crc32, _pieces(bitstrings)))
+    bitstrings, pieces = [outer.take(size) for size in columns[5]], [b""]
+    for one in bitstrings:
+        pieces += [b""] if len(pieces[-1]) >= PIECE else []
+        pieces[-1] += one
+    parts, checks = head.rest(), u32(map(crc32, filter(None, pieces)))
     refuse(not parts.endswith(checks), "a piece of a body differs from its check")
     return Block(columns, Fields(parts.removesuffix(checks)), bitstrings, outer.at)
-
-
-def _pieces(bitstrings: list[bytes]) -> list[bytes]:
-    pieces = [b""]
-    for data in bitstrings:
-        if len(pieces[-1]) >= PIECE:
-            pieces.append(b"")
-        pieces[-1] += data
-    return pieces if pieces[-1] else pieces[:-1]
 
 
 def fallback(data: bytes, count: int, dictionary: bytes = b"") -> bytes:
@@ -173,11 +167,11 @@ def fallback(data: bytes, count: int, dictionary: bytes = b"") -> bytes:
     if len(data) == count:
         return data
     refuse(len(data) > count, "fallback bytes longer than what they hold")
-    known = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     window = min(27, max(10, (count - 1).bit_length()))
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([(window - 10) << 3]) + data
+    reader = zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(dictionary) if dictionary else None)
     try:
-        found = zstandard.ZstdDecompressor(known).decompress(frame, count + 1, allow_extra_data=False)
+        found = reader.decompress(frame, count + 1, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Damaged(f"zstd: {error}") from error
     refuse(len(found) != count, f"fallback bytes of {len(found)} bytes and not {count}")
@@ -196,11 +190,10 @@ def copies_of(fields: Fields, count: int, past: int) -> list[Copy]:
         size, coded = fields.varint(), fields.sized()
         refuse(not 3 * n <= size <= 15 * n, "columns of copies of a wrong size")
         columns = Fields(fallback(coded, size))
-    numbers = [columns.varint() for _ in range(3 * n)]
-    if columns is not fields:
-        columns.end()
+    gaps, lengths, distances = ([columns.varint() for _ in range(n)] for _ in range(3))
+    refuse(n >= MANY_COPIES and columns.at < len(columns.data), "bytes behind the columns of copies")
     copies, at, distance = list[Copy](), past, 0
-    for gap, length, other in zip(numbers[:n], numbers[n : 2 * n], numbers[2 * n :], strict=True):
+    for gap, length, other in zip(gaps, lengths, distances, strict=True):
         at, distance = at + gap, other or distance
         refuse(not 1 <= distance <= at, "a copy without a distance, or from before the beginning")
         copies.append((gap, length + LEAST_COPY, distance))

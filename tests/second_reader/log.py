@@ -1,15 +1,12 @@
 """Log frames, as coding/FORMAT.md describes them."""
 
-import bisect
 import itertools
 import struct
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 from tests.second_reader.fields import Fields, Newer, copies_of, fallback, refuse
 from tests.second_reader.model import Bundle, digest, sequence_of
-from tests.second_reader.ppmd import Coder, Model
+from tests.second_reader.ppmd import by_ppmd
 from tests.second_reader.table import Log
 
 VOICES = {"user", "assistant", "tool", "system", "function", "message"}
@@ -58,69 +55,33 @@ def decoded(
     for table in above:
         past.join(*table)
     own = past.join(columns, opaque, pieces, count)
-    found = _recalled(own, recalls, whole, before) if head & RECALLS else own
-    refuse(digest("pltz log", found, size=8) != check, "a log that differs from its check")
+    found = _recalled(own, recalls, b"".join(before))
+    refuse(len(found) != whole or digest("pltz log", found, size=8) != check, "a log that differs from its check")
     return found, [*above, (columns, opaque, pieces, count)]
 
 
-def _recalled(own: bytes, recalls: Sequence[tuple[int, int]], count: int, before: Sequence[bytes]) -> bytes:
-    """Return a content of ``count`` bytes by its own bytes and its recalls. ``before``: the contents before it."""
-    found, at, place, ends = b"", 0, 0, list(itertools.accumulate(map(len, before)))
+def _recalled(own: bytes, recalls: Sequence[tuple[int, int]], log: bytes) -> bytes:
+    """Return a content by its own bytes and its recalls. ``log``: what is before it."""
+    found, at, place = b"", 0, 0
     for quotes, difference in recalls:
-        if not quotes:
-            continue
         begin = at
         for _ in range(quotes):
             at = own.find(b'"', at) + 1
             refuse(not at, "a recall behind no quote")
-        place += at - begin + difference
-        number = bisect.bisect_right(ends, place)
-        refuse(place < 0 or number == len(ends), "a passage that is not in the log")
-        content, start = before[number], place - (ends[number] - len(before[number]))
-        end = content.find(b'"', start)
-        end -= content[end - 1 : end] == b"\\"
-        refuse(end <= start or end - start > count, "a passage without end")
-        found += own[begin:at] + content[start:end]
-        place += end - start
-    refuse(len(found) + len(own) - at != count, "a content of another size")
+        if quotes:
+            place += at - begin + difference
+            end = log.find(b'"', max(0, place))
+            end -= log[end - 1 : end] == b"\\"
+            refuse(not 0 <= place < end, "a passage that is not in the log, or has no end")
+            found, place = found + own[begin:at] + log[place:end], end
     return found + own[at:]
-
-
-def by_ppmd(data: bytes, count: int, past: bytes) -> bytes:
-    """Return the text of PPMd bytes after a past."""
-    kind = data[0] if count else 0
-    if not kind:
-        refuse(len(data) != count + bool(count), "a text of another size")
-        return data[1:]
-    refuse(kind > 2, "a model of no writer")
-    refuse(count > 4096 * (len(data) + 16), "more text than PPMd bytes can have")
-    coder, begun = Coder(data[1:]), primed() if kind == 2 else Model()
-    model = Model(begun)
-    model.code(past, begun=begun)
-    found = model.code(b"", count, coder, begun)
-    more = len(data) - 1 - (coder.at - 4)
-    refuse(more > 1 or (more == 1 and not data[-1]), "a stream that goes on behind its text")
-    return found
-
-
-@cache
-def primed() -> Model:
-    """Return the model that has seen the primer."""
-    data = (Path(__file__).parents[2] / "plt_codec/primer.ppmd").read_bytes()
-    model = Model()
-    model.code(by_ppmd(data[4:], int.from_bytes(data[:4], "little"), b""))
-    return model
 
 
 def _text_above(above: Sequence[Table], most: int) -> list[bytes]:
     """Return the pieces of the text above that have so many bytes."""
-    found, left = list[bytes](), most
-    for piece in (piece for _, _, pieces, _ in above[::-1] for piece in pieces[::-1]):
-        left -= len(piece) + 1
-        if left < 0:
-            break
-        found.append(piece)
-    return found[::-1]
+    pieces = [piece for table in above for piece in table[2]]
+    ends = itertools.accumulate(len(piece) + 1 for piece in pieces[::-1])
+    return pieces[len(pieces) - sum(end <= most for end in ends) :]
 
 
 def _pieces(fields: Fields, head: int, count: int, above: Sequence[bytes], bundle: Bundle) -> list[bytes]:

@@ -40,7 +40,6 @@ class Vocabulary:
 
     def __init__(self, special: dict[int, str], bytes_of: dict[int, bytes]) -> None:
         self.special, self._bytes_of = special, bytes_of
-        self._of_byte = {piece[0]: number for number, piece in bytes_of.items() if len(piece) == 1}
 
     def spell(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens that are no specials."""
@@ -53,10 +52,6 @@ class Vocabulary:
         refuse(len(ids) and starts[:1] != [0], "tokens that begin with text")
         ends = [*starts[1:], len(ids)]
         return [(self.special[ids[a]], self.spell(ids[a + 1 : b])) for a, b in zip(starts, ends, strict=False)]
-
-    def byte_ids(self, data: bytes) -> list[int]:
-        """Return a token per byte."""
-        return [self._of_byte[byte] for byte in data]
 
 
 class Bundle(Vocabulary):
@@ -86,33 +81,27 @@ class Bundle(Vocabulary):
         plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(256) if byte not in plain]
         letters = {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
-        listed = json.loads(self.tokenizer)["model"]["vocab"].items()
-        special = {number: piece[2:-2] for piece, number in listed if number < 32}
-        super().__init__(special, {n: bytes(letters[one] for one in piece) for piece, n in listed if n >= 32})
+        vocab = json.loads(self.tokenizer)["model"]["vocab"]
+        special = {number: piece[2:-2] for piece, number in vocab.items() if number < 32}
+        super().__init__(special, {n: bytes(letters[one] for one in piece) for piece, n in vocab.items() if n >= 32})
         self._library, self.model = Tokenizer.from_str(self.tokenizer), Model(self.shape, tensors)
+        self._alone = {chr(0xDC00 + byte): [vocab[letter]] for letter, byte in letters.items() if byte > 127}
 
     def bpe(self, data: bytes) -> list[int]:
         """Return the tokens of bytes (models/FORMAT.md, "BPE")."""
-        tokens = list[int]()
-        for block in blocks(data):
-            text = block.decode("utf8", "surrogateescape")
-            for run in re.findall("[\udc80-\udcff]+|[^\udc80-\udcff]+", text):
-                if "\udc80" <= run[0] <= "\udcff":
-                    tokens += self.byte_ids(run.encode("utf8", "surrogateescape"))
-                else:
-                    tokens += self._library.encode(run).ids
-        return tokens
+        texts = (block.decode("utf8", "surrogateescape") for block in blocks(data))
+        runs = (run for text in texts for run in re.findall("[\udc80-\udcff]|[^\udc80-\udcff]+", text))
+        return [token for run in runs for token in self._alone.get(run) or self._library.encode(run).ids]
 
 
 def tensors_of(data: bytes) -> dict[str, Array]:
     """Return the tensors of a safetensors file."""
     body = 8 + int.from_bytes(data[:8], "little")
-    found = {}
-    for name, entry in json.loads(data[8:body]).items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            array = np.frombuffer(data[body + begin : body + end], TYPES[entry["dtype"]])
-            found[name] = array.reshape(entry["shape"])
+    found, about = {}, json.loads(data[8:body])
+    for name in about.keys() - {"__metadata__"}:
+        begin, end = about[name]["data_offsets"]
+        array = np.frombuffer(data[body + begin : body + end], TYPES[about[name]["dtype"]])
+        found[name] = array.reshape(about[name]["shape"])
     return found
 
 
@@ -153,14 +142,11 @@ class Model:
         }  # 512 products of at most 255 * 127 stay below 2^24
         self.t = {name: tensor.astype(np.int64) for name, tensor in tensors.items() if name not in self.float}
 
-    def _norm(self, x: Array, gain: int, gains: Array | None = None) -> Array:
+    def _norm(self, x: Array, gain: int, name: str = "") -> Array:
         roots = [max(1, isqrt(total)) for total in (x * x).sum(-1).ravel().tolist()]
         t = np.array([(gain << 32) // root for root in roots], np.int64).reshape(x.shape[:-1])[..., None]
-        found = rs(x * t, 40) if gains is None else rs(rs(x * t, 32) * gains, 20)
+        found = rs(rs(x * t, 32) * self.t[name], 20) if name and self.gated else rs(x * t, 40)
         return np.asarray(clamp(found, 127))
-
-    def _hidden_norm(self, x: Array, name: str) -> Array:
-        return self._norm(x, self.norm_gain, self.t[name] if self.gated else None)
 
     def _times(self, name: str, a: Array) -> Array:
         weights = self.float[name + ".w"]
@@ -184,7 +170,7 @@ class Model:
         x = clamp(rs(self.t["embed.w"][rows] * self.t["embed.m"][rows][:, None], 16), BIG)
         for layer in range(self.layers):
             name = f"layer.{layer}."
-            y = self._times(name + "qkv", self._hidden_norm(x, name + "norm_in"))
+            y = self._times(name + "qkv", self._norm(x, self.norm_gain, name + "norm_in"))
             qk = self._turned(clamp(y[:, :turned], (1 << 15) - 1).reshape(n, -1, self.head), at)
             qk = clamp(rs(qk, 7), 127) if self.gated else self._norm(qk, self.head_gain)
             v = clamp(y[:, turned:], 127).reshape(n, -1, self.head)
@@ -192,7 +178,7 @@ class Model:
             memory[layer] = np.concatenate([memory[layer], new], 1)
             o = self._attend(qk[:, : self.heads], memory[layer], self.t[name + "heat"])
             x = clamp(x + self._times(name + "out", o), BIG)
-            a = self._hidden_norm(x, name + "norm_mid")
+            a = self._norm(x, self.norm_gain, name + "norm_mid")
             up = self._times(name + "up", a)
             if self.gated:
                 g = clamp(self._times(name + "gate", a), 511)
@@ -215,13 +201,13 @@ class Model:
 
     def class_frequencies(self, x: Array) -> Array:
         """Return cumulative frequencies (G + 1,) of the classes after a residual (d,)."""
-        return self._cumulative(self._times("class", self._hidden_norm(x, "norm_out")) + self.t["class.b"])
+        return self._cumulative(self._times("class", self._norm(x, self.norm_gain, "norm_out")) + self.t["class.b"])
 
     def member_frequencies(self, x: Array, of: int) -> Array:
         """Return cumulative frequencies (129,) of the members of a class."""
         z = clamp(x + rs(self.t["shift.w"][of] * self.t["shift.m"][of], 16), BIG)
         rows = slice(of * CLASS, of * CLASS + CLASS)
-        y = self.t["embed.w"][rows] @ self._hidden_norm(z, "norm_out")
+        y = self.t["embed.w"][rows] @ self._norm(z, self.norm_gain, "norm_out")
         logits = rs(y * self.t["member.m"][rows], 24)
         logits = clamp(logits, 1 << 30) if self.gated else logits
         return self._cumulative(logits + self.t["member.b"][rows])

@@ -24,18 +24,14 @@ class KeyFile:
     """The newest key file of a domain, of its two copies one that is sound: what is in the clear, and its box."""
 
     def __init__(self, files: Files, domain: bytes) -> None:
+        def read(name: str) -> Fields:
+            refuse(files[name][8:24] != domain, "a key file of another domain")
+            return checked(files[name], "pltz key", b"PLTk", VERSION)
+
         names = sorted(name for name in files if name.startswith(f"keys/{domain.hex()}-"))
-        newest = [files[name] for name in names if name[:-2] == names[-1][:-2]]
-
-        def read(data: bytes) -> Fields:
-            refuse(data[8:24] != domain, "a key file of another domain")
-            return checked(data, "pltz key", b"PLTk", VERSION)
-
-        fields: Fields = first(read, newest)
-        kind, reserved, _, self.generation, *cost, last, self.salt, count = fields.unpack("BH16sI4B16sB")
-        refuse(reserved or last, "reserved bytes that are not zero", Newer)
-        refuse(kind > 1, "a key file of another derivation")
-        self.scrypt = cost if kind else []  # log2 n, r, p; none of a key that is no passphrase
+        fields: Fields = first(read, (name for name in names if name[:-2] == names[-1][:-2]))
+        self.by_phrase, reserved, _, self.generation, *self.cost, last, self.salt, count = fields.unpack("BH16sI4B16sB")
+        refuse(reserved or last or self.by_phrase > 1, "a key file of a newer version", Newer)
         self.lineages = [fields.take(4) for _ in range(count)]
         self._head, self._box = fields.data[: fields.at], fields.rest()
 
@@ -50,21 +46,15 @@ class DomainKeys:
     def __init__(self, file: KeyFile, plain: bytes) -> None:
         fields = Fields(plain)
         self.who, self.id = (fields.take(1), fields.sized()), fields.take(32)
-        self._file, self._slots = file, dict[int, list[tuple[int, bytes]]]()
-        for _ in range(fields.varint()):
-            slot, since, key = fields.unpack("HI32s")
-            self._slots.setdefault(slot, []).append((since, key))
-        fields.take(8 * fields.varint())  # doomed units
-        fields.take(8 * fields.varint())  # units of erased sessions
-        fields.end()
+        self._file, self._slots = file, [fields.unpack("HI32s") for _ in range(fields.varint())]  # behind: doomed units
 
     def key(self, root: bytes, unit: bytes) -> bytes | None:
         """Return the key of a unit's records that name a root; None where it was destroyed."""
         began, slot = int.from_bytes(root[4:], "big"), int.from_bytes(unit[:2], "big") >> 4
         lost = root[:4] not in self._file.lineages or began > self._file.generation
         refuse(lost, "a domain that lost its keys")
-        own = self._slots.get(slot)
-        keys = [key for since, key in own or self._slots.get(ROOT, []) if since <= began]
+        own, roots = ([(since, key) for at, since, key in self._slots if at == place] for place in (slot, ROOT))
+        keys = [key for since, key in own or roots if since <= began]
         if own or not keys:
             return keys[-1] if keys else None
         return digest("pltz slot", slot.to_bytes(2, "little"), size=32, key=keys[-1])
@@ -76,11 +66,10 @@ class Keyring:
     def __init__(self, files: Files, archive: bytes, secret: bytes) -> None:
         self._files, self._archive, self._domains = files, archive, dict[bytes, DomainKeys]()
         own = KeyFile(files, archive)
-        if own.scrypt:
-            n, r, p = own.scrypt
+        outer = b"" if own.by_phrase else digest("pltz secret", secret, size=32, key=own.salt)
+        if own.by_phrase:
+            n, r, p = own.cost
             outer = hashlib.scrypt(secret, salt=own.salt, n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)
-        else:
-            outer = digest("pltz secret", secret, size=32, key=own.salt)
         key = own.open(outer, archive)
         self._wrap, self._names = (digest(person, size=32, key=key) for person in ("pltz wrap", "pltz names"))
 
@@ -88,9 +77,7 @@ class Keyring:
         """Return the keys of a domain."""
         if domain not in self._domains:
             file = KeyFile(self._files, domain)
-            found = DomainKeys(file, file.open(self._wrap, self._archive))
-            refuse(found.who[1] and self.domain_id(*found.who) != domain, "keys of another domain")
-            self._domains[domain] = found
+            self._domains[domain] = DomainKeys(file, file.open(self._wrap, self._archive))
         return self._domains[domain]
 
     def domain_id(self, kind: bytes, name: bytes) -> bytes:

@@ -6,9 +6,9 @@ import base64
 import json
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -116,7 +116,7 @@ class Slot(Contexts):
 
     def __init__(self, code: Decisions) -> None:
         super().__init__(code)
-        self.children, self.shapes, self.recent = dict[str, Slot](), list[tuple[str, ...]](), list[int]()
+        self.children, self.shapes, self.recent = dict[str, Slot](), list[tuple[str, ...]](), list[str]()
         self.order, self.way, self.whole, self.id = list(range(WAYS)), 0, 0, ""
         self.last: Any = Damaged  # none
 
@@ -163,9 +163,8 @@ class Log:
     def __init__(self) -> None:
         self._code = Decisions()
         self._past, self._root, self._text = Contexts(self._code), Slot(self._code), Slot(self._code)
-        self._blocks = dict[tuple[int, str | None], Slot]()
-        self._keys, self._lines, self._whole = list[str](), list[str](), list[int]()
-        self._strings, self._names, self._recent = dict[str, int](), list[str](), list[int]()
+        self._blocks, self._strings, self._names = dict[tuple[int, str | None], Slot](), set[str](), list[str]()
+        self._keys, self._lines, self._whole, self._recent = list[str](), list[str](), list[int](), list[str]()
         self._time, self._style = (3, 0), 0  # digits of the fraction of a second, and units
         self._met("", self._root)
         known = Fields(KNOWN.read_bytes())
@@ -185,8 +184,6 @@ class Log:
         refuse(len(out) != count or self._pieces or self._piece, "a log of another size, or text left over")
         self._opaque.end()
         return out
-
-    # ---- units
 
     def _unit(self) -> bytes:
         kind = self._past.number(UNIT)
@@ -231,13 +228,12 @@ class Log:
 
     # ---- the past
 
-    def _met(self, text: str, slot: Slot) -> str:
-        number = self._strings.setdefault(text, len(self._names))
-        if number == len(self._names):
+    def _met(self, text: str, slot: Slot) -> None:
+        if text not in self._strings:
+            self._strings.add(text)
             self._names.append(text)
-        to_front(slot.recent, number, 128)
-        to_front(self._recent, number, 128)
-        return text
+        to_front(slot.recent, text, 128)
+        to_front(self._recent, text, 128)
 
     def _at(self, items: Sequence[Any], place: int) -> Any:
         refuse(not 0 <= place < len(items), "a place that was never met")
@@ -249,25 +245,16 @@ class Log:
 
     def _moment(self, slot: Slot, digits: int) -> int:
         last, before = self._time
-        units = int(before * 10**digits // 10**last) + slot.signed(MOMENT)
-        self._time = digits, units
-        return units
+        self._time = digits, int(before * 10**digits // 10**last) + slot.signed(MOMENT)
+        return self._time[1]
 
     # ---- values
 
     def _value(self, slot: Slot) -> Any:
-        place = next((n for n, way in enumerate(slot.order) if slot.bit(WAY + 32 * slot.way + way)), -1)
-        slot.way = way = self._at(slot.order, place)
+        slot.way = way = next((way for way in slot.order if slot.bit(WAY + 32 * slot.way + way)), WAYS)
+        refuse(way == WAYS, "a value in no way")
         to_front(slot.order, way, WAYS)
-        if way == 5:
-            return {key: self._value(slot.child(key)) for key in self._shape(slot)}
-        if way == 9:
-            found = []
-            for _ in range(slot.number(COUNT)):
-                found.append(self._value(slot.child("")))
-                self._end_piece(LONGEST_PIECE)
-            return found
-        value = self._scalar(slot, way) if way else slot.last
+        value = slot.last if not way else self._in_way(slot, way)
         refuse(value is Damaged, "a value like none before")
         if type(value) is str and way not in (11, 16, 22):
             self._met(value, slot)
@@ -275,81 +262,79 @@ class Log:
             slot.last = value
         return value
 
-    def _shape(self, slot: Slot) -> tuple[str, ...]:
-        rank = slot.number(SHAPE)
-        keys = self._at(slot.shapes, rank - 1) if rank else tuple(self._shape_keys(self._past.number(KEYS)))
-        to_front(slot.shapes, keys, 64)
-        return tuple(keys)
-
-    def _shape_keys(self, count: int) -> Iterator[str]:
-        for _ in range(count):
-            age = self._past.number(KEY_AGE)
-            yield self._at(self._keys, len(self._keys) - age) if age else self._key()
-
-    def _scalar(self, slot: Slot, way: int) -> Any:
+    def _in_way(self, slot: Slot, way: int) -> Any:
         match way:
-            case 6 | 7 | 10:
-                return {6: True, 7: False, 10: None}[way]
+            case 1:
+                return self._lines_of(slot)
             case 2 | 20:
                 slot.whole = slot.whole + slot.signed(DELTA) if way == 2 else self._at(self._whole, slot.number(NUMBER))
                 if abs(slot.whole) >= 32:
                     to_front(self._whole, slot.whole, 32)
                 return slot.whole
-            case 13:
-                return self._moment(slot, 3)
-            case 16:
-                return json.loads(self._lines_of(slot), parse_float=Written, parse_constant=Written)
-            case 19:
-                return self._opaque.take(slot.number(SIZE))
-        return self._string(slot, way)
-
-    def _string(self, slot: Slot, way: int) -> str:
-        match way:
-            case 1:
-                return self._lines_of(slot)
             case 3:
-                return str(self._names[self._at(slot.recent, slot.number(RANK))])
+                return self._at(slot.recent, slot.number(RANK))
             case 4:
-                return str(self._names[self._at(self._recent, slot.number(DISTANCE))])
+                return self._at(self._recent, slot.number(DISTANCE))
+            case 5:
+                return {key: self._value(slot.child(key)) for key in self._shape(slot)}
+            case 6 | 7 | 10:
+                return {6: True, 7: False, 10: None}[way]
             case 8:
-                return str(self._at(self._names, len(self._names) - 1 - self._past.number(STRING_AGE)))
+                return self._at(self._names, len(self._names) - 1 - self._past.number(STRING_AGE))
+            case 9:
+                return [self._item(slot.child("")) for _ in range(slot.number(COUNT))]
             case 11:
                 digits, suffix = divmod(slot.number(DIGITS), 3)
                 seconds, fraction = divmod(self._moment(slot, digits), 10**digits)
                 whole = (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()
                 return f"{whole}{f'.{fraction:0{digits}d}' if digits else ''}{('Z', '', '+00:00')[suffix]}"
+            case 12:
+                common = slot.number(COMMON)
+                head = slot.id[: common - 1] if common else self._prefix(slot)
+                slot.id = head + self._digits(slot.number(ALPHABET), slot.number(SIZE))
+                return slot.id
+            case 13:
+                return self._moment(slot, 3)
+            case 14:
+                number = self._bits(122 if (version := slot.bit(ID_VERSION)) else 128)
+                if version:
+                    number = (number >> 74) << 80 | (number >> 62 & 0xFFF) << 64 | number & (1 << 62) - 1
+                return str(UUID(int=number, version=4 if version else None))
+            case 16:
+                return json.loads(self._lines_of(slot), parse_float=Written, parse_constant=Written)
             case 17:
                 return self._spelled(slot.child("{}"), slot.number(SPELLING))
             case 18:
                 return base64_text(slot.number(FLAVOUR), message_bytes(self._value(slot.child("()"))))
+            case 19:
+                return self._opaque.take(slot.number(SIZE))
+            case 21:
+                prefix, now = self._prefix(slot), self._moment(slot, 3) % (1 << 36)
+                return f"{prefix}{now << 12 | slot.number(COUNTER):012x}{self._digits(2, 14)}"
             case 22:
                 return SIGNS[slot.first(MARK + 24, 2)] + self._lines_of(slot)
-        return self._opaque_string(slot, way)
-
-    def _opaque_string(self, slot: Slot, way: int) -> str:
-        if way == 14:
-            number = self._bits(122 if (version := slot.bit(ID_VERSION)) else 128)
-            if version:
-                number = (number >> 74) << 80 | (number >> 62 & 0xFFF) << 64 | number & (1 << 62) - 1
-            return str(UUID(int=number, version=4 if version else None))
-        if way == 12:
-            common = slot.number(COMMON)
-            head = slot.id[: common - 1] if common else self._prefix(slot)
-            alphabet, size = slot.number(ALPHABET), slot.number(SIZE)
-            slot.id = head + self._digits(alphabet, size)
-            return slot.id
-        if way == 21:
-            prefix, now = self._prefix(slot), self._moment(slot, 3) % (1 << 36)
-            return f"{prefix}{now << 12 | slot.number(COUNTER):012x}{self._digits(2, 14)}"
-        flavour, headed = divmod(slot.number(FLAVOUR), 2)
+        flavour, headed = divmod(slot.number(FLAVOUR), 2)  # 15
         head = self._prefix(slot) if headed else ""
         if flavour < 4:
             return head + base64_text(flavour, self._opaque.take(slot.number(SIZE)))
         count, ends = divmod(slot.number(GAPS), 4)
         sizes = [slot.number(SIZE) for _ in range(count)]
-        text = base64_text(flavour & 1, self._opaque.take((sum(sizes) + 3) // 4 * 3))
-        places = [sum(sizes[:n]) for n in range(count + 1)]
-        return head + "REDACTED".join(text[a:b] for a, b in pairwise(places)) + "=" * ends
+        text = iter(base64_text(flavour & 1, self._opaque.take((sum(sizes) + 3) // 4 * 3)))
+        return head + "REDACTED".join("".join(islice(text, size)) for size in sizes) + "=" * ends
+
+    def _shape(self, slot: Slot) -> tuple[str, ...]:
+        if rank := slot.number(SHAPE):
+            keys = self._at(slot.shapes, rank - 1)
+        else:
+            ages = (self._past.number(KEY_AGE) for _ in range(self._past.number(KEYS)))
+            keys = tuple(self._at(self._keys, len(self._keys) - age) if age else self._key() for age in ages)
+        to_front(slot.shapes, keys, 64)
+        return slot.shapes[0]
+
+    def _item(self, slot: Slot) -> Any:
+        value = self._value(slot)
+        self._end_piece(LONGEST_PIECE)
+        return value
 
     def _bits(self, bits: int) -> int:
         above = self._code.raw(bits % 8)
@@ -357,18 +342,14 @@ class Log:
 
     def _digits(self, alphabet: int, size: int) -> str:
         letters = self._at(ALPHABETS, alphabet)
-        number, found = self._bits((len(letters) ** size - 1).bit_length()), ""
-        for _ in range(size):
-            number, digit = divmod(number, len(letters))
-            found = letters[digit] + found
-        return found
+        number = self._bits((len(letters) ** size - 1).bit_length())
+        return "".join(letters[number // len(letters) ** n % len(letters)] for n in range(size)[::-1])
 
     def _prefix(self, slot: Slot) -> str:
         if known := slot.number(PREFIX):
             return str(self._at(self._keys, known - 1))
         [prefix] = self._new_lines(1)
-        if prefix not in self._keys:
-            self._keys.append(prefix)
+        self._keys += [prefix] if prefix not in self._keys else []
         return prefix
 
     def _lines_of(self, slot: Slot) -> str:

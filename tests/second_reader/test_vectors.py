@@ -22,7 +22,6 @@ from tests.second_reader import chat
 from tests.second_reader.bridge import Bridge, Library
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Fields, block, column, fallback
-from tests.second_reader.log import by_ppmd
 from tests.second_reader.model import (
     Bundle,
     Model,
@@ -32,6 +31,7 @@ from tests.second_reader.model import (
     tensors_of,
     tokens_of,
 )
+from tests.second_reader.ppmd import by_ppmd
 from tests.second_reader.sealed import unseal
 from tests.second_reader.table import Contexts, Decisions
 
