@@ -35,6 +35,7 @@ from pltz.archive.format.record import (
     MAX_TAGS as MAX_TAGS,
     RUN as RUN,
     ContentFacts as ContentFacts,
+    check_part as check_part,
     pack_tags as pack_tags,
     unpack_tags as unpack_tags,
 )

@@ -83,6 +83,7 @@ from pltz.serving.engines.vllm_request import VllmEngine as VllmEngine
 from pltz.serving.eviction.eviction import EvictionRequest as EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook as EvictionHook
 from pltz.serving.eviction.worker import drain as drain
+from pltz.serving.live.store import LiveStore as LiveStore
 
 __all__: list[str]  # noqa: PYI035  (`__init__.py` reads this file for it)
 __version__: str

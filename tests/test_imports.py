@@ -55,7 +55,7 @@ WINGS = {
         "memory thaw",
         "commands",
     ),
-    "serving": ("eviction", "engines", "nightly", "server", "commands"),
+    "serving": ("eviction", "engines live", "nightly", "server", "commands"),
     "coding": (
         "level look options parts sketch threads workers",
         "log",

@@ -30,7 +30,7 @@ from pltz.archive import Disk, is_full, reason
 from pltz.plt_codec import CorruptError, VersionError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import Locks
-from pltz.serving.eviction.journal.segment import DELETED, HEAD_SIZE, EntryFrame, Gap, Name, scan
+from pltz.serving.eviction.journal.segment import DELETED, ENTRIES, HEAD_SIZE, EntryFrame, Gap, Name, scan
 
 MAX_DONE = 1 << 12  # bytes of a .done that are read
 MOST_GONE = 1000  # missing numbers between two segments that are told
@@ -85,10 +85,10 @@ class Status:
 
 
 class JournalReader:
-    """The part of a journal that is not archived yet (see the top of this file)."""
+    """The part of a journal that is not archived yet (see the top of this file). ``kind``: of its bodies."""
 
-    def __init__(self, disk: Disk, locks: Locks) -> None:
-        self.disk, self.locks = disk, locks
+    def __init__(self, disk: Disk, locks: Locks, kind: int = ENTRIES) -> None:
+        self.disk, self.locks, self.kind = disk, locks, kind
         self._remembered: dict[Name, int] = {}  # marks that found no room
 
     def segments(self) -> list[JournalSegment]:
@@ -110,6 +110,16 @@ class JournalReader:
 
         A sound frame whose body is no entry counts as damage.
         """
+        for frame in self.frames(segment):
+            try:
+                entry = JournalEntry.decode(frame.body)
+            except CorruptError:
+                segment.damage.append(Gap(frame.start, frame.end, False))
+                continue
+            yield frame, entry
+
+    def frames(self, segment: JournalSegment) -> Iterator[EntryFrame]:
+        """Yield the sound frames that are not archived yet, in order. Raises OSError."""
         try:
             data = self.disk.view(segment.name.journal)
         except FileNotFoundError:  # another worker was here
@@ -117,22 +127,14 @@ class JournalReader:
         segment.size = len(data)
         segment.damage = []
         try:
-            yield from self._entries(segment, data)
+            start = segment.done if segment.done <= len(data) else 0
+            for piece in scan(segment.name, data, start, self.kind):
+                if isinstance(piece, EntryFrame):
+                    yield piece
+                elif not piece.last or segment.closed:
+                    segment.damage.append(piece)
         except VersionError as exc:
             segment.newer = str(exc)
-
-    def _entries(self, segment: JournalSegment, data: memoryview) -> Iterator[tuple[EntryFrame, JournalEntry]]:
-        start = segment.done if segment.done <= len(data) else 0
-        for piece in scan(segment.name, data, start):
-            if isinstance(piece, EntryFrame):
-                try:
-                    entry = JournalEntry.decode(piece.body)
-                except CorruptError:
-                    segment.damage.append(Gap(piece.start, piece.end, False))
-                    continue
-                yield piece, entry
-            elif not piece.last or segment.closed:
-                segment.damage.append(piece)
 
     def mark(self, segment: JournalSegment, offset: int) -> None:
         """Record that everything up to ``offset`` is archived: durably, or on a full disk for the life of

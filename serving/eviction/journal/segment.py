@@ -21,12 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec import SIZE, Readers
+from pltz.plt_codec import SIZE, Readers, VersionError
 from pltz.serving.eviction.journal.entry import MAX_BODY
 
 MAGIC, VERSION = b"pltzjrnl", 1
 HEAD = struct.Struct(f"<8sHHI{SIZE}s")
 HEAD_SIZE = HEAD.size + 8
+ENTRIES, BATCHES = 0, 1  # kinds of bodies: evicted sessions, batches of a live store
 MARK = b"entr"
 FRAME = struct.Struct("<4sI8s")
 PLACE = struct.Struct(f"<{SIZE}sIQ")
@@ -82,9 +83,9 @@ class Name:
         """Return the file name for bytes laid aside from an offset. ``why``: "refused" or "damaged"."""
         return f"{self}-{offset:016x}.{why}"
 
-    def head(self) -> bytes:
+    def head(self, kind: int = ENTRIES) -> bytes:
         """Return the first HEAD_SIZE bytes of the file."""
-        head = HEAD.pack(MAGIC, VERSION, 0, self.number, self.owner)
+        head = HEAD.pack(MAGIC, VERSION, kind, self.number, self.owner)
         return head + _hash(head)
 
     def frames(self, at: int, bodies: Sequence[bytes]) -> bytes:
@@ -134,14 +135,16 @@ class Gap:
     last: bool
 
 
-def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[EntryFrame | Gap]:
+def scan(name: Name, data: bytes | memoryview, start: int, kind: int = ENTRIES) -> Iterator[EntryFrame | Gap]:
     """Yield the frames and gaps of a segment from ``start`` on, in order.
 
-    Raises VersionError for a newer one.
+    Raises VersionError for a newer one, or one with bodies of another kind.
     """
     if start < HEAD_SIZE:
         if data[:8] == MAGIC and data[HEAD.size : HEAD_SIZE] == _hash(data[: HEAD.size]):
             VERSIONS.of(int.from_bytes(data[8:10], "little"))  # all that are read have the same frames
+            if (found := int.from_bytes(data[10:12], "little")) != kind:
+                raise VersionError(f"{name.journal} has bodies of kind {found}, not {kind}: it is another's journal")
         elif len(data) > HEAD_SIZE:
             yield Gap(0, HEAD_SIZE, False)
         elif len(data):

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from pltz.archive import Disk, StoreError
 from pltz.serving.eviction.journal.lock import Lock, Locks, draw, follow
-from pltz.serving.eviction.journal.segment import DONE, HEAD_SIZE, Name
+from pltz.serving.eviction.journal.segment import DONE, ENTRIES, HEAD_SIZE, Name
 
 SEGMENT = 64 << 20  # bytes before a new one is begun
 
@@ -32,12 +32,15 @@ class Journal:
         segment: bytes after which a new segment is begun.
         quota: bytes that all journal files of the directory may take together, None for no limit but the
             disk.
+        kind: of the bodies.
 
     Raises StoreError where the directory cannot be made or locked.
     """
 
-    def __init__(self, disk: Disk, locks: Locks, *, segment: int = SEGMENT, quota: int | None = None) -> None:
-        self.disk, self.locks, self.segment, self.quota = disk, locks, segment, quota
+    def __init__(
+        self, disk: Disk, locks: Locks, *, segment: int = SEGMENT, quota: int | None = None, kind: int = ENTRIES
+    ) -> None:
+        self.disk, self.locks, self.segment, self.quota, self.kind = disk, locks, segment, quota, kind
         self._lock: Lock | None
         try:
             disk.make_directory("")
@@ -101,7 +104,7 @@ class Journal:
         name = Name(self.owner, self._number)
         # A name is never used again: a worker may remember how far it archived a file of that name.
         self._number += 1
-        data = name.head() + name.frames(HEAD_SIZE, bodies)
+        data = name.head(self.kind) + name.frames(HEAD_SIZE, bodies)
         try:
             self.disk.write_new(name.journal, data)
         except OSError:
