@@ -228,8 +228,8 @@ class Archive:
             tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those named by a put are added.
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
-            model_logs, model_ids: let the model code the text of logs, and token ids. Else PPMd does, at once, for more
-                bytes, until `shrink`.
+            model_logs, model_ids: let the model code the text of logs, and the tokens of all else. Else PPMd does, at
+                once, for more bytes, until `shrink`.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
@@ -808,7 +808,7 @@ class Archive:
         dry_run: bool = False,
         progress: Callable[[Shrunk], None] | None = None,
     ) -> Shrunk:
-        """Code again, by the model, what was put in a fast form: logs whose text no model codes, and ids by PPMd.
+        """Code again, by the model, what was put in a fast form: by PPMd.
 
         Nothing else about a session changes. What is coded anew is decoded and compared before it is put beside the
         old form, which `collect` frees. Packs that were put last come first.

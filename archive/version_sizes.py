@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def method_of(context: Context) -> str:
-    """Return how the records of a context are coded: by the model, as a log, by zstd, or, of ids, by PPMd."""
-    return ("model", "log", "zstd" if is_bytewise(context.tokenizer) else "ppmd")[context.method]
+    """Return how the records of a context are coded: by the model, as a log, by zstd, or by PPMd."""
+    return ("model", "log", "zstd" if is_bytewise(context.tokenizer) else "ppmd", "ppmd")[context.method]
 
 
 def tokens_of(reader: TowerReader, version: Version) -> int:

@@ -105,7 +105,7 @@ def compress(
         return
     if output is None:
         raise UsageError("name the file to write: -o OUT; - is stdout")
-    bundle, layout, neighbours, model_logs = options.level_of(level, bundle)
+    bundle, how = options.level_of(level, bundle)
     # The output is opened first, so that a bad path costs no coding.
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
@@ -120,9 +120,9 @@ def compress(
             bundle=codec,
             target=target,
             tokenizer=tokenizer,
-            layout=layout,
-            model_logs=model_logs,
-            independent=not neighbours,
+            layout=how.layout,
+            model_logs=how.model_logs,
+            independent=not how.neighbours,
             verify=not no_verify,
             keep_opaque=keep_opaque,
             exact=source.exact,

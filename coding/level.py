@@ -1,4 +1,4 @@
-"""Levels 1 to 7 of coding, as in zstd: each is a bundle, a layout, and how long shorter ways are searched for.
+"""Levels 0 to 7 of coding, as in zstd: each is a bundle, a layout, and how long shorter ways are searched for.
 
     chosen = level(2)
     chosen.bundle, chosen.layout, chosen.neighbours     # "nano", "default", False
@@ -19,15 +19,18 @@ class Level(NamedTuple):
         layout: as in `CodingOptions`.
         neighbours: try each session also after an earlier one that is like it.
         model_logs: as in `CodingOptions`.
+        model_ids: as in `Archive.open`. Files have no other way.
     """
 
     bundle: str
     layout: LayoutName
     neighbours: bool
     model_logs: bool
+    model_ids: bool = True
 
 
 LEVELS = {
+    0: Level("mini", "default", neighbours=False, model_logs=False, model_ids=False),
     1: Level("nano", "fast", neighbours=False, model_logs=False),
     2: Level("nano", "default", neighbours=False, model_logs=False),
     3: Level("nano", "default", neighbours=True, model_logs=True),
@@ -39,7 +42,7 @@ LEVELS = {
 
 
 def level(number: int) -> Level:
-    """Return a level of 1 to 7. Raises UsageError for another number, and where its bundle is not installed."""
+    """Return a level of 0 to 7. Raises UsageError for another number, and where its bundle is not installed."""
     if number not in LEVELS:
         raise UsageError(f"expected a level from {min(LEVELS)} to {max(LEVELS)}, got {number}")
     chosen = LEVELS[number]

@@ -36,21 +36,24 @@ KEPT = 1 << 20  # bytes of text and past up to which a thread keeps its memory
 _threads = threading.local()
 
 
-def encode(text: bytes, past: bytes = b"", kind: int = PRIMED) -> bytes:
-    """Return the PPMd bytes of a text that stands after a past. ``kind``: `PRIMED` or `ALONE`."""
+def encode(text: bytes, past: bytes = b"", kind: int = PRIMED, own: bytes | None = None) -> bytes:
+    """Return the PPMd bytes of a text that stands after a past.
+
+    ``kind``: `PRIMED` or `ALONE`. ``own``: a primer in the place of that for logs.
+    """
     if not text:
         return b""
-    stream = _ppmd.encode(_memory(len(past) + len(text)), _model(kind), past, text)
+    stream = _ppmd.encode(_memory(len(past) + len(text)), _model(kind, own), past, text)
     return bytes([STORED]) + text if stream is None else bytes([kind]) + stream
 
 
-def decode(coded: bytes, count: int, past: bytes = b"") -> bytes:
+def decode(coded: bytes, count: int, past: bytes = b"", own: bytes | None = None) -> bytes:
     """Undo `encode`.
 
     Args:
         coded: the bytes that `encode` returned.
         count: bytes of the text; no more than this is ever produced.
-        past: as for `encode`.
+        past, own: as for `encode`.
 
     Raises:
         CorruptError: the bytes are not PPMd bytes of exactly ``count`` bytes.
@@ -64,7 +67,7 @@ def decode(coded: bytes, count: int, past: bytes = b"") -> bytes:
     if not 0 < count <= PER_BYTE * (len(coded) + SPARE):
         raise CorruptError(f"a text of {count} bytes cannot be in {len(coded)} PPMd bytes: the file is damaged")
     try:
-        return _ppmd.decode(_memory(len(past) + count), _model(coded[0]), past, coded[1:], count)
+        return _ppmd.decode(_memory(len(past) + count), _model(coded[0], own), past, coded[1:], count)
     except ValueError as exc:
         raise CorruptError(f"PPMd bytes do not decode ({exc}): the file is damaged") from exc
 
@@ -77,8 +80,9 @@ def primer() -> bytes:
 
 
 @cache
-def _model(kind: int) -> bytes:
-    return _ppmd.trained(_memory(0), ORDER, FULL, primer() if kind == PRIMED else b"")
+def _model(kind: int, own: bytes | None) -> bytes:
+    seen = b"" if kind != PRIMED else primer() if own is None else own
+    return _ppmd.trained(_memory(0), ORDER, FULL, seen)
 
 
 def _memory(count: int) -> mmap.mmap:

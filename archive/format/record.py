@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pltz.archive.format.ids import NO_SEGMENT, domain_id
 from pltz.models.session.session import KINDS, kind_number, writing_in
 from pltz.models.session.spelling import WRITINGS
-from pltz.plt_codec.container.frame import ALONE, Method, tokenizer_of_bytes
+from pltz.plt_codec.container.frame import ALONE, PPMD, Method, tokenizer_of_bytes
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
@@ -275,7 +275,7 @@ def _stored(content: int, method: int) -> tuple[int, int]:
     """Return which bytes of a tokenizer a context has, begin and end: of a log the number of its splitter."""
     if method == Method.LOG:
         return 1, 2
-    return 0, SIZE if method == Method.MODEL or KINDS[content] == "ids" else 0
+    return 0, SIZE if method in (Method.MODEL, PPMD) or KINDS[content] == "ids" else 0
 
 
 def read_context(table: bytes, at: int) -> tuple[Context, int]:
@@ -291,7 +291,7 @@ def read_context(table: bytes, at: int) -> tuple[Context, int]:
     [what] = take(1)
     content, method = what & 3, what >> 2 & 3
     writing = take(1)[0] if what & WRITTEN else 0
-    newer = content >= len(KINDS) or method > Method.BYTES or not (what & WRITTEN == 0 or 0 < writing < WRITINGS)
+    newer = content >= len(KINDS) or not (what & WRITTEN == 0 or 0 < writing < WRITINGS)
     if newer or (writing and KINDS[content] != "chat"):
         raise VersionError(f"a context of a newer version (content {content}, method {method}): use a newer pltz")
     begin, end = _stored(content, method)

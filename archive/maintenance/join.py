@@ -42,8 +42,8 @@ from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
-from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise, ways_of
-from pltz.plt_codec.container.frame import FAST
+from pltz.coding.codecs.codec import Coded, SegmentCodec, ways_of
+from pltz.plt_codec.container.frame import FAST, Method
 from pltz.plt_codec.errors import PltzError
 
 FEW = 256  # tokens below which a put joins nothing: they are decoded in some ms, and a run would take more bytes
@@ -143,7 +143,7 @@ class TurnJoiner:
 
         ``staying``: as in `_records`.
         """
-        coded = not is_bytewise(receipt.codec.tokenizer)
+        coded = receipt.codec.method == Method.MODEL  # what is fresh is shrunk first
         tower = self._writer.recent.get(receipt.leaf)
         if receipt.version < LEAST or receipt.unchanged or receipt.new != 1 or not coded or not tower:
             return None
@@ -163,7 +163,7 @@ class TurnJoiner:
         """Return the last turns of a stored part, with the run that joins them; None where it has none to join."""
         staying = self._staying(tenant, name, part)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
-        if leaf is None or is_bytewise(leaf.context.tokenizer):
+        if leaf is None or leaf.context.method != Method.MODEL:
             return None
         records = self._records(tenant, name, _codec(leaf.context), staying)
         if not (tail := _tail(records, leaf.record.parent, leaf.record.tokens)).records:

@@ -3,7 +3,7 @@
     packs, the newest first --> fresh records --decode, with what stands above--> tokens --model--> shorter records
                                                                                         --prove--> new packs
 
-*Fresh* is the record of a log whose text no model coded, and one of token ids by PPMd. Its successor has the same
+*Fresh* is the record of a log whose text no model coded, and one of tokens by PPMd. Its successor has the same
 segment and version, and a shorter bitstring. So nothing above or below it is touched, and readers may take either.
 `LiveSet` counts the shorter one, and `collect` frees the other. A crash leaves the old form, or both.
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, decode_records
@@ -39,7 +39,7 @@ from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_coder import parse
 from pltz.coding.workers import START_BYTES
-from pltz.plt_codec.container.frame import TOWER, Method
+from pltz.plt_codec.container.frame import PPMD, TOWER, Method
 from pltz.plt_codec.errors import FormatError, PltzError
 
 COMMIT_BYTES, COMMIT_SECONDS = 1 << 26, 60.0  # of content per commit, at most, and of coding it
@@ -196,8 +196,8 @@ class Shrinker:
         """Return the codec that codes records of a context anew; None where none does."""
         if context.method == Method.LOG:
             return self._log if context.tokenizer == self._log.tokenizer else None
-        plain = context.method == Method.BYTES and not is_bytewise(context.tokenizer)
-        return self._codecs.of_ids(context.tokenizer) if plain else None
+        fast = context.method == PPMD or (context.method == Method.BYTES and not is_bytewise(context.tokenizer))
+        return self._codecs.of_ids(context.tokenizer) if fast else None
 
     # ---- code them anew
 
@@ -237,11 +237,12 @@ class Shrinker:
         anew = [self._anew(item) for item in items]
         chains = Chains(catalog, registry, needed=True)
         chains.load([item.record.parent for item in anew if item.record.mode & TOWER])
-        above = [chains.above(item) for item in anew]
+        was = [chains.above(item) for item in items]
+        above = [up if isinstance(up, PltzError) else chains.above(item) for item, up in zip(anew, was, strict=True)]
         wanted = [
-            chains.to_decode(item, up if isinstance(up, Coded) else NOTHING)  # ids in a fast form stand alone
-            for item, up in zip(items, above, strict=True)
-            if not isinstance(up, PltzError)
+            chains.to_decode(item, cast("Tokens | Coded", up))
+            for item, up, new in zip(items, was, above, strict=True)
+            if not isinstance(new, PltzError)
         ]
         answers, sources = iter(decode_records(registry, catalog.keys, wanted)), iter(wanted)
         found = list[tuple[Found, PendingSegment]]()

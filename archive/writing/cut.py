@@ -12,7 +12,8 @@
 
 A session goes to the writer in two ways: as tokens of the bundle, and as plain bytes under zstd
 (`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
-of a version shows which codec it was, and its kind whether it is chat, text or ids.
+of a version shows which codec it was, and its kind whether it is chat, text or ids. Where the model is not to code
+chats and texts, PPMd codes their tokens, and zstd is not tried.
 
 The log of an agent (`log_look.is_log`) goes as plain bytes alone, by `logs.LogCodec`: the segments that it begins with,
 told by their ids, then all that is new as one. So a log that grows adds its new lines, in a time like theirs, and one
@@ -158,14 +159,16 @@ class SessionCutter:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
         if tokens is None:
             return plain
-        return replace(self._segmented(self._codecs.model, request, tokens.astype(np.int64), last), otherwise=[plain])
+        codec = self._codecs.of_tokens
+        cut = self._segmented(codec, request, tokens.astype(np.int64), last)
+        return replace(cut, otherwise=[plain]) if codec is self._codecs.model else cut
 
     def _segmented(
         self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None
     ) -> NewSession:
         """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
         kind, wanted = request.session.kind, request.request.base
-        chat = codec is self._codecs.model and kind == "chat"
+        chat = codec is not self._codecs.plain and kind == "chat"
         start, end = _ends(tokens) if chat else (0, len(tokens))
         base = wanted if wanted is not None or last is None else last.base
         shared = int(chat and start > 0 and base is not None)

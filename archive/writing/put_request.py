@@ -16,7 +16,7 @@ from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import NOTHING, ContentFacts, check_part
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, Sliced
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BytesCodec, IdsCodec
+from pltz.coding.codecs.codec import BytesCodec, IdsCodec, PpmdCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_look import LEAST_ESCAPED, is_log
 from pltz.coding.partners import as_target, tokenizer_json
@@ -76,7 +76,7 @@ class PutReceipt:
         segments: number of new segments.
         size: bytes of the new segments.
         by_model: coded by the bundle, not by zstd.
-        method: name of what coded its new segments: "model", "zstd", of ids "ppmd", or of a log "log + model",
+        method: name of what coded its new segments: "model", "zstd", "ppmd", or of a log "log + model",
             "log + ppmd". Of an unchanged log "log".
         opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
         unchanged: the archive had it already, and nothing was added.
@@ -268,7 +268,7 @@ def _dropped(tags: Mapping[str, str]) -> _Dropped:
 def _method(committed: CommitReceipt) -> tuple[str, int | None]:
     """Return the method and the opaque bytes of what a put stored, as in `PutReceipt`."""
     if not isinstance(committed.codec, LogCodec):
-        by = {BytesCodec: "zstd", IdsCodec: "ppmd"}
+        by = {BytesCodec: "zstd", IdsCodec: "ppmd", PpmdCodec: "ppmd"}
         return by.get(type(committed.codec), "model"), None
     if not committed.coded:
         return "log", None

@@ -188,8 +188,9 @@ def put(
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
     chosen, time = tags_of(tags), seconds_of(when)
-    bundle, layout, _, model_logs = options.level_of(level, bundle, options.PUT_LEVEL)
-    cold = open_archive(bundle=bundle, device=device, threads=threads, layout=layout, model_logs=model_logs)
+    bundle, how = options.level_of(level, bundle, options.PUT_LEVEL)
+    coding: dict[str, Any] = {"layout": how.layout, "model_logs": how.model_logs, "model_ids": how.model_ids}
+    cold = open_archive(bundle=bundle, device=device, threads=threads, **coding)
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time, "erased_too": erased_too}
     code = put_all(cold, source, name, extra, new_version, keep_opaque, dry_run, progress, as_json, part)

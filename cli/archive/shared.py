@@ -92,6 +92,7 @@ def open_archive(
     threads: int | None = None,
     layout: "LayoutName" = "default",
     model_logs: bool = False,
+    model_ids: bool = True,
     perhaps_sealed: bool = False,
 ) -> "Archive":
     """Open the archive at ``place``, by default that of the running command, with its key where it is sealed.
@@ -102,7 +103,7 @@ def open_archive(
         bundle: codes what is put.
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
         layout: layout of long segments that are put.
-        model_logs: as in `Archive.open`.
+        model_logs, model_ids: as in `Archive.open`.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
     Raises:
@@ -119,6 +120,7 @@ def open_archive(
         threads=threads,
         layout=layout,
         model_logs=model_logs,
+        model_ids=model_ids,
         **archive_key(place, perhaps=perhaps_sealed),
     )
 

@@ -15,8 +15,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
+    from pltz.coding.level import Level
     from pltz.plt_codec.container.file import Reader
-    from pltz.plt_codec.lanes import LayoutName
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -92,11 +92,12 @@ THREADS: Decorator = click.option(
 )
 LEVEL: Decorator = click.option(
     "--level",
-    type=click.IntRange(1, 7),
-    metavar="1..7",
-    help="1 to 3 code with nano, the fastest bundle, 4 to 6 with mini, 7 with base, the smallest. 1 and 4 thaw sooner "
-    "on a GPU. 3, 6 and 7 try sessions of a file after similar ones, and code logs by the bundle too; the others code "
-    "them by PPMd, at once.  [default: 6 of a file, 5 of an archive]",
+    type=click.IntRange(0, 7),
+    metavar="0..7",
+    help="0, of an archive, codes all by PPMd, until archive shrink. 1 to 3 code with nano, the fastest bundle, 4 "
+    "to 6 with mini, 7 with base, the smallest. 1 and 4 thaw sooner on a GPU. 3, 6 and 7 try sessions of a "
+    "file after similar ones, and code logs by the bundle too; the others code them by PPMd, at once.  "
+    "[default: 6 of a file, 5 of an archive]",
 )
 TARGET: Decorator = click.option(
     "--target",
@@ -134,16 +135,17 @@ PROGRESS: Decorator = click.option(
 
 def level_of(
     number: int | None, bundle: str | None, default: int = FILE_LEVEL
-) -> "tuple[str | None, LayoutName, bool, bool]":
-    """Return what ``--level`` and ``--bundle`` choose: bundle, layout, whether neighbours are tried, model_logs.
+) -> "tuple[str | None, Level]":
+    """Return what ``--level`` and ``--bundle`` choose: the bundle, and the level for the rest.
 
-    Raises UsageError where the level's bundle is needed and not installed.
+    Raises UsageError where the level's bundle is needed and not installed, and for 0 of a file.
     """
     from pltz.coding.level import LEVELS, level
 
-    chosen = level(number) if number and not bundle else LEVELS[number or default]
-    named = chosen.bundle if number and not bundle else bundle
-    return named, chosen.layout, chosen.neighbours, chosen.model_logs
+    if number == 0 and default == FILE_LEVEL:
+        raise UsageError("level 0 is of an archive, which shrinks later: a file has levels 1 to 7")
+    chosen = level(number) if number is not None and not bundle else LEVELS[default if number is None else number]
+    return (chosen.bundle if number is not None and not bundle else bundle), chosen
 
 
 def decode_limits(command: Callable[..., Any]) -> Callable[..., Any]:

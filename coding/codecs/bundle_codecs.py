@@ -19,11 +19,19 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Identity, IdsCodec, SegmentCodec, is_bytewise
+from pltz.coding.codecs.codec import (
+    BundleCodec,
+    BytesCodec,
+    Identity,
+    IdsCodec,
+    PpmdCodec,
+    SegmentCodec,
+    is_bytewise,
+)
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Workers
 from pltz.plt_codec import limits
-from pltz.plt_codec.container.frame import ALONE, CODING, Method
+from pltz.plt_codec.container.frame import ALONE, CODING, PPMD, Method
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
 
@@ -104,7 +112,8 @@ def codecs_of(
         beside = None if plain else workers  # the first bundle codes what is put
         plain.append(BytesCodec(bundle, beside))
         logs.append(LogCodec(bundle, **engine, workers=beside))
-    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
+    fast = [PpmdCodec(bundle, engine.get("threads")) for bundle in bundles]
+    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs, *fast]
 
 
 class BundleCodecs:
@@ -113,7 +122,7 @@ class BundleCodecs:
     Args:
         registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
         bundles: the first one codes new sessions; all are read.
-        model_logs, model_ids: the text of logs, and token ids, are put by the model; else by PPMd.
+        model_logs, model_ids: the text of logs, and tokens of all else, are put by the model; else by PPMd.
         workers: as in `codecs_of`, where the codecs are made here.
         engine: options of the codecs that are made.
     """
@@ -140,13 +149,23 @@ class BundleCodecs:
         for codec in registry:
             if isinstance(codec, LogCodec):
                 codec.by_model = model_logs
-            elif not isinstance(codec, BytesCodec | IdsCodec):
+            elif not isinstance(codec, BytesCodec | IdsCodec | PpmdCodec):
                 self._of_ids.setdefault(codec.tokenizer, codec)
 
     @cached_property
     def model(self) -> SegmentCodec:
         """Return the codec of the first bundle's tokens."""
         return self.registry[0]
+
+    @cached_property
+    def of_tokens(self) -> SegmentCodec:
+        """Return the codec of the tokens of chats and texts: the model's, or where that is not to code them PPMd's."""
+        return self.model if self._model_ids else self.fast
+
+    @cached_property
+    def fast(self) -> PpmdCodec:
+        """Return the codec, by PPMd, of the first bundle's tokens."""
+        return next(codec for codec in self.registry if isinstance(codec, PpmdCodec))
 
     @cached_property
     def plain(self) -> SegmentCodec:
@@ -216,6 +235,8 @@ class BundleCodecs:
             return None
         if context.method == Method.BYTES:
             return BytesCodec(bundle)
+        if context.method == PPMD:
+            return PpmdCodec(bundle, self._engine.get("threads"))
         if context.method == Method.LOG:
             return LogCodec(bundle, **self._engine, tokenizer=context.tokenizer)
         if context.tokenizer == bundle.tokenizer.fingerprint:

@@ -15,19 +15,23 @@ they are a few per cent longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from functools import cached_property, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from pltz.coding.workers import cores
 from pltz.plt_codec import ppmd, repeats
 from pltz.plt_codec.container.frame import (
     ALONE,
     COPIES,
     FAST,
     MAX_TOKENS_PER_BYTE,
+    PPMD,
     TOWER,
     Frame,
     Method,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
 ID_WIDTH = 4  # bytes of an id at most
+PRIMER, ROLES = 1 << 18, range(1, 7)  # bytes of a dictionary that PPMd sees first, and those that are specials
 WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
@@ -404,6 +409,54 @@ class IdsCodec(SegmentCodec):
         rows = np.zeros((count, ID_WIDTH), np.uint8)
         rows[:, ID_WIDTH - width :] = found.reshape(count, width)
         return rows.view(">u4").reshape(count).astype("<u4")
+
+
+class PpmdCodec(SegmentCodec):
+    """Codes tokens of a bundle by PPMd, at megabytes of text per second, until the model codes them (`shrink`).
+
+    What it has seen is the end of the bundle's dictionary, and the last tokens of the tower.
+
+    Args:
+        bundle: whose tokens these are.
+        threads: of one call; None: all cores.
+    """
+
+    method, mode, reach = PPMD, TOWER, 1 << 12
+
+    def __init__(self, bundle: Parts, threads: int | None = None) -> None:
+        self.bundle_id, self.tokenizer = bundle.id, bundle.tokenizer.fingerprint
+        self._bundle, self._cores = bundle, threads or cores()
+
+    @cached_property
+    def _primer(self) -> bytes:
+        ids = self._bundle.tokenizer.encode(self._bundle.zstd_dict[-PRIMER:])
+        for byte in ROLES:
+            ids[ids == self._bundle.tokenizer.encode(bytes([byte]))[0]] = byte
+        return _pairs(ids)
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bytes of each segment. Raises ContentError for ids out of range."""
+        return self._map(lambda p: ppmd.encode(_pairs(p.tokens), _pairs(p.above), own=self._primer), batch)
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
+        found = self._map(lambda c: ppmd.decode(c.data, 2 * c.count, _pairs(c.above), self._primer), batch)
+        return [np.frombuffer(data, ">u2").astype("<u4") for data in found]
+
+    def _map(self, work: Callable[[Any], bytes], batch: Sequence[Any]) -> list[bytes]:
+        _ = self._primer  # of all threads
+        share = -(-len(batch) // self._cores)
+        parts = [batch[at : at + share] for at in range(0, len(batch), share or 1)]
+        with ThreadPoolExecutor(self._cores) as pool:
+            done = pool.map(lambda part: [work(one) for one in part], parts) if len(parts) > 1 else [map(work, batch)]
+            return [*chain.from_iterable(done)]
+
+
+def _pairs(ids: Tokens) -> bytes:
+    """Return ids, (T,), of two bytes each. Raises ContentError for others."""
+    if len(ids) and (ids.min() < 0 or ids.max() >> 16):
+        raise ContentError("expected ids of 0 to 65,535 as tokens, found another")
+    return ids.astype(">u2").tobytes()
 
 
 def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:

@@ -65,6 +65,9 @@ class Method(enum.IntEnum):
     BYTES = 2
 
 
+PPMD = 3  # method of archives, beside these: tokens of the bundle by PPMd
+
+
 def tokenizer_of_bytes(method: int, splitter: int = 0) -> bytes:
     """Return what stands in the place of a tokenizer's fingerprint, 16 bytes, where tokens are bytes.
 

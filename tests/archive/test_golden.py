@@ -48,6 +48,7 @@ LEFT = {  # sound, and what is left in them
     "good-loss-acknowledged": ALL - {("b", 1)},
 }
 GROWN = {"good-grown": [FAST | TOWER, FAST], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
+GROWN["good-grown-ppmd"] = [TOWER]
 OF_LOGS = ["good-logs", "good-logs-sealed"]
 OF_PARTS = ["good-parts", "good-parts-sealed"]
 GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *OF_LOGS, *OF_PARTS]]
@@ -148,7 +149,7 @@ def test_good_archives_are_read(name: str) -> None:
 def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
     disk = disk_of(name)
     key = KEY if "sealed" in name else None
-    archive = TowerArchive.open(DirectoryStore(disk), [grown_codec()], key=key)
+    archive = TowerArchive.open(DirectoryStore(disk), [grown_codec(), grown_codec(fast=True)], key=key)
     history = archive.history(GREW)
     assert [v.version for v in history] == list(range(1, TURNS + 1)) and archive.verify(decode=True).sound
     for number, tower in enumerate(archive.towers(history), 1):

@@ -52,14 +52,14 @@ def test_a_file_is_coded_as_its_level_says(
     assert [json.loads(line) for line in back] == [json.loads(line) for line in chats.read_text("utf8").splitlines()]
 
 
-@pytest.mark.parametrize(("level", "by_model"), [(None, False), (2, False), (3, True), (6, True)])
+@pytest.mark.parametrize(("level", "by_model"), [(None, False), (0, False), (2, False), (3, True), (6, True)])
 def test_the_text_of_a_log_is_coded_as_the_level_of_a_put_says(
     run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch, level: int | None, by_model: bool
 ) -> None:
     how = heard(monkeypatch, Archive, "open")
-    chosen = ["--level", level] if level else []
+    chosen = [] if level is None else ["--level", level]
     assert run("archive", "put", "-r", cold, chats, *chosen).exit_code == 0
-    assert how["model_logs"] is by_model
+    assert how["model_logs"] is by_model and how["model_ids"] is (level != 0)
 
 
 @pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])
@@ -70,6 +70,11 @@ def test_an_archive_is_put_into_as_the_level_says(
     how = heard(monkeypatch, Archive, "open")
     assert run("archive", "put", "-r", cold, chats, "--level", level).exit_code == 0
     assert (how["bundle"], how["layout"]) == (bundle, layout)
+
+
+def test_level_0_is_of_no_file(run: Run, chats: Path, tmp_path: Path) -> None:
+    done = run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 0)
+    assert done.exit_code == 2 and "levels 1 to 7" in done.stderr
 
 
 def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path, chats: Path, tmp_path: Path) -> None:

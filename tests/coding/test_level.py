@@ -9,8 +9,8 @@ from pltz.models.bundle import locations
 from pltz.plt_codec.errors import UsageError
 
 
-def test_levels_are_1_to_7_and_no_two_choose_the_same() -> None:
-    assert list(LEVELS) == list(range(1, 8)) and len(set(LEVELS.values())) == 7
+def test_levels_are_0_to_7_and_no_two_choose_the_same() -> None:
+    assert list(LEVELS) == list(range(8)) and len(set(LEVELS.values())) == 8
 
 
 def test_the_bundles_of_the_wheel_are_at_hand() -> None:
@@ -27,7 +27,7 @@ def test_a_level_without_its_bundle_is_refused_with_what_brings_it(
         level(7)
 
 
-@pytest.mark.parametrize("number", [0, 8, -1])
+@pytest.mark.parametrize("number", [8, -1])
 def test_other_numbers_are_refused(number: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to 7"):
+    with pytest.raises(UsageError, match="from 0 to 7"):
         level(number)

@@ -22,7 +22,7 @@ from tests.second_reader.state import Files, restored, state_of
 PACK_VERSION, COLUMNS, NONE, ROOT = 1, range(14), bytes(16), bytes(10)
 SEGMENT, SESSION, MARK = 1, 2, 4  # kinds of records; 3 is a segment and a session
 ABOVE, FAST, RUN = 1, 2, 4  # bits of a mode
-MODEL, LOG, BYTES = range(3)  # methods
+MODEL, LOG, BYTES, PPMD = range(4)  # methods
 
 # What many records share. Raw: their tokens are bytes.
 Context = namedtuple("Context", "content method writing sealed raw tokenizer bundle target domain root")
@@ -46,9 +46,9 @@ def context_of(fields: Fields) -> Context:
     what = fields.number(1)
     content, method, base, sealed = what & 3, what >> 2 & 3, what >> 4 & 1, what >> 5 & 1
     writing = (fields.number(1) or 255) if what >> 7 else 0
-    newer = content > 2 or method > 2 or writing > (0 if content else chat.WRITINGS)
+    newer = content > 2 or writing > (0 if content else chat.WRITINGS)
     refuse(newer, "a context of a newer version", Newer)
-    whole = method == MODEL or (method == BYTES and content == 2)
+    whole = method in (MODEL, PPMD) or (method == BYTES and content == 2)
     tokenizer = fields.take(16) if whole else bytes([method]) + fields.take(method == LOG).ljust(15, b"\0")
     raw = tokenizer[0] in (LOG, BYTES) and not any(tokenizer[2:])
     bundle, target = fields.take(16), fields.take(16) if what >> 6 & 1 else NONE
@@ -278,6 +278,9 @@ class Archive:
             return list(found)
         if bundle is None:
             raise LookupError("tokens without a bundle")
+        if c.method == PPMD:
+            last = struct.pack(f">{len(past[-4096:])}H", *past[-4096:])
+            return [*struct.unpack(f">{count}H", by_ppmd(data, 2 * count, last, bundle.primer))]
         layout = bool(record.mode & FAST)
         if c.tokenizer == bundle.fingerprint:
             return sequence_of(bundle.model, data, count, layout, past)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,13 @@ class Bundle(Vocabulary):
         texts = (block.decode("utf8", "surrogateescape") for block in blocks(data))
         runs = (run for text in texts for run in re.findall("[\udc80-\udcff]|[^\udc80-\udcff]+", text))
         return [token for run in runs for token in self._alone.get(run) or self._library.encode(run).ids]
+
+    @cached_property
+    def primer(self) -> bytes:
+        """Return what PPMd has seen of the dictionary before tokens."""
+        roles = {self.bpe(bytes([byte]))[0]: byte for byte in range(1, 7)}
+        ids = self.bpe(self.dictionary[-(1 << 18) :])
+        return b"".join(roles.get(token, token).to_bytes(2) for token in ids)
 
 
 def tensors_of(data: bytes) -> dict[str, Array]:

@@ -232,14 +232,14 @@ class Model:
         return c
 
 
-def by_ppmd(data: bytes, count: int, past: bytes = b"") -> bytes:
-    """Return the text of PPMd bytes after a past."""
+def by_ppmd(data: bytes, count: int, past: bytes = b"", own: bytes | None = None) -> bytes:
+    """Return the text of PPMd bytes after a past. ``own``: the primer, if it is not that for logs."""
     kind = data[0] if count else 0
     if not kind:
         refuse(len(data) != count + bool(count), "a text of another size")
         return data[1:]
     refuse(kind > 2 or count > 4096 * (len(data) + 16), "a model of no writer, or more text than PPMd bytes can have")
-    begun = primed() if kind == 2 else pickle.dumps(Model())
+    begun = primed(own) if kind == 2 else pickle.dumps(Model())
     coder, model, found = Coder(data[1:]), pickle.loads(begun), bytearray()
     for at in range(len(past) + count):
         found.append(model.step(Known(past[at : at + 1]) if at < len(past) else coder))
@@ -251,9 +251,9 @@ def by_ppmd(data: bytes, count: int, past: bytes = b"") -> bytes:
 
 
 @cache
-def primed() -> bytes:
+def primed(own: bytes | None) -> bytes:
     """Return the model that has seen the primer."""
     data, model = (Path(__file__).parents[2] / "plt_codec/primer.ppmd").read_bytes(), Model()
-    for byte in by_ppmd(data[4:], int.from_bytes(data[:4], "little")):
+    for byte in by_ppmd(data[4:], int.from_bytes(data[:4], "little")) if own is None else own:
         model.step(Known(bytes([byte])))
     return pickle.dumps(model)

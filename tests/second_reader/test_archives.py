@@ -138,7 +138,7 @@ def test_parts(name: str) -> None:
         assert (told.title, told.numbers) == (TOLD.title, [*TOLD[1:5], TOLD.last - TOLD.first])
 
 
-@pytest.mark.parametrize("name", ["good-grown", "good-grown-merged", "good-grown-merged-sealed"])
+@pytest.mark.parametrize("name", ["good-grown", "good-grown-merged", "good-grown-merged-sealed", "good-grown-ppmd"])
 def test_turns_and_runs(name: str) -> None:
     archive = opened(name, golden(name), "mini")
     history = archive.history(GREW)

@@ -152,6 +152,32 @@ def test_ids_put_in_a_fast_form_are_shrunk(place: Place, tiny_tokenizer_json: Ca
     assert place.open(tokenizers=[theirs]).verify(decode=True).sound
 
 
+def test_chats_come_to_what_a_put_by_the_model_takes(place: Place, tmp_path: Path, key: str | None) -> None:
+    other = Place(tmp_path / "other", key)
+    said = [{"role": "user" if n % 2 == 0 else "assistant", "content": text} for n, text in enumerate(PROSE[:40])]
+    prompt = {"role": "system", "content": " ".join(PROSE[40:60])}
+    grows = [{"messages": [prompt, *said[:count]]} for count in (4, 8, 40)]
+    shares, text = {"messages": [prompt, *said[20:]]}, ". ".join(PROSE[60:])
+    requests = [PutRequest("grows", value) for value in grows]
+    requests += [PutRequest("shares", shares), PutRequest("text", text)]
+    for one in requests:
+        [receipt] = place.open(fast=True).put_many([one])
+        assert (receipt.method, receipt.by_model) == ("ppmd", False)
+        other.put(one, fast=False)
+    whole = place.open()
+    assert [whole.get("grows", version=n).value for n in (1, 2, 3)] == grows
+    fast, small = (sum(len(bits) for _, bits in each.bitstrings().values()) for each in (place, other))
+    assert small < fast < 2 * small
+    done = place.open().shrink()
+    assert done.shrunk == done.fresh == len(place.bitstrings())
+    assert sorted(place.bitstrings().values()) == sorted(other.bitstrings().values())
+    for one in requests:
+        place.put(one, fast=True)  # nothing new, whatever coded it
+    assert place.open().shrink().fresh == 0 and place.open().verify(decode=True).sound
+    assert place.open().get("text").value == text.encode()
+    assert place.open().get("shares").value == shares
+
+
 def test_the_budget_ends_it(place: Place) -> None:
     place.put(request(40), fast=True)
     told = place.open().shrink(budget=0)

@@ -12,7 +12,7 @@ from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Context, Record
 from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.random_weights import random_weights
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, IdsCodec, Plain
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, IdsCodec, Plain, PpmdCodec
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import ALONE, COPIES, FAST, TOWER
@@ -107,6 +107,32 @@ def test_ids_of_any_width_come_back_and_damage_is_refused(most: int) -> None:
         with pytest.raises(CorruptError):
             codec.decode([Coded(bad, count, NOTHING)])
     for out in (-1, 1 << 32):
+        with pytest.raises(ContentError):
+            codec.encode([Plain(np.array([out]), NOTHING)])
+
+
+def test_tokens_by_ppmd_come_back_after_what_stands_above_and_damage_is_an_error(bundle: Bundle) -> None:
+    codec, above = PpmdCodec(bundle, threads=2), np.arange(90, dtype=np.int64) * 7
+    rows = [above[:0], above[:1], np.tile(above, 3), np.array([0, 65_535, 256])]
+    plain = [Plain(ids, before) for ids in rows for before in (NOTHING, above)]
+    coded = [Coded(d, len(p.tokens), p.above) for d, p in zip(codec.encode(plain), plain, strict=True)]
+    assert all(map(np.array_equal, codec.decode(coded), [p.tokens for p in plain]))
+    assert not coded[0].data and len(coded[5].data) < len(coded[4].data) < 250  # the past tells
+    assert any(len(one.data) == 1 + 2 * one.count for one in coded)  # as it is, where it does not shrink
+    good, refused = coded[5], 0
+    for at in range(8 * len(good.data)):
+        hurt = bytearray(good.data)
+        hurt[at // 8] ^= 1 << at % 8
+        for data, count in ((bytes(hurt), good.count), (good.data[: at // 8], good.count), (good.data, at)):
+            try:
+                [found] = codec.decode([Coded(data, count, above)])
+                assert found.shape == (count,)  # the id of a segment tells that it is another
+            except CorruptError:
+                refused += 1
+    assert refused > 8 * len(good.data)
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(good.data, 1 << 40, above)])
+    for out in (-1, 1 << 16):
         with pytest.raises(ContentError):
             codec.encode([Plain(np.array([out]), NOTHING)])
 

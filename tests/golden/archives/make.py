@@ -30,7 +30,7 @@ from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, PpmdCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.identity import digest
@@ -72,13 +72,13 @@ def turn(number: int) -> list[int]:
     return [(number * number + 31 * i * i) % 997 for i in range(10 + 3 * number)]
 
 
-def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
+def grown(*, merged: bool = False, fast: bool = False, key: Secret | None = None) -> Files:
     """A session coded by `mini` in the layout of turns, each turn after the tokens above it.
 
-    ``merged``: join its turns and collect twice, so that the run alone is left.
+    ``merged``: join its turns and collect twice, so that the run alone is left. ``fast``: by PPMd.
     """
     disk = SimDisk(seed=2)
-    archive = TowerArchive.create(DirectoryStore(disk), [grown_codec()], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [grown_codec(fast=fast)], key=key)
     for n in range(1, TURNS + 1):
         archive.put([NewSession(GREW, [np.array(turn(i)) for i in range(n)], shared=1)])
     if merged:
@@ -144,9 +144,9 @@ def log_codec() -> LogCodec:
     return LogCodec(Bundle.load("mini"))
 
 
-def grown_codec() -> BundleCodec:
+def grown_codec(*, fast: bool = False) -> SegmentCodec:
     """Return the codec of the session that grew."""
-    return BundleCodec(Bundle.load("mini"), layout="fast")
+    return PpmdCodec(Bundle.load("mini")) if fast else BundleCodec(Bundle.load("mini"), layout="fast")
 
 
 def collected() -> Files:
@@ -313,6 +313,7 @@ def grown_archives() -> dict[str, Files]:
         "good-grown": grown(),
         "good-grown-merged": grown(merged=True),
         "good-grown-merged-sealed": grown(merged=True, key=KEY),
+        "good-grown-ppmd": grown(fast=True),
     }
 
 
