@@ -362,6 +362,14 @@ class Bridge:
             return tokens, patch
         return np.zeros(0, np.int32), pack_bits(literal)
 
+    def spell(self, ids: npt.ArrayLike) -> Ids:
+        """Return the bundle tokens of the ids' text and marks, int32 (tokens,), whatever patch the ids (n,) need.
+
+        A bundle is trained on them. Raises ContentError, as `to_bundle`.
+        """
+        real = self._checked(ids)
+        return np.array(real, np.int32) if self.identity else np.concatenate(self._pieces(real)[2])
+
     def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
         """Return the target's ids, int32 (n,), from the tokens (tokens,) and the patch that `to_bundle` made.
 

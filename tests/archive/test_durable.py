@@ -13,13 +13,13 @@ import pytest
 
 from pltz.archive.catalog import index_keeper as module
 from pltz.archive.catalog.listing import Listing
-from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.marker import Marker
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.simulated_disk import SimDisk
@@ -225,18 +225,18 @@ def test_a_version_that_a_collector_moves_while_it_is_marked(
     """Remove the pack of a version between look-up and mark: it is looked up again."""
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    other, mark = reopen(disk, codec), archive.parts.writer.mark
+    other, put = reopen(disk, codec), Marker._put
     version = archive.version("s0")
     if verb == "restore":
         archive.forget([version])
 
-    def late(versions: list[Version], verb: int, *fence: Any) -> None:
-        monkeypatch.setattr(archive.parts.writer, "mark", mark)
+    def late(marker: Marker, *what: Any) -> None:
+        monkeypatch.setattr(Marker, "_put", put)
         other.collect()
         other.collect()
-        mark(versions, verb, *fence)
+        put(marker, *what)
 
-    monkeypatch.setattr(archive.parts.writer, "mark", late)
+    monkeypatch.setattr(Marker, "_put", late)
     if verb == "forget":
         assert archive.forget([version]) == 1
         assert [v.name for v in reopen(disk, codec).ls()] == ["s1"]
