@@ -40,10 +40,10 @@ from pltz.archive.format.record import (
     unpack_tags as unpack_tags,
 )
 from pltz.archive.format.settings import MAX_SIZE as MAX_SIZE, Settings as Settings
-from pltz.archive.humanize import counted as counted, size as size
+from pltz.archive.humanize import counted as counted, folder_of as folder_of, size as size
 from pltz.archive.opener import OpenArchive as OpenArchive
 from pltz.archive.retention import Policy as Policy, expired as expired, seconds as seconds
-from pltz.archive.search import SearchHit as SearchHit, SearchQuery as SearchQuery
+from pltz.archive.search import SearchHit as SearchHit, SearchQuery as SearchQuery, last_of as last_of
 from pltz.archive.storage.disk import Disk as Disk, OsDisk as OsDisk
 from pltz.archive.storage.store import DirectoryStore as DirectoryStore
 from pltz.archive.version_sizes import method_of as method_of, tokens_of as tokens_of

@@ -1,5 +1,6 @@
 """The names that cli offers to the rooms above the core and to everybody else, each from its home."""
 
+from pltz.cli.archive.files import content_of as content_of, files_of as files_of
 from pltz.cli.archive.shared import (
     DRY_RUN as DRY_RUN,
     TENANT as TENANT,

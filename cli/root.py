@@ -22,7 +22,7 @@ COMMANDS = {
     "completion": "pltz.cli.completion:completion",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "search", "resume", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),

@@ -18,11 +18,9 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import VersionName
     from pltz.datasets.conversation import Conversation, ConversationTurn
-    from pltz.models.session.session import Session
 
 COLOURS = {"user": "blue", "assistant": "green", "tool": "yellow"}
 PATCH_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
-SHOWN = 1 << 20  # bytes of a session that is shown as its lines, at the end of a long one
 LINE = 160  # characters of a line of a call that is folded
 
 
@@ -66,8 +64,8 @@ def show(
     folded, unless --full is given. Of a log the last branch is shown, and what is left out is said. A session without
     a conversation is shown as its lines. On a terminal a pager has it; PAGER names another one.
     """
-    from pltz.datasets.conversation import ConversationTurn, conversation_of
-    from pltz.datasets.pages import as_html, as_markdown
+    from pltz.datasets.conversation import conversation_of
+    from pltz.datasets.pages import as_html, as_markdown, lines_of
 
     chosen, marked = _range(asked, last), redactor(redact)
     cold = open_archive()
@@ -78,7 +76,7 @@ def show(
     turns = talk.turns
     if not turns:
         click.echo("no conversation could be read: the session is shown as its lines", err=True)
-        turns = (ConversationTurn(1, found.kind, "".join(_lines(session)).rstrip("\n")),)
+        turns = (lines_of(session),)
     picked = turns[chosen]
     title = f"{name}/{part}" if part else name
     counts = tell_redacted(marked)
@@ -161,20 +159,3 @@ def _text(note: str, turns: "Iterable[ConversationTurn]", full: bool) -> Iterato
 
 def _painted(line: str) -> str:
     return click.style(line, fg=PATCH_COLOURS.get(line[:1]))
-
-
-def _lines(session: "Session") -> Iterator[str]:
-    """Yield a session that has no conversation, as its lines; of a long one the end."""
-    from pltz.datasets.pages import clean
-
-    if session.kind == "ids":
-        yield " ".join(map(str, session.value.tolist())) + "\n"
-        return
-    if session.kind == "chat":
-        rows = session.value if isinstance(session.value, list) else [session.value]
-        yield from (clean(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
-        return
-    text = session.value
-    if len(text) > SHOWN:
-        yield f"(the last {SHOWN:,} of {len(text):,} bytes)\n"
-    yield from (clean(line) + "\n" for line in text[-SHOWN:].decode("utf-8", "replace").splitlines())

@@ -1,8 +1,16 @@
 """The names that datasets offers to the rooms above the core and to everybody else, each from its home."""
 
 from pltz.datasets.byte_input import ByteInput as ByteInput, Readable as Readable, TooLong as TooLong
-from pltz.datasets.conversation import messages_of as messages_of, rendered as rendered, seen_by as seen_by
+from pltz.datasets.conversation import (
+    Conversation as Conversation,
+    ConversationTurn as ConversationTurn,
+    conversation_of as conversation_of,
+    messages_of as messages_of,
+    rendered as rendered,
+    seen_by as seen_by,
+)
 from pltz.datasets.dropped import tags_of as tags_of, without as without
+from pltz.datasets.file_forms import suffix_in as suffix_in, suffix_of as suffix_of
 from pltz.datasets.file_names import stem_of as stem_of
 from pltz.datasets.file_walk import EXCLUDE as EXCLUDE, WalkedFile as WalkedFile, walk as walk
 from pltz.datasets.input_format import HEAD as HEAD, ReadOptions as ReadOptions
@@ -18,6 +26,13 @@ from pltz.datasets.loaders import (
 )
 from pltz.datasets.log_lines import tags_of_odd as tags_of_odd
 from pltz.datasets.named_sessions import NamedSession as NamedSession, named as named
+from pltz.datasets.pages import (
+    as_html as as_html,
+    as_markdown as as_markdown,
+    clean as clean,
+    lines_of as lines_of,
+    when as when,
+)
 from pltz.datasets.session_columns import (
     bytes_of as bytes_of,
     moment as moment,

@@ -13,11 +13,15 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pltz.datasets.conversation import ConversationTurn
 
+if TYPE_CHECKING:
+    from pltz.models.session.session import Session
+
 SPEAKERS = ("user", "assistant", "system")  # roles whose texts are words, and not the output of a program
+SHOWN = 1 << 20  # bytes of a session that is shown as its lines, at the end of a long one
 FOLDED = 12  # lines of a result from which it is folded
 PICTURE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
 JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
@@ -78,12 +82,31 @@ def is_patch(text: str) -> bool:
     return PATCH.search(text) is not None
 
 
-def as_html(title: str, note: str, turns: Iterable[ConversationTurn]) -> Iterator[str]:
-    """Yield the lines of an HTML file with turns. ``note``: what they leave out."""
+def lines_of(session: Session) -> ConversationTurn:
+    """Return a session that has no conversation as one turn of its lines; of a long one the end."""
+    return ConversationTurn(1, session.kind, "\n".join(_lines(session)))
+
+
+def _lines(session: Session) -> Iterator[str]:
+    if session.kind == "ids":
+        yield " ".join(map(str, session.value.tolist()))
+        return
+    if session.kind == "chat":
+        rows = session.value if isinstance(session.value, list) else [session.value]
+        yield from (clean(json.dumps(row, ensure_ascii=False)) for row in rows)
+        return
+    text = session.value
+    if len(text) > SHOWN:
+        yield f"(the last {SHOWN:,} of {len(text):,} bytes)"
+    yield from map(clean, text[-SHOWN:].decode("utf-8", "replace").splitlines())
+
+
+def as_html(title: str, note: str, turns: Iterable[ConversationTurn], *, head: str = "") -> Iterator[str]:
+    """Yield the lines of an HTML file with turns. ``note``: what they leave out. ``head``: HTML to begin with."""
     name = html.escape(clean(title))
     yield "<!DOCTYPE html>"
     yield f'<html><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    yield f"<title>{name}</title><style>{STYLE}</style></head><body><h1>{name}</h1>"
+    yield f"<title>{name}</title><style>{STYLE}</style></head><body>{head}<h1>{name}</h1>"
     if note:
         yield f"<p>{html.escape(clean(note))}</p>"
     for turn in turns:

@@ -55,7 +55,7 @@ WINGS = {
         "memory thaw",
         "commands",
     ),
-    "serving": ("eviction", "engines live", "nightly", "server", "commands"),
+    "serving": ("eviction", "engines live", "nightly", "server", "browse", "commands"),
     "coding": (
         "level look options parts sketch threads workers",
         "log",

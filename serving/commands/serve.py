@@ -144,7 +144,7 @@ def serve(
     folder = Path(journal or f"{place.rstrip('/')}.journal")
     archive = Archive.open(place, bundle=bundle, **archive_key(place))
     archive.parts.want_key()
-    with _bound(host, port) as address:  # before the model is loaded
+    with bound(host, port) as address:  # before the model is loaded
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLocks(folder).take(LOCK)
         if lock is None:
@@ -203,7 +203,7 @@ def _empty(journal: Path, place: str, bundle: str | None) -> None:
         click.echo(f"{done.rejected} turns of the journal do not fit the archive: see pltz hook status", err=True)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """Return a socket with this address. Raises UsageError where it cannot have it."""
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -215,8 +215,18 @@ def _bound(host: str, port: int) -> socket.socket:
     return found
 
 
+def listen(listening: socket.socket, backlog: int) -> int:
+    """Listen, so that whoever is told may connect at once, and return the port. Raises UsageError."""
+    host, port = listening.getsockname()[:2]
+    try:
+        listening.listen(backlog)
+    except OSError as exc:  # another process had bound it as well, and listens
+        raise _no_address(host, port, exc) from exc
+    return port  # type: ignore[no-any-return]
+
+
 def _no_address(host: str, port: int, error: OSError) -> UsageError:
-    return UsageError(f"cannot listen on {host}, port {port}: {error.strerror}: choose others by --host and --port")
+    return UsageError(f"cannot listen on {host}, port {port}: {error.strerror}: choose another address or --port")
 
 
 def _run(
@@ -248,12 +258,7 @@ def _run(
         timeout_graceful_shutdown=int(LAST) + 4,
         server_header=False,
     )
-    port = listening.getsockname()[1]
-    try:
-        listening.listen(config.backlog)  # whoever reads the next line may connect at once
-    except OSError as exc:  # another process had bound it as well, and listens
-        raise _no_address(names[0], port, exc) from exc
-    url = f"http://{names[0]}:{port}"
+    url = f"http://{names[0]}:{listen(listening, config.backlog)}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
         Server(config).run(sockets=[listening])

@@ -41,9 +41,11 @@ class Guard:
     def _refused(self, headers: Headers, path: str) -> Refused | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_mine(host):
-            return Refused(421, f"this server is not {host[:128]!r}: call it by its name, or allow --allowed-host")
+            why = f"this server is not {host[:128]!r}: call it by its name (pltz serve: or allow --allowed-host)"
+            return Refused(421, why)
         if origin is not None and not self._is_mine(origin.partition("://")[2]):
-            return Refused(403, f"pages of {origin[:128]!r} may not use this server: allow it by --allowed-host")
+            why = f"pages of {origin[:128]!r} may not use this server (pltz serve: allow it by --allowed-host)"
+            return Refused(403, why)
         given = headers.get("authorization", "").encode("latin-1")
         if self._key is None or path == "/healthz" or hmac.compare_digest(given, b"Bearer " + self._key):
             return None
