@@ -48,7 +48,7 @@ HERE, GOLDEN = Path(__file__).parent, ROOT / "tests/golden"
 CONTAINERS = sorted((GOLDEN / "containers").glob("*.pltz"))
 FROZEN = sorted((GOLDEN / "mini").glob("*.pltz"))
 LISTED = {"numpy", "tokenizers", "zstandard", "cryptography"}
-MOST_LINES = 2346
+MOST_LINES = 2_357
 
 
 @cache
