@@ -85,7 +85,7 @@ def ask(app: Starlette, path: str, host: str = "127.0.0.1:8000", **given: Any) -
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    words = {"type": "http", "method": "GET", "path": path, "root_path": "", "scheme": "http"}
+    words: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "root_path": "", "scheme": "http"}
     scope = words | {"headers": [(b"host", host.encode())], "query_string": urlencode(given).encode()}
     scope |= {"server": ("127.0.0.1", 8000), "asgi": {"spec_version": "2.4"}}
     asyncio.run(app(scope, receive, send))
