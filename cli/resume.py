@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     short_help="Put a session back where its agent goes on with it.",
     examples=[
         "pltz resume -r /data/cold '0f3a6c1e*'",
-        "pltz resume 'rollout-2026-08-01*' --map /home/ada/shop=/work/shop",
+        "pltz resume 'rollout-2026-08-01*' --map /home/ada/shop=/home/ada/new/shop",
         "pltz resume '0f3a6c1e*' --here",
     ],
 )
@@ -112,8 +112,8 @@ def _home(cold: "Archive", whole: "Version", moves: tuple[str, ...], here: bool)
 def moved_by(moves: tuple[str, ...], project: str) -> str:
     """Return where a project is now, empty where nothing moved it. Raises UsageError.
 
-    >>> moved_by(("/home/ada=/work",), "/home/ada/shop"), moved_by(("/home/ada=/work",), "/home/adam")
-    ('/work/shop', '')
+    >>> moved_by(("/home/ada=/srv",), "/home/ada/shop"), moved_by(("/home/ada=/srv",), "/home/adam")
+    ('/srv/shop', '')
     """
     for move in moves:
         old, _, new = move.partition("=")

@@ -1,4 +1,4 @@
-"""Where each agent looks for its sessions, and how it goes on with one.
+"""Agent homes: where each agent looks for its sessions, and how it goes on with one.
 
     found = home_of(session, "./-home-me-shop/4f35e220", parts=["subagents/agent-a1.jsonl"])
     found.root / found.stem       # ~/.claude/projects/-home-me-shop/4f35e220

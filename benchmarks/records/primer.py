@@ -87,7 +87,7 @@ def chosen(logs: Iterable[tuple[str, str, bytes]]) -> list[bytes]:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """See the head of this file."""
+    """Write the primer to the file of the second argument, from the logs of the first."""
     source, target = map(Path, arguments)
     lines = chosen(read(source))
     primer = b"".join(line + b"\n" for line in lines)

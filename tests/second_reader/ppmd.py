@@ -42,7 +42,7 @@ class Coder:
 
 
 class Known(Coder):
-    """What stands in for a coder where the model learns a text."""
+    """Stands in for a coder where the model learns a text."""
 
     def choose(self, row: list[State], total: int, chance: int = 0) -> State | None:
         """Return the state of the next byte."""
