@@ -27,7 +27,15 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, NotFound, Outdated, stays_erased
+from pltz.archive.errors import (
+    ArchiveError,
+    KeyMismatch,
+    LostError,
+    NotFound,
+    Outdated,
+    StaysErased,
+    stays_erased,
+)
 from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
@@ -412,9 +420,8 @@ class Archive:
             put = partial(self._put, pace=pace, alone=alone, dry_run=dry_run, coding=coding)
             try:
                 committed = put(commit)
-            except Outdated:  # what logs stand on is going: they are cut again, by what is there now
-                cutter = self.commits.cutter
-                commit = [one._replace(cut=cutter.cut(one.request)) if is_begun(one.cut) else one for one in commit]
+            except (Outdated, StaysErased):
+                commit = list(self._again(commit, refused, dry_run))
                 committed = put(commit)
             receipts = self._receipts(commit, committed, dry_run=dry_run)
             took = clock.monotonic() - began
@@ -477,6 +484,21 @@ class Archive:
                 refused(request, exc)
             else:
                 yield ready
+
+    def _again(self, commit: Sequence[CutRequest], refused: Refused | None, dry_run: bool) -> Iterator[CutRequest]:
+        """Yield a commit by what is there now: what logs stood on is going, or sessions were erased since.
+
+        Raises StaysErased.
+        """
+        for one in commit:
+            try:
+                self._want_unerased(one.request, dry_run)
+            except StaysErased as exc:
+                if refused is None:
+                    raise
+                refused(one.request.request, exc)
+            else:
+                yield one._replace(cut=self.commits.cutter.cut(one.request)) if is_begun(one.cut) else one
 
     def _want_unerased(self, ready: PreparedRequest, dry_run: bool) -> None:
         """Raise StaysErased for a session that was erased, or let it be put from now on where the request says so."""

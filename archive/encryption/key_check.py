@@ -35,7 +35,10 @@ class KeyCheck:
         self.store, self.archive = store, archive
         self.folder = folder or KeyFolder(store)
         self._packs: Callable[[], Mapping[bytes, int]] | None = None
-        self._tables: dict[bytes, frozenset[tuple[bytes, bytes]]] = {}  # pack -> domain and root of each context
+        self._all = False  # whether roots are of all packs that are there, since the last refresh
+        self._tables: dict[
+            bytes, frozenset[tuple[bytes, bytes]]
+        ] = {}  # pack -> domain and root of each context
         self._roots: dict[bytes, set[bytes]] | None = None
 
     def refresh(self, packs: Callable[[], Mapping[bytes, int]] | None = None) -> None:
@@ -43,8 +46,17 @@ class KeyCheck:
 
         ``packs``: returns the packs and their sizes, as the caller has just listed them; None lists them then.
         """
-        self._roots, self._packs = None, packs
+        self._roots, self._packs, self._all = None, packs, False
         self.folder.forget()
+
+    def look_at_all(self) -> None:
+        """Look from now to the next refresh at all packs that are there, and not only at those that a manifest names.
+
+        One lists them. Whoever makes first keys needs it: an older manifest, or a put that was cut off, names fewer.
+        """
+        if not self._all and self._packs:
+            self._roots, self._packs = None, None
+        self._all = True
 
     @property
     def roots(self) -> dict[bytes, set[bytes]]:
@@ -74,7 +86,9 @@ class KeyCheck:
         found = {domain: _no_file(domain) for domain in sorted(roots.keys() - there.keys())}
         if roots and self.archive not in there:
             own = path_of(self.archive)
-            found[self.archive] = f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
+            found[self.archive] = (
+                f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
+            )
         return found
 
     def faults(self) -> dict[bytes, str]:
@@ -99,7 +113,9 @@ class KeyCheck:
         try:
             newest = self.folder.newest(domain, fresh=fresh)
         except FormatError as exc:
-            return f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
+            return (
+                f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
+            )
         if newest is None:
             return _no_file(domain)
         if all(map(newest.governs, roots)):
@@ -113,19 +129,26 @@ class KeyCheck:
     def strangers(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each key file with keys that the newest of its domain never had, and a sentence."""
         for name, _ in self.folder.strangers():
-            yield name, "has keys that the newest key file of its domain never had: it stays; move one of them away"
+            yield (
+                name,
+                "has keys that the newest key file of its domain never had: it stays; move one of them away",
+            )
 
     def _read(self, packs: Sequence[tuple[bytes, int]]) -> dict[bytes, frozenset[tuple[bytes, bytes]]]:
         """Return the tables of packs, given by id and size, without those that cannot be read."""
         found = {}
         for name, size in packs:
-            with suppress(FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
+            with suppress(
+                FormatError, FileNotFoundError
+            ):  # verify reports damage; a collector may delete a pack
                 found[name] = self._table(name, size)
         return found
 
     def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)
-        head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive, both=False).head
+        head = Pack(
+            lambda at, count: self.store.read(file, at, count), size, archive=self.archive, both=False
+        ).head
         return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
 
 
@@ -142,4 +165,6 @@ def path_of(domain: bytes) -> str:
 
 def _no_file(domain: bytes) -> str:
     files = path_of(domain)
-    return f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"
+    return (
+        f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"
+    )

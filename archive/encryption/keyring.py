@@ -49,9 +49,8 @@ class Keyring:
         # Domains of which keys were missing or damaged when last asked for, and those whose newest file is damaged
         self.unreadable: dict[bytes, str] = {}
         self._damaged: set[bytes] = set()
-        self._made: set[bytes] = (
-            set()
-        )  # domains whose first keys this process made and has not yet compared with the listing
+        # Domains whose first keys this process made and has not yet compared with the listing
+        self._made: set[bytes] = set()
         # Newer keys loaded since the last refresh, for reading records only, and the roots searched for
         self._newer: dict[bytes, DomainKeys | None] = {}
         self._sought: set[bytes] = set()
@@ -111,6 +110,8 @@ class Keyring:
         """
         domain = self.domain(kind, name)
         keys = self.of(domain)
+        if keys is None:
+            self.key_check.look_at_all()
         if keys is None or self._writable.get(domain) is not keys:
             self.want(domain, f"{'base' if kind == BASE else 'tenant'} {name!r}")
         if keys is None or keys.erased:

@@ -172,6 +172,7 @@ def _drained_text(done: "Drained") -> str:
         f"{counted(done.stored, 'session')} stored, {done.unchanged} there already",
         f"{counted(done.tokens, 'token')}, {size(done.raw)} of ids in {size(done.frozen)}",
     ]
+    lines += [f"{counted(done.erased, 'session')} dropped, as erased from the archive"] if done.erased else []
     lines += [f"refused: {name!r} of tenant {tenant!r}: {why}" for tenant, name, why in done.refused]
     lines += [f"{size(done.damaged)} of the journal were damaged, laid aside"] if done.damaged else []
     if done.lost:

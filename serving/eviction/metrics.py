@@ -31,6 +31,7 @@ COUNTERS = (
 WORKER = (
     ("archived", "Evictions that became a version in the archive.", "stored"),
     ("unchanged", "Evictions that the archive had already.", "unchanged"),
+    ("erased", "Evictions of sessions that were erased, dropped.", "erased"),
     ("rejected", "Evictions that the archive cannot take, laid aside.", "rejected"),
     ("archived_tokens", "Tokens archived.", "tokens"),
     ("archived_raw_bytes", "Bytes of the ids archived, 4 each.", "raw"),

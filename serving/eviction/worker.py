@@ -28,6 +28,7 @@ from pltz.archive import (
     PutReceipt,
     PutRequest,
     Settings,
+    StaysErased,
     StoreError,
     opener,
     reason,
@@ -63,10 +64,11 @@ class Drained:
 
     ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries the
     archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``: entries laid
-    aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside that were no
-    entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments of a
-    newer version, left alone. ``until``: time of the last archived entry. ``busy``: another worker had the journal.
-    ``failure``: why it stopped.
+    aside; ``refused``: (tenant, name, reason) of the last of them. ``erased``: entries of sessions that were
+    erased from the archive; they are dropped, and nothing of them stays in the journal. ``damaged``: bytes laid aside
+    that were no entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments
+    of a newer version, left alone. ``until``: time of the last archived entry. ``busy``: another worker had the
+    journal. ``failure``: why it stopped.
     """
 
     stored: int = 0
@@ -78,6 +80,7 @@ class Drained:
     commits: int = 0
     rejected: int = 0
     refused: list[tuple[str, str, str]] = field(default_factory=list)
+    erased: int = 0
     damaged: int = 0
     lost: int = 0
     left: int = 0
@@ -88,7 +91,7 @@ class Drained:
     @property
     def entries(self) -> int:
         """Return the number of entries that left the journal."""
-        return self.stored + self.unchanged + self.rejected
+        return self.stored + self.unchanged + self.rejected + self.erased
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields as values for JSON."""
@@ -231,7 +234,9 @@ class Worker:
                     self._commit(segment, [pending])
                 return
             [(frame, entry)] = rest
-            if self.backlog.refuse(segment, frame):
+            if isinstance(exc, StaysErased):
+                self.done.erased += 1
+            elif self.backlog.refuse(segment, frame):
                 self.done.rejected += 1
                 self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
                 del self.done.refused[:-KEPT]

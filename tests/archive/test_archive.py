@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pltz
 from pltz import PutRequest
 from pltz.archive import archive as module
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.errors import StaysErased
 from pltz.archive.retention import Policy
 from pltz.benchmarks.random_weights import random_weights
 from pltz.datasets.given import as_session
@@ -140,6 +141,28 @@ def test_a_bundle_by_folder_and_more_to_read_with(
     assert both.put("b", [33, 99], prefixes=(1,)).by_model and both.codecs.bundle is bundle
 
 
+def test_a_session_erased_during_a_put_of_many_stops_no_other(
+    sealed: pltz.Archive, bundle: Bundle, key: Path, tmp_path: Path
+) -> None:
+    other = pltz.Archive.open(tmp_path / "sealed", bundle=bundle, threads=1, key_file=key)
+
+    def requests() -> Iterator[PutRequest]:
+        yield PutRequest("x", as_session("first"))
+        yield PutRequest("y", as_session("to be erased"))
+        other.erase("y", tenant="default")
+        yield PutRequest("z", as_session("last"))
+
+    sealed.put("y", "to be erased")
+    left: list[str] = []
+    done = sealed.put_many(
+        requests(), refused=lambda request, exc: left.append(f"{request.name} {type(exc).__name__}")
+    )
+    assert [receipt.name for receipt in done] == ["x", "z"] and left == ["y StaysErased"]
+    assert names(sealed.list()) == ["x", "z"]
+    with pytest.raises(StaysErased):
+        sealed.put("y", "to be erased")
+
+
 # ---- put and get
 
 
@@ -262,7 +285,12 @@ def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive)
 
 @pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_BYTES, 2)])
 def test_a_short_put_reads_the_changes_of_others_once(
-    cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
+    cold: pltz.Archive,
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: int,
+    reads: int,
 ) -> None:
     other = pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1)
     assert cold.put("a", "one").version == 1
@@ -323,7 +351,11 @@ def test_many_are_forgotten_in_one_commit_or_none(cold: pltz.Archive) -> None:
         cold.put(name, name, tags={"first": name})
     with pytest.raises(pltz.NotFound, match="no session 'other'"):
         cold.forget(["a", "other"])
-    assert names(cold.forget(["a", "b"], dry_run=True)) == ["a", "b"] and names(cold.list()) == ["a", "b", "c"]
+    assert names(cold.forget(["a", "b"], dry_run=True)) == ["a", "b"] and names(cold.list()) == [
+        "a",
+        "b",
+        "c",
+    ]
     packs = cold.stat().packs
     assert names(cold.forget(["a", "b", "a"])) == ["a", "b"] and cold.stat().packs == packs + 1
     assert names(cold.undelete(["b"], dry_run=True)) == ["b"] and names(cold.list()) == ["c"]
@@ -398,7 +430,10 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
     [
         (lambda cold: cold.put(BAD, "x"), "a string as name, found float"),
         (lambda cold: cold.put("a", "x", tenant=None), "a string as tenant, found NoneType"),
-        (lambda cold: cold.put("a", "x", tags=["red"]), "a mapping of strings to strings as tags, found list"),
+        (
+            lambda cold: cold.put("a", "x", tags=["red"]),
+            "a mapping of strings to strings as tags, found list",
+        ),
         (lambda cold: cold.put("a", "x", tags={"a": 1}), "strings as keys and values of tags, found int"),
         (lambda cold: cold.put("a", "x", base=7), "a string as base, found int"),
         (lambda cold: cold.put("a", "x", time="noon"), "a whole number as time, found str"),

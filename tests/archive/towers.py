@@ -10,6 +10,7 @@ arranged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,6 +27,7 @@ from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
 from pltz.archive.encryption.keys import Encryption, Secret
+from pltz.archive.errors import StaysErased
 from pltz.archive.format.ids import TENANT, Tokens, tenant_of
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.collect import Collected, Collector
@@ -100,9 +102,12 @@ class TowerArchive:
 
     def put(self, sessions: Sequence[NewSession], **options: Any) -> list[CommitReceipt]:
         """Put sessions, also those that were erased."""
-        for tenant, name in {(s.tenant, s.name) for s in sessions if self.keys.cipher}:
-            self.keys.unbury(self.keys.domain(TENANT, tenant), name)
-        return self.parts.writer.put(sessions, **options)
+        for _ in range(2):
+            for tenant, name in {(s.tenant, s.name) for s in sessions if self.keys.cipher}:
+                self.keys.unbury(self.keys.domain(TENANT, tenant), name)
+            with suppress(StaysErased):  # it was erased since these keys were read; now they are read again
+                return self.parts.writer.put(sessions, **options)
+        raise AssertionError("erased twice meanwhile")
 
     def get(self, name: str, tenant: str = "default", version: VersionName | None = None) -> Tower:
         return self.tower(self.version(name, tenant, version))

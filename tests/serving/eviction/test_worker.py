@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError
 from pltz.archive.storage.disk import OsDisk
 from pltz.models.bundle.bundle import Bundle
@@ -166,11 +167,16 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
         hook.on_evict(EvictionRequest("bad", [10**6]))
         assert hook.flush(60)
     done = drain(tmp_path / "j", cold, bundle=bundle)
-    assert ((done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2])
+    assert (
+        (done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2]
+    )
     found = SessionArchive.open(cold, [bundle], tokenizers=[spec]).get_ids("a")
     assert found.ids.tolist() == tokens and found.target == bytes(range(16))
     again = drain(tmp_path / "j", cold, bundle=bundle)
-    assert again.entries == 0 and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
+    assert (
+        again.entries == 0
+        and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
+    )
 
 
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -197,7 +203,9 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
 
 
 @pytest.mark.parametrize("living", [False, True])
-def test_damage_in_the_journal_is_laid_aside_and_told(tmp_path: Path, cold: Path, bundle: Bundle, living: bool) -> None:
+def test_damage_in_the_journal_is_laid_aside_and_told(
+    tmp_path: Path, cold: Path, bundle: Bundle, living: bool
+) -> None:
     hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for n in range(3):
         hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
@@ -234,9 +242,23 @@ def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
 
     journal = Journal(bench.disk, bench.locks)
     good = [entry(f"s{n}", 10, n) for n in range(4)]
-    journal.append([e.encode() for e in (*good[:2], entry("bad", 5, tokenizer=b"unknown tokenize"), *good[2:])])
+    journal.append(
+        [e.encode() for e in (*good[:2], entry("bad", 5, tokenizer=b"unknown tokenize"), *good[2:])]
+    )
     done = bench.worker().once()
     assert (done.stored, done.rejected) == (4, 1) and len(bench.versions()) == 4
+
+
+def test_an_erased_session_is_dropped_and_counted(tmp_path: Path, bundle: Bundle) -> None:
+    cold = Archive.open(tmp_path / "cold", create=True, bundle=bundle, passphrase="owl")
+    cold.put("gone", ids(1))
+    cold.erase("gone", tenant="default")
+    with EvictionHook.open(tmp_path / "j") as hook:
+        for name in ("s0", "gone", "s1"):
+            hook.on_evict(EvictionRequest(name, ids(1)))
+    done = drain(tmp_path / "j", cold)
+    assert (done.stored, done.erased, done.rejected, done.entries) == (2, 1, 0, 3)
+    assert [path.name for path in (tmp_path / "j").iterdir()] == [WORKER_LOCK], "nothing of it stays in clear"
 
 
 ODD = [
@@ -319,9 +341,21 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
     durable: list[int] = []
     root = str(Path(__file__).parents[3])
     for run in range(2):
-        command = [sys.executable, "-c", SERVER, str(tmp_path / "j"), str(cold), str(bundle.path), str(999 * run)]
+        command = [
+            sys.executable,
+            "-c",
+            SERVER,
+            str(tmp_path / "j"),
+            str(cold),
+            str(bundle.path),
+            str(999 * run),
+        ]
         server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, start_new_session=True, text=True, env={**os.environ, "PYTHONPATH": root},
+            command,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
         )
         assert server.stdout is not None
         durable.append(int(server.stdout.readline()))
@@ -337,4 +371,6 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
         wanted = {tuple(evicted(n)[1]) for n in durable if evicted(n)[0] == name}
         assert wanted <= set(stored) and len(stored) == len(set(stored))
     print(f"{len(durable)} durable, {left.entries} of them left to the last drain")
-    assert len(durable) > 100 and not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
+    assert (
+        len(durable) > 100 and not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
+    )
