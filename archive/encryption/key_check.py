@@ -36,9 +36,7 @@ class KeyCheck:
         self.folder = folder or KeyFolder(store)
         self._packs: Callable[[], Mapping[bytes, int]] | None = None
         self._all = False  # whether roots are of all packs that are there, since the last refresh
-        self._tables: dict[
-            bytes, frozenset[tuple[bytes, bytes]]
-        ] = {}  # pack -> domain and root of each context
+        self._tables: dict[bytes, frozenset[tuple[bytes, bytes]]] = {}  # pack -> domain and root of each context
         self._roots: dict[bytes, set[bytes]] | None = None
 
     def refresh(self, packs: Callable[[], Mapping[bytes, int]] | None = None) -> None:
@@ -86,9 +84,7 @@ class KeyCheck:
         found = {domain: _no_file(domain) for domain in sorted(roots.keys() - there.keys())}
         if roots and self.archive not in there:
             own = path_of(self.archive)
-            found[self.archive] = (
-                f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
-            )
+            found[self.archive] = f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
         return found
 
     def faults(self) -> dict[bytes, str]:
@@ -113,9 +109,7 @@ class KeyCheck:
         try:
             newest = self.folder.newest(domain, fresh=fresh)
         except FormatError as exc:
-            return (
-                f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
-            )
+            return f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
         if newest is None:
             return _no_file(domain)
         if all(map(newest.governs, roots)):
@@ -129,26 +123,19 @@ class KeyCheck:
     def strangers(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each key file with keys that the newest of its domain never had, and a sentence."""
         for name, _ in self.folder.strangers():
-            yield (
-                name,
-                "has keys that the newest key file of its domain never had: it stays; move one of them away",
-            )
+            yield (name, "has keys that the newest key file of its domain never had: it stays; move one of them away")
 
     def _read(self, packs: Sequence[tuple[bytes, int]]) -> dict[bytes, frozenset[tuple[bytes, bytes]]]:
         """Return the tables of packs, given by id and size, without those that cannot be read."""
         found = {}
         for name, size in packs:
-            with suppress(
-                FormatError, FileNotFoundError
-            ):  # verify reports damage; a collector may delete a pack
+            with suppress(FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
                 found[name] = self._table(name, size)
         return found
 
     def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)
-        head = Pack(
-            lambda at, count: self.store.read(file, at, count), size, archive=self.archive, both=False
-        ).head
+        head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive, both=False).head
         return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
 
 
@@ -165,6 +152,4 @@ def path_of(domain: bytes) -> str:
 
 def _no_file(domain: bytes) -> str:
     files = path_of(domain)
-    return (
-        f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"
-    )
+    return f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"

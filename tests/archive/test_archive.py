@@ -154,9 +154,7 @@ def test_a_session_erased_during_a_put_of_many_stops_no_other(
 
     sealed.put("y", "to be erased")
     left: list[str] = []
-    done = sealed.put_many(
-        requests(), refused=lambda request, exc: left.append(f"{request.name} {type(exc).__name__}")
-    )
+    done = sealed.put_many(requests(), refused=lambda request, exc: left.append(f"{request.name} {type(exc).__name__}"))
     assert [receipt.name for receipt in done] == ["x", "z"] and left == ["y StaysErased"]
     assert names(sealed.list()) == ["x", "z"]
     with pytest.raises(StaysErased):
@@ -166,9 +164,7 @@ def test_a_session_erased_during_a_put_of_many_stops_no_other(
 # ---- put and get
 
 
-@pytest.mark.parametrize(
-    "session", [CHAT, CHAT["messages"], "text", b"\xff", [33, 99, 101], Session("chat", 7)]
-)
+@pytest.mark.parametrize("session", [CHAT, CHAT["messages"], "text", b"\xff", [33, 99, 101], Session("chat", 7)])
 def test_what_is_put_is_what_is_got(cold: pltz.Archive, session: Any) -> None:
     receipt = cold.put("s", session, tenant="acme", tags={"channel": "web"}, time=77)
     found = cold.get("s", tenant="acme")
@@ -256,11 +252,7 @@ def test_what_was_yielded_stays_whatever_follows(
     cold: pltz.Archive, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 1)
-    requests = [
-        pltz.PutRequest("a", [40, 41], prefixes=(1,)),
-        pltz.PutRequest("b", "text"),
-        pltz.PutRequest("c", BAD),
-    ]
+    requests = [pltz.PutRequest("a", [40, 41], prefixes=(1,)), pltz.PutRequest("b", "text"), pltz.PutRequest("c", BAD)]
     put = cold.put_many(requests)
     assert next(put).name == "a"
     with pytest.raises(pltz.UsageError, match=r"expected a chat .*found float"):
@@ -285,12 +277,7 @@ def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive)
 
 @pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_BYTES, 2)])
 def test_a_short_put_reads_the_changes_of_others_once(
-    cold: pltz.Archive,
-    bundle: Bundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: int,
-    reads: int,
+    cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
 ) -> None:
     other = pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1)
     assert cold.put("a", "one").version == 1
@@ -319,10 +306,7 @@ def test_list(cold: pltz.Archive) -> None:
     assert [version.version for version in cold.list(history=True)] == [1, 1, 2]
     assert names(cold.list(tags={"channel": "web"})) == ["support/1"]
     assert names(cold.list(tags={"channel": "mail"})) == []
-    assert [(v.version, v.time, v.kind) for v in cold.history("support/1")] == [
-        (1, 10, "text"),
-        (2, 20, "text"),
-    ]
+    assert [(v.version, v.time, v.kind) for v in cold.history("support/1")] == [(1, 10, "text"), (2, 20, "text")]
 
 
 def test_forget_and_undelete(cold: pltz.Archive) -> None:
@@ -351,11 +335,7 @@ def test_many_are_forgotten_in_one_commit_or_none(cold: pltz.Archive) -> None:
         cold.put(name, name, tags={"first": name})
     with pytest.raises(pltz.NotFound, match="no session 'other'"):
         cold.forget(["a", "other"])
-    assert names(cold.forget(["a", "b"], dry_run=True)) == ["a", "b"] and names(cold.list()) == [
-        "a",
-        "b",
-        "c",
-    ]
+    assert names(cold.forget(["a", "b"], dry_run=True)) == ["a", "b"] and names(cold.list()) == ["a", "b", "c"]
     packs = cold.stat().packs
     assert names(cold.forget(["a", "b", "a"])) == ["a", "b"] and cold.stat().packs == packs + 1
     assert names(cold.undelete(["b"], dry_run=True)) == ["b"] and names(cold.list()) == ["c"]
@@ -383,12 +363,7 @@ def test_a_policy_expires_versions(cold: pltz.Archive) -> None:
 def test_erase_says_what(sealed: pltz.Archive) -> None:
     for name, tenant in (("a", "acme"), ("b", "acme"), ("a", "other")):
         sealed.put(name, [40 + ord(name[0]) % 7, 41, 42] * 20, tenant=tenant)
-    for options in (
-        {},
-        {"name": "a"},
-        {"tenant": "acme"},
-        {"name": "a", "tenant": "acme", "everything": True},
-    ):
+    for options in ({}, {"name": "a"}, {"tenant": "acme"}, {"name": "a", "tenant": "acme", "everything": True}):
         with pytest.raises(pltz.UsageError, match="either a name or everything"):
             sealed.erase(**options)
     with pytest.raises(pltz.UsageError, match="alone"):
@@ -430,10 +405,7 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
     [
         (lambda cold: cold.put(BAD, "x"), "a string as name, found float"),
         (lambda cold: cold.put("a", "x", tenant=None), "a string as tenant, found NoneType"),
-        (
-            lambda cold: cold.put("a", "x", tags=["red"]),
-            "a mapping of strings to strings as tags, found list",
-        ),
+        (lambda cold: cold.put("a", "x", tags=["red"]), "a mapping of strings to strings as tags, found list"),
         (lambda cold: cold.put("a", "x", tags={"a": 1}), "strings as keys and values of tags, found int"),
         (lambda cold: cold.put("a", "x", base=7), "a string as base, found int"),
         (lambda cold: cold.put("a", "x", time="noon"), "a whole number as time, found str"),

@@ -167,16 +167,11 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
         hook.on_evict(EvictionRequest("bad", [10**6]))
         assert hook.flush(60)
     done = drain(tmp_path / "j", cold, bundle=bundle)
-    assert (
-        (done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2]
-    )
+    assert (done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2]
     found = SessionArchive.open(cold, [bundle], tokenizers=[spec]).get_ids("a")
     assert found.ids.tolist() == tokens and found.target == bytes(range(16))
     again = drain(tmp_path / "j", cold, bundle=bundle)
-    assert (
-        again.entries == 0
-        and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
-    )
+    assert again.entries == 0 and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
 
 
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -203,9 +198,7 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
 
 
 @pytest.mark.parametrize("living", [False, True])
-def test_damage_in_the_journal_is_laid_aside_and_told(
-    tmp_path: Path, cold: Path, bundle: Bundle, living: bool
-) -> None:
+def test_damage_in_the_journal_is_laid_aside_and_told(tmp_path: Path, cold: Path, bundle: Bundle, living: bool) -> None:
     hook = EvictionHook.open(tmp_path / "j", settings=QUICK)
     for n in range(3):
         hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
@@ -242,9 +235,7 @@ def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
 
     journal = Journal(bench.disk, bench.locks)
     good = [entry(f"s{n}", 10, n) for n in range(4)]
-    journal.append(
-        [e.encode() for e in (*good[:2], entry("bad", 5, tokenizer=b"unknown tokenize"), *good[2:])]
-    )
+    journal.append([e.encode() for e in (*good[:2], entry("bad", 5, tokenizer=b"unknown tokenize"), *good[2:])])
     done = bench.worker().once()
     assert (done.stored, done.rejected) == (4, 1) and len(bench.versions()) == 4
 
@@ -341,21 +332,9 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
     durable: list[int] = []
     root = str(Path(__file__).parents[3])
     for run in range(2):
-        command = [
-            sys.executable,
-            "-c",
-            SERVER,
-            str(tmp_path / "j"),
-            str(cold),
-            str(bundle.path),
-            str(999 * run),
-        ]
+        command = [sys.executable, "-c", SERVER, str(tmp_path / "j"), str(cold), str(bundle.path), str(999 * run)]
         server = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": root},
+            command, stdout=subprocess.PIPE, start_new_session=True, text=True, env={**os.environ, "PYTHONPATH": root}
         )
         assert server.stdout is not None
         durable.append(int(server.stdout.readline()))
@@ -371,6 +350,4 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
         wanted = {tuple(evicted(n)[1]) for n in durable if evicted(n)[0] == name}
         assert wanted <= set(stored) and len(stored) == len(set(stored))
     print(f"{len(durable)} durable, {left.entries} of them left to the last drain")
-    assert (
-        len(durable) > 100 and not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
-    )
+    assert len(durable) > 100 and not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
