@@ -1,6 +1,7 @@
 """Build the compiled parts, for which there has to be a C compiler.
 
-Where one but that of PPMd cannot be built, the install succeeds: torch does the engine's work and Python the rest.
+Where one but those of PPMd and BPE cannot be built, the install succeeds: torch does the engine's work and Python the
+rest.
 """
 
 import os
@@ -99,6 +100,12 @@ setup(
         Extension(
             "pltz.plt_codec._ppmd",
             sources=["plt_codec/ppmd.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+        ),
+        Extension(
+            "pltz.models.bundle._bpe",
+            sources=["models/bundle/bpe.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=EXTRA,
         ),

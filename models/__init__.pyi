@@ -17,6 +17,7 @@ from pltz.models.bundle.folder import publish as publish
 from pltz.models.bundle.tokenizer import (
     CLASS as CLASS,
     SPECIALS as SPECIALS,
+    SPLIT as SPLIT,
     BundleTokenizer as BundleTokenizer,
     Ids as Ids,
     byte_alphabet as byte_alphabet,

@@ -1,8 +1,8 @@
 /* PPMd variant H, with the range coder of 7-zip, in an arena of the caller. Spec: FORMAT.md, "PPMd bytes".
  *
  *     trained(arena, order, full, primer) -> model         bytes: what stands in the arena after the primer
- *     encode(arena, model, past, text) -> stream           None where it would be as long as the text
- *     decode(arena, model, past, stream, count) -> text    ValueError says what is wrong
+ *     encode(arena, model, [(past, text)]) -> streams             None where one would be as long as its text
+ *     decode(arena, model, [(past, stream, count)]) -> texts      ValueError says what is wrong
  *
  * A context is the last bytes, and has a state per symbol that followed: its frequency, and its successor, the context
  * one symbol longer, or the place in the text where it would begin to be read. A symbol is looked for in the longest
@@ -14,6 +14,8 @@
  *
  *     | Model | text -> | ... | units of contexts and states -> | ... |
  *
+ * Each of many texts stands after the same model: what one changed of it, in lines of bytes, is put back for the next.
+ *
  * Every byte that is read, written or allocated is behind a test, so no input leaves the arena or the buffers. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -21,6 +23,7 @@
 #include <string.h>
 
 enum { MIN_ORDER = 2, MAX_ORDER = 64, MAX_FREQ = 124, UNIT = 12, CLASSES = 38, MOST_UNITS = 128 };
+enum { LINE_BITS = 6 }; /* of the bytes of a line */
 enum { INT_BITS = 7, PERIOD_BITS = 7, BIN_BITS = INT_BITS + PERIOD_BITS, SEES = 25 };
 enum { TOP = 1 << 24, SPARE = 4 }; /* the least range; zeros that may be read behind a stream */
 typedef enum { ENCODE, DECODE, TRAIN } Mode;
@@ -46,7 +49,14 @@ typedef struct {
     uint8_t shift, count;
 } See;
 
+/* Lines of units that changed since the model was kept: whether each did, which did, how many, and how many there are. */
 typedef struct {
+    uint8_t *map;
+    uint32_t *list, listed, lines;
+} Changes;
+
+typedef struct {
+    Changes *changes; /* NULL: they are not noted */
     uint32_t size, units, text, top; /* of the arena; where units begin; ends of text and of units */
     uint32_t added, full;            /* contexts and symbols; how many with the bytes of text make it begin anew */
     uint32_t free[CLASSES];          /* lists of blocks, by their size */
@@ -64,6 +74,7 @@ typedef struct {
     size_t at, end; /* of either buffer */
     const char *wrong;
     uint32_t mark, masked[256]; /* the symbols that are masked have the mark */
+    Changes *changes;
 } Coder;
 
 static const char NO_MEMORY[] = "the model is larger than its memory", CUT[] = "the stream ends before the text",
@@ -77,6 +88,20 @@ static inline Context *context(Model *m, uint32_t where) { return at(m, where); 
 static inline uint32_t successor(const State *s) { return s->low | (uint32_t)s->high << 16; }
 static inline State *states(Model *m, const Context *c) { return at(m, c->many.low | (uint32_t)c->many.high << 16); }
 static inline unsigned high(uint8_t symbol) { return symbol < 0x40 ? 0 : 8; }
+
+/* Note that bytes of units are about to change. */
+static inline void touch(Model *m, const void *p, uint32_t size)
+{
+    Changes *c = m->changes;
+    if (!c)
+        return;
+    uint32_t line = (ref(m, p) - m->units) >> LINE_BITS;
+    for (const uint32_t last = (ref(m, p) - m->units + size - 1) >> LINE_BITS; line <= last; line++)
+        if (line < c->lines && !c->map[line]) {
+            c->map[line] = 1;
+            c->list[c->listed++] = line;
+        }
+}
 
 static inline void lead(State *s, uint32_t to)
 {
@@ -119,6 +144,7 @@ static void *allocate(Model *m, unsigned class)
     const uint32_t block = m->free[class], bytes = UNIT * units_of(class);
     if (block) {
         memcpy(&m->free[class], at(m, block), sizeof block);
+        touch(m, at(m, block), bytes);
         return at(m, block);
     }
     if (m->size - m->top < bytes)
@@ -129,6 +155,7 @@ static void *allocate(Model *m, unsigned class)
 
 static void release(Model *m, void *block, unsigned class)
 {
+    touch(m, block, sizeof m->free[class]);
     memcpy(block, &m->free[class], sizeof m->free[class]);
     m->free[class] = ref(m, block);
 }
@@ -187,6 +214,8 @@ static void rescale(Model *m)
     Context *c = context(m, m->context);
     State *first = states(m, c), *s = at(m, m->found);
     const State found = *s;
+    touch(m, c, sizeof *c);
+    touch(m, first, c->count * sizeof *s);
     for (; s != first; s--)
         s[0] = s[-1];
     *s = found;
@@ -264,7 +293,8 @@ static Context *create(Model *m, int known)
         if (!longer)
             return NULL;
         *longer = (Context){.count = 1, .one = next, .suffix = ref(m, c)};
-        lead(leads[--many], ref(m, longer));
+        touch(m, leads[--many], sizeof(State));
+        lead(leads[many], ref(m, longer));
         m->added++;
         c = longer;
     } while (many);
@@ -275,6 +305,7 @@ static Context *create(Model *m, int known)
 static int add(Model *m, Context *c, const State *found, uint32_t to, unsigned count, unsigned rest)
 {
     const unsigned many = c->count;
+    touch(m, c, sizeof *c);
     if (many == 1) {
         State *s = allocate(m, 0);
         if (!s)
@@ -305,6 +336,7 @@ static int add(Model *m, Context *c, const State *found, uint32_t to, unsigned c
         c->many.sum = (uint16_t)(c->many.sum + freq);
     }
     State *s = states(m, c) + many;
+    touch(m, s, sizeof *s);
     *s = (State){found->symbol, (uint8_t)freq, 0, 0};
     lead(s, to);
     c->count = (uint16_t)(many + 1);
@@ -321,6 +353,8 @@ static int learn(Model *m)
     if (found->freq < MAX_FREQ / 4 && c->suffix) {
         Context *shorter = context(m, c->suffix);
         State *s = state_of(m, shorter, found->symbol);
+        touch(m, shorter, sizeof *shorter);
+        touch(m, s - (shorter->count > 1 && s != states(m, shorter)), 2 * sizeof *s);
         if (shorter->count == 1)
             s->freq = (uint8_t)(s->freq + (s->freq < 32));
         else {
@@ -332,6 +366,7 @@ static int learn(Model *m)
             }
         }
     }
+    touch(m, found, sizeof *found);
     if (!m->fall) {
         if (!(c = create(m, 1)))
             return 0;
@@ -438,6 +473,12 @@ static const char *ended(const Coder *c)
 
 /* ---- symbols */
 
+/* Return the frequency of a state, 0 where its symbol is masked: without a branch, which nothing could predict. */
+static inline uint32_t open_freq(const Coder *c, const State *s)
+{
+    return s->freq & -(uint32_t)(c->masked[s->symbol] != c->mark);
+}
+
 /* Code one symbol, which only a decoder is not given. Return 0 with what is wrong. */
 static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, uint8_t *symbol, const Mode mode)
 {
@@ -461,6 +502,7 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
             if (mode != TRAIN && !take(coder, 0, part, mode))
                 return coder->wrong = CUT, 0;
             m->found = ref(m, s);
+            touch(m, s, sizeof *s);
             s->freq = (uint8_t)(s->freq + (s->freq < 128));
             m->success = 1;
             m->run++;
@@ -487,6 +529,8 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
                 return coder->wrong = CUT, 0;
             m->success = s == first && 2u * s->freq > total;
             m->run += (int32_t)m->success;
+            touch(m, c, sizeof *c);
+            touch(m, s - (s != first), 2 * sizeof *s);
             c->many.sum = (uint16_t)(total + 4);
             s->freq = (uint8_t)(s->freq + 4);
             *symbol = s->symbol;
@@ -530,18 +574,13 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
             escape = mean + !mean;
         }
         for (s = first; s != end; s++)
-            if (coder->masked[s->symbol] != coder->mark)
-                sum += s->freq;
+            sum += open_freq(coder, s);
         const uint32_t unit = mode == TRAIN ? 0 : coder->range / (sum + escape);
         const uint32_t number = mode == DECODE ? coder->number / unit : 0;
         if (mode == DECODE && number >= sum + escape)
             return coder->wrong = UNLIKE, 0;
-        for (s = first; s != end; s++)
-            if (coder->masked[s->symbol] != coder->mark) {
-                if (mode == DECODE ? number < low + s->freq : s->symbol == *symbol)
-                    break;
-                low += s->freq;
-            }
+        for (s = first; s != end && (mode == DECODE ? number >= low + open_freq(coder, s) : s->symbol != *symbol); s++)
+            low += open_freq(coder, s);
         if (s != end) {
             if (mode != TRAIN && !take(coder, low * unit, s->freq * unit, mode))
                 return coder->wrong = CUT, 0;
@@ -551,6 +590,8 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
             }
             *symbol = s->symbol;
             m->found = ref(m, s);
+            touch(m, c, sizeof *c);
+            touch(m, s, sizeof *s);
             c->many.sum = (uint16_t)(c->many.sum + 4);
             s->freq = (uint8_t)(s->freq + 4);
             if (s->freq > MAX_FREQ)
@@ -569,8 +610,10 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
 
 /* ---- texts */
 
-/* Put a model that was kept into an arena of so many bytes. Return 0: it does not fit, or is none. */
-static int restore(Model *m, size_t size, const Py_buffer *kept)
+/* Put a model that was kept into an arena of so many bytes. Return 0: it does not fit, or is none.
+ *
+ * `changes`: of the model that is there, which is this one but for them; NULL: it is another. */
+static int restore(Model *m, size_t size, const Py_buffer *kept, Changes *changes)
 {
     const uint8_t *data = kept->buf;
     if ((size_t)kept->len < sizeof *m || size > UINT32_MAX)
@@ -580,8 +623,18 @@ static int restore(Model *m, size_t size, const Py_buffer *kept)
     if (m->top > size || sizeof *m + text + units != (size_t)kept->len)
         return 0;
     m->size = (uint32_t)size;
-    memcpy(m + 1, data + sizeof *m, text);
-    memcpy(at(m, m->units), data + sizeof *m + text, units);
+    m->changes = changes;
+    const uint8_t *from = data + sizeof *m + text;
+    if (!changes) {
+        memcpy(m + 1, data + sizeof *m, text);
+        memcpy(at(m, m->units), from, units);
+        return 1;
+    }
+    while (changes->listed) {
+        const size_t line = changes->list[--changes->listed], begin = line << LINE_BITS, left = units - begin;
+        memcpy((uint8_t *)at(m, m->units) + begin, from + begin, left >> LINE_BITS ? 1 << LINE_BITS : left);
+        changes->map[line] = 0;
+    }
     return 1;
 }
 
@@ -593,7 +646,7 @@ code(Model *m, Coder *c, uint8_t *text, size_t size, const Py_buffer *kept, cons
         if (!step(m, c, text + i, mode))
             return 0;
         if (m->text - sizeof *m + m->added >= m->full) {
-            if (!kept || !restore(m, m->size, kept))
+            if (!kept || !restore(m, m->size, kept, c->changes))
                 return c->wrong = NO_MEMORY, 0;
         }
     }
@@ -647,71 +700,110 @@ static PyObject *py_trained(PyObject *self, PyObject *args)
     return found;
 }
 
-static PyObject *py_encode(PyObject *self, PyObject *args)
+typedef struct {
+    Py_buffer past, data;
+    size_t size;
+    PyObject *made;
+    const char *wrong; /* of an encoder: it makes none */
+} Job;
+
+/* Code a text after its past. The arena has the model. */
+static void do_job(Model *m, Job *job, const Py_buffer *kept, Changes *changes, Mode mode)
 {
-    (void)self;
-    Py_buffer arena, kept, past, text;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*", &arena, &kept, &past, &text))
+    uint8_t *made = (uint8_t *)PyBytes_AS_STRING(job->made), *data = job->data.buf;
+    Coder c = {.out = made, .in = data, .end = (size_t)job->data.len, .changes = changes};
+    begin_coder(&c, mode);
+    if (!train(m, &c, &job->past, kept))
+        job->wrong = c.wrong;
+    else if (mode == DECODE)
+        job->wrong = code(m, &c, made, job->size, kept, DECODE) ? ended(&c) : c.wrong;
+    else if (!code(m, &c, data, job->size, kept, ENCODE) || !finish(&c))
+        job->wrong = NO_MEMORY;
+    job->size = c.at;
+}
+
+/* Take a row of arguments. Return 0 with an error. */
+static int take_job(Job *job, PyObject *row, Mode mode)
+{
+    Py_ssize_t count = 0;
+    if (!PyArg_ParseTuple(row, mode == DECODE ? "y*y*n" : "y*y*", &job->past, &job->data, &count))
+        return 0;
+    job->size = (size_t)(mode == DECODE ? count : job->data.len);
+    return (job->made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)job->size)) != NULL;
+}
+
+/* Return what a job made. NULL with an error. */
+static PyObject *result(Job *job, Mode mode)
+{
+    if (job->wrong && mode == DECODE)
+        return PyErr_SetString(PyExc_ValueError, job->wrong), NULL;
+    if (job->wrong)
+        return Py_NewRef(Py_None);
+    if (mode == ENCODE)
+        _PyBytes_Resize(&job->made, (Py_ssize_t)job->size);
+    return Py_XNewRef(job->made);
+}
+
+/* Code rows one after the other, each after the model that was kept. */
+static PyObject *code_many(PyObject *args, Mode mode)
+{
+    Py_buffer arena, kept;
+    PyObject *rows, *found = NULL;
+    if (!PyArg_ParseTuple(args, "w*y*O!", &arena, &kept, &PyList_Type, &rows))
         return NULL;
+    const size_t count = (size_t)PyList_GET_SIZE(rows), lines = ((size_t)kept.len >> LINE_BITS) + 1;
+    Job *jobs = PyMem_Calloc(count + 1, sizeof *jobs);
+    Changes changes = {.map = PyMem_Calloc(lines, 1), .list = PyMem_Malloc(lines * sizeof(uint32_t))};
+    int fine = jobs && changes.map && changes.list;
+    if (!fine)
+        PyErr_NoMemory();
+    fine = fine && is_arena(&arena, 0);
+    for (size_t i = 0; fine && i < count; i++)
+        fine = take_job(jobs + i, PyList_GET_ITEM(rows, (Py_ssize_t)i), mode);
     Model *m = arena.buf;
-    PyObject *found = is_arena(&arena, 0) ? PyBytes_FromStringAndSize(NULL, text.len) : NULL;
-    if (found) {
-        Coder coder = {.out = (uint8_t *)PyBytes_AS_STRING(found), .end = (size_t)text.len};
-        int fine;
+    if (fine) {
+        int there = 0;
         Py_BEGIN_ALLOW_THREADS;
-        begin_coder(&coder, ENCODE);
-        fine = restore(m, (size_t)arena.len, &kept) && train(m, &coder, &past, &kept) &&
-               code(m, &coder, text.buf, (size_t)text.len, &kept, ENCODE) && finish(&coder);
-        Py_END_ALLOW_THREADS;
-        if (fine)
-            _PyBytes_Resize(&found, (Py_ssize_t)coder.at);
-        else {
-            Py_DECREF(found);
-            found = Py_NewRef(Py_None);
+        for (size_t i = 0; i < count; i++) {
+            Changes *noted = there ? &changes : NULL;
+            there = restore(m, (size_t)arena.len, &kept, noted);
+            m->changes = there && count > 1 ? &changes : NULL;
+            changes.lines = there ? (m->top - m->units + (1 << LINE_BITS) - 1) >> LINE_BITS : 0;
+            if (!there)
+                jobs[i].wrong = NO_MEMORY;
+            else
+                do_job(m, jobs + i, &kept, m->changes, mode);
         }
+        Py_END_ALLOW_THREADS;
+        found = PyList_New((Py_ssize_t)count);
     }
+    for (size_t i = 0; found && i < count; i++) {
+        PyObject *made = result(jobs + i, mode);
+        if (made)
+            PyList_SET_ITEM(found, (Py_ssize_t)i, made);
+        else
+            Py_CLEAR(found);
+    }
+    for (size_t i = 0; jobs && i < count; i++) {
+        Py_XDECREF(jobs[i].made);
+        PyBuffer_Release(&jobs[i].past);
+        PyBuffer_Release(&jobs[i].data);
+    }
+    PyMem_Free(jobs);
+    PyMem_Free(changes.map);
+    PyMem_Free(changes.list);
     PyBuffer_Release(&arena);
     PyBuffer_Release(&kept);
-    PyBuffer_Release(&past);
-    PyBuffer_Release(&text);
     return found;
 }
 
-static PyObject *py_decode(PyObject *self, PyObject *args)
-{
-    (void)self;
-    Py_buffer arena, kept, past, stream;
-    Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*n", &arena, &kept, &past, &stream, &count))
-        return NULL;
-    Model *m = arena.buf;
-    PyObject *found = is_arena(&arena, 0) ? PyBytes_FromStringAndSize(NULL, count) : NULL;
-    if (found) {
-        Coder coder = {.in = stream.buf, .end = (size_t)stream.len};
-        Py_BEGIN_ALLOW_THREADS;
-        begin_coder(&coder, DECODE);
-        if (!restore(m, (size_t)arena.len, &kept))
-            coder.wrong = NO_MEMORY;
-        else if (train(m, &coder, &past, &kept) &&
-                 code(m, &coder, (uint8_t *)PyBytes_AS_STRING(found), (size_t)count, &kept, DECODE))
-            coder.wrong = ended(&coder);
-        Py_END_ALLOW_THREADS;
-        if (coder.wrong) {
-            Py_CLEAR(found);
-            PyErr_SetString(PyExc_ValueError, coder.wrong);
-        }
-    }
-    PyBuffer_Release(&arena);
-    PyBuffer_Release(&kept);
-    PyBuffer_Release(&past);
-    PyBuffer_Release(&stream);
-    return found;
-}
+static PyObject *py_encode(PyObject *self, PyObject *args) { return (void)self, code_many(args, ENCODE); }
+static PyObject *py_decode(PyObject *self, PyObject *args) { return (void)self, code_many(args, DECODE); }
 
 static PyMethodDef METHODS[] = {
     {"trained", py_trained, METH_VARARGS, "trained(arena, order, full, text): a model that has seen a text."},
-    {"encode", py_encode, METH_VARARGS, "encode(arena, model, past, text): the stream; None: as long as the text."},
-    {"decode", py_decode, METH_VARARGS, "decode(arena, model, past, stream, count): the text."},
+    {"encode", py_encode, METH_VARARGS, "encode(arena, model, [(past, text)]): streams; None: as long as its text."},
+    {"decode", py_decode, METH_VARARGS, "decode(arena, model, [(past, stream, count)]): texts."},
     {NULL, NULL, 0, NULL},
 };
 

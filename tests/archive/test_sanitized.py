@@ -17,6 +17,7 @@ MODULES = {  # the module, its source, its tests
         "tests/plt_codec/container/test_block_columns.py",
     ),
     "pltz.plt_codec._ppmd": ("plt_codec/ppmd.c", "tests/plt_codec/test_ppmd.py"),
+    "pltz.models.bundle._bpe": ("models/bundle/bpe.c", "tests/models/bundle/test_tokenizer.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
 }
 FLAGS = [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pyppmd
@@ -41,6 +42,26 @@ def test_a_text_comes_back_after_its_past(text: bytes, past: bytes) -> None:
     assert len(coded) <= len(text) + 1 and ppmd.decode(coded, len(text), past) == text
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=9), st.binary(max_size=300) | st.integers(0, 9000).map(lambda at: TEXT[at:][:2000])
+        )
+    )
+)
+def test_many_are_coded_as_each_alone(rows: list[tuple[bytes, bytes]]) -> None:
+    coded = ppmd.encode_many(rows)
+    assert coded == [ppmd.encode(text, past) for past, text in rows]
+    told = [(past, data, len(text)) for (past, text), data in zip(rows, coded, strict=True)]
+    assert ppmd.decode_many(told) == [text for _, text in rows]
+    wrong = [(past, data[:-1] + bytes([data[-1] ^ 1 if data else 0]), count) for past, data, count in told]
+    for row in wrong:
+        read(row[1], row[2], row[0])
+    with suppress(CorruptError):
+        ppmd.decode_many(wrong)
+    assert ppmd.decode_many(told) == [text for _, text in rows]
+
+
 def test_a_past_saves_bytes_and_is_needed() -> None:
     text, past = TEXT[5000:8000], TEXT[4000:7000]
     coded = ppmd.encode(text, past)
@@ -59,9 +80,9 @@ def test_streams_are_those_of_the_library_without_its_first_byte_and_its_end(ord
     for text in (TEXT, TEXT[::-1] + TEXT, noise + noise[:9000], few, b"a" * 9000, b"!"):
         coder = pyppmd.Ppmd7Encoder(order, 1 << 27)
         known = b"".join(coder.encode(text[at : at + 1024]) for at in range(0, len(text), 1024)) + coder.flush()
-        stream = _ppmd.encode(memory, model, b"", text)
+        [stream] = _ppmd.encode(memory, model, [(b"", text)])
         assert stream is None or (stream[:-1] == known[1 : len(stream)] and len(stream) >= len(known) - 5)
-        assert stream is None or _ppmd.decode(memory, model, b"", stream, len(text)) == text
+        assert stream is None or _ppmd.decode(memory, model, [(b"", stream, len(text))]) == [text]
         assert stream or len(text) < 2
 
 
@@ -72,8 +93,10 @@ def test_a_model_that_is_full_is_again_what_it_was_before_the_past() -> None:
     sizes = []
     for full in (1 << 16, 1 << 17, ppmd.FULL):
         model = _ppmd.trained(memory, ppmd.ORDER, full, TEXT)
-        stream = _ppmd.encode(memory, model, TEXT[:99], noise + TEXT)
-        assert stream and _ppmd.decode(memory, model, TEXT[:99], stream, len(noise + TEXT)) == noise + TEXT
+        [stream] = _ppmd.encode(memory, model, [(TEXT[:99], noise + TEXT)])
+        assert stream and _ppmd.decode(memory, model, [(TEXT[:99], stream, len(noise + TEXT))]) == [noise + TEXT]
+        many = [(b"", TEXT[:300]), (TEXT[:99], noise + TEXT), (b"", noise), (b"", TEXT[:300])]
+        assert _ppmd.encode(memory, model, many) == [_ppmd.encode(memory, model, [row])[0] for row in many]
         sizes.append(len(stream))
     assert max(sizes) < 1.1 * min(sizes) and len(set(sizes)) == 3
 
@@ -82,9 +105,9 @@ def test_a_model_that_outgrows_its_memory_is_none() -> None:
     memory = mmap.mmap(-1, 1 << 18)
     model = _ppmd.trained(memory, ppmd.ORDER, 1 << 17, b"")
     noise = random.Random(3).randbytes(20_000)
-    assert _ppmd.encode(memory, model, b"", noise) is None and _ppmd.encode(memory, model, noise, b"!") is None
+    assert _ppmd.encode(memory, model, [(b"", noise), (noise, b"!")]) == [None, None]
     with pytest.raises(ValueError, match="memory"):
-        _ppmd.decode(memory, model, noise, b"", 1)
+        _ppmd.decode(memory, model, [(noise, b"", 1)])
     for order, full, size in ((1, 9, 1 << 18), (65, 9, 1 << 18), (16, 1 << 18, 1 << 18), (16, 9, 1 << 12)):
         with pytest.raises(ValueError, match=r"model has|model can have"):
             _ppmd.trained(mmap.mmap(-1, size), order, full, b"")

@@ -24,16 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models import CLASS, SPECIALS, BundleTokenizer, byte_alphabet
+from pltz.models import CLASS, SPECIALS, SPLIT, BundleTokenizer, byte_alphabet
 from pltz.plt_codec import ModelError, UsageError
 
 MAX_VOCABULARY = 1 << 16  # the contract's
 INSTEAD = "train with the bundle's tokenizer instead, and the bridge"
 _NAMES = [f"<|{name}|>" for name in SPECIALS]
-SPLIT = (
-    r"'(?:[sdmtSDMT]|ll|ve|re|LL|VE|RE)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Any:

@@ -228,10 +228,10 @@ def ppmd_peer() -> Peer:
     model = _ppmd.trained(memory, PPMD_ORDER, ppmd.FULL, b"")
 
     def encode(data: bytes) -> bytes:
-        stream = _ppmd.encode(memory, model, b"", data)
+        [stream] = _ppmd.encode(memory, model, [(b"", data)])
         return data if stream is None or len(stream) >= len(data) else stream
 
     def decode(data: bytes, length: int) -> bytes:
-        return data if len(data) == length else _ppmd.decode(memory, model, b"", data, length)
+        return data if len(data) == length else _ppmd.decode(memory, model, [(b"", data, length)])[0]
 
     return Peer("ppmd", f"variant H, order {PPMD_ORDER}", encode, decode)

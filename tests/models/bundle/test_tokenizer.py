@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BLOCK, SPECIALS, BundleTokenizer
 from pltz.plt_codec.errors import CorruptError, ModelError
 
@@ -45,6 +46,17 @@ def _bpe(tokenizer: BundleTokenizer, run: bytes) -> list[int]:
     """The library's own ids of valid UTF-8."""
     ids: list[int] = tokenizer._bpe.encode(run.decode(), add_special_tokens=False).ids
     return ids
+
+
+@given(
+    text=st.text(st.characters(max_codepoint=127))
+    | st.lists(st.sampled_from(["'ll", "'", "\r", "\n", " ", "\t", "\x1c", "a", "Be", "12", "?", "~" * 129, "he"])).map(
+        "".join
+    )
+)
+def test_ascii_is_split_and_spelt_as_the_library_does(text: str) -> None:
+    tokenizer = Bundle.load("nano").tokenizer
+    assert tokenizer.encode(text.encode()).tolist() == _bpe(tokenizer, text.encode())
 
 
 @given(items=st.lists(st.binary(max_size=40) | texts, max_size=8))
