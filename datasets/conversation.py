@@ -278,6 +278,8 @@ def _of_chat(value: Any) -> list[Message]:
 
 def _known(value: Any) -> InputFormat | None:
     """Return the format of an agent's log, None for other values. A list of nothing but messages is a chat."""
+    if isinstance(value, dict) and list(value) == ["messages"]:  # the logs of all agents have more keys
+        return None
     known = registry.of_value(value)
     if known is not None and known.noun == "agent log":
         return known

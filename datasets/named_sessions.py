@@ -68,17 +68,23 @@ def named(sessions: Iterable[Recognised], given: str, head: str = "") -> Iterato
     counts = Counter[str]()
     for found, alone in _with_alone(sessions):
         whole = found.is_log or bool(found.part)
-        # the log of parts may lie above what is given
-        inside = given == STDIN or PurePath(found.file).is_relative_to(given)
-        name = log_name(given if inside else found.file, found.file) if whole else head or below(given, found.file)
-        in_zip = given != STDIN and PurePath(found.file) != PurePath(given)
-        if head and not whole and inside and in_zip:
-            inside_it = below(given, found.file).removeprefix("./")
-            name = f"{head}{PurePath(given).suffix}/{inside_it}"
-        if found.second and not found.part:
-            name = with_suffix(name, found.file)
+        if whole or not counts[found.file]:  # those that follow in a file have its name, too
+            name = _name_of(found, given, head)
         yield NamedSession(found, name, None if whole else counts[found.file], alone and found.is_verbatim)
         counts[found.file] += 1
+
+
+def _name_of(found: Recognised, given: str, head: str) -> str:
+    """Return the name by the file of a session. ``given``, ``head``: as of `named`."""
+    # the log of parts may lie above what is given
+    inside = given == STDIN or PurePath(found.file).is_relative_to(given)
+    whole = found.is_log or bool(found.part)
+    name = log_name(given if inside else found.file, found.file) if whole else head or below(given, found.file)
+    in_zip = given != STDIN and PurePath(found.file) != PurePath(given)
+    if head and not whole and inside and in_zip:
+        inside_it = below(given, found.file).removeprefix("./")
+        name = f"{head}{PurePath(given).suffix}/{inside_it}"
+    return with_suffix(name, found.file) if found.second and not found.part else name
 
 
 def _with_alone(sessions: Iterable[Recognised]) -> Iterator[tuple[Recognised, bool]]:

@@ -31,6 +31,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -140,8 +141,8 @@ class SessionCutter:
         if request.request.continues and tower:
             self._want_continuation(request, tower)
         last = self._to_build_on(tower, session)
-        plain = self._segmented(self._codecs.plain, request, np.frombuffer(content, np.uint8), last)
-        if last and _adds_nothing(last.tower, plain):
+        by_bytes = partial(self._segmented, self._codecs.plain, request, np.frombuffer(content, np.uint8), last)
+        if last and _adds_nothing(last.tower, plain := by_bytes()):
             if session.kind == "chat" and not keep_opaque:
                 transcript.refuse_opaque(session)
             return plain
@@ -158,10 +159,10 @@ class SessionCutter:
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
         if tokens is None:
-            return plain
+            return by_bytes()
         codec = self._codecs.of_tokens
         cut = self._segmented(codec, request, tokens.astype(np.int64), last)
-        return replace(cut, otherwise=[plain]) if codec is self._codecs.model else cut
+        return replace(cut, otherwise=[by_bytes()]) if codec is self._codecs.model else cut
 
     def _segmented(
         self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -346,6 +346,12 @@ def requests(
                 continue
         own = name or (given.name if given else session.name)
         form = session.tags() if own == session.name and target is None else {}
+        odd = tags_of_odd(found.session) if known and found.noun == "agent log" else {}
+        fields = dict(extra)
+        if given:
+            fields["tenant"] = given.tenant or fields["tenant"]
+            fields["time"] = fields["time"] if given.time is None else given.time
+        fields["tags"] = {**fields.get("tags", {}), **form, **tags_of_dropped(drops(), found.dropped), **odd}
         request = PutRequest(
             own,
             found.session,
@@ -355,14 +361,9 @@ def requests(
             content=facts_of(found.session, found.size, session.mtime)
             if known
             else ContentFacts(size=found.size, mtime=session.mtime),
-            continues=session.continues and not new_version,
-            **extra,
+            continues=session.continues and not (new_version or given),
+            **fields,
         )
-        odd = tags_of_odd(found.session) if known and found.noun == "agent log" else {}
-        request = replace(request, tags={**request.tags, **form, **tags_of_dropped(drops(), found.dropped), **odd})
-        if given:
-            time = request.time if given.time is None else given.time
-            request = replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
         yield request, found.size
 
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer, Ids
+from pltz.models.bundle.tokenizer import SPAN, SPECIALS, BundleTokenizer, Ids
 from pltz.models.session import json_value
 from pltz.models.session.session import Kind, Session
 from pltz.plt_codec.errors import (
@@ -183,7 +183,11 @@ def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> S
         raise CorruptError("expected a chat to begin with a special token, found text")
     ends = [*starts[1:].tolist(), len(array)]
     spans = zip(starts.tolist(), ends, strict=False)
-    segments = [(int(array[start]), tokenizer.decode(array[start + 1 : end])) for start, end in spans]
+    if 0 < len(array) <= SPAN and array.dtype.kind in "iu" and int(array.max()) < tokenizer.size:
+        row, piece = array.tolist(), tokenizer.pieces.__getitem__  # of a short one all at once
+        segments = [(row[start], b"".join(map(piece, row[start + 1 : end]))) for start, end in spans]
+    else:
+        segments = [(int(array[start]), tokenizer.decode(array[start + 1 : end])) for start, end in spans]
     return Session(kind, _value(segments))
 
 
