@@ -28,7 +28,7 @@ import click
 
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
 from pltz.kv.commands.bench import command
-from pltz.kv.forms.q4 import hadamard
+from pltz.kv.pool.page_format import hadamard
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.plt_codec.errors import UsageError
 

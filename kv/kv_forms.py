@@ -1,12 +1,13 @@
-"""The small forms of a target's KV, ready for the tiers of a hot store."""
+"""The small forms of a target's KV: rows of pages, and `predictive`."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.pool.row_form import RowForm
 from pltz.kv.port.codec import KVCodec
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
@@ -39,11 +40,11 @@ def kv_forms(
             on the target in another type of numbers.
         CorruptError, VersionError, TargetMismatch: the file is damaged, later, or of other weights.
     """
-    rotary = Rotary.of(target)
+    rows = row_forms(target)
     model: Any = target.model
     embedding = model.get_input_embeddings().weight.detach()
     if calibration is None:
-        return {"q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
+        return {**rows}
     fitted = Calibration.load(calibration, target.fingerprint)
     kind = str(model.dtype).removeprefix("torch.")
     if kind != fitted.type:
@@ -53,7 +54,15 @@ def kv_forms(
         )
     point = fitted.point(max_kl=max_kl, max_kl_recall=max_kl_recall, bits=bits)
     return {
-        "q8": Q8Codec(rotary, fitted.receipt("q8-1")),
-        "q4": Q4Codec(rotary, fitted.receipt("q4-1")),
-        "predictive": PredictiveCodec(fitted, rotary, embedding, point),
+        **{kind: RowForm(form.pages, fitted.receipt(kind)) for kind, form in rows.items()},
+        "predictive": PredictiveCodec(fitted, Rotary.of(target), embedding, point),
     }
+
+
+def row_forms(target: Target) -> dict[str, RowForm]:
+    """Return the rows of pages `q8`, and `q4` where heads are of a power of two. Raises ModelError as `kv_forms`."""
+    q8 = PageFormat.of(target, "q8")
+    found = {"q8": RowForm(q8)}
+    if not q8.dim & (q8.dim - 1):
+        found["q4"] = RowForm(dataclasses.replace(q8, kind="q4"))
+    return found

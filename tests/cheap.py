@@ -16,7 +16,7 @@ CHEAP = (
     "test_imports.py", "test_packaging.py", "test_heads.py", "test_quick.py", "test_facade.py", "archive/catalog",
     "archive/format", "archive/writing", "archive/test_tower_archive.py", "archive/test_sessions.py", "cli/archive",
     "cli/test_help.py", "coding/test_codec.py", "coding/test_neighbours.py", "coding/codecs",
-    "datasets/test_formats.py", "kv/forms", "kv/port", "kv/store/test_store.py", "models/session",
+    "datasets/test_formats.py", "kv/forms", "kv/port", "kv/store/test_kv_folder.py", "models/session",
     "plt_codec/container", "serving/eviction/journal", "serving/nightly/test_config.py",
 )  # fmt: skip
 ENDS = "a cheap test is red: the others are left out"

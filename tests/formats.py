@@ -18,15 +18,15 @@ import xxhash
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.memory.remembered import Remembered
+from pltz.kv.pool.row_form import RowForm
+from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.kv.store import warm_file
-from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.tier import StoredBlock
+from pltz.kv.store import kv_file
+from pltz.kv.store.kv_file import KVFile
+from pltz.kv.store.kv_folder import AGENT, KVFolder
+from pltz.kv.store.trie import names_of, root_of
 from pltz.models.bundle.bundle import write_bundle
 from pltz.models.bundle.folder import BundleFolder
 from pltz.models.session.session import Session
@@ -36,10 +36,10 @@ from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.nightly.receipt import ReceiptFile, encode
 from pltz.training.run import snapshot
 from tests.kv.engines.test_streams import drawn
-from tests.kv.memory.test_golden_memory import FILES, NAMES, anything, kind_of
-from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
+from tests.kv.pool.pages import HEADS, LAYERS, form, random_kv, rotary
+from tests.kv.store.golden import maker
 
-SPACE, SEGMENT, PARENT = b"space...........", b"segment...", b"parent...."
+SPACE = b"space..........."
 CHECKSUM = 16  # bytes of a checksum of safetensors files
 LOG = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": f"{n} words"}} for n in range(4)]
 VOCAB = 16384  # ids of the target whose slot file was recorded
@@ -68,17 +68,11 @@ def packed(tensor: torch.Tensor) -> bytes:
 # ---- kv
 
 
-def sealed_warm(data: bytes) -> bytes:
-    """Put both checksums of a warm file of one chunk right, of its header and of what follows them."""
+def sealed_kv(data: bytes) -> bytes:
+    """Put both checksums of a file of KV of one chunk right, of its header and of what follows them."""
     end = 8 + int.from_bytes(data[:8], "little")
     sums = xxhash.xxh3_128_digest(data[:end]) + xxhash.xxh3_128_digest(data[end + 2 * CHECKSUM :])
     return data[:end] + sums + data[end + 2 * CHECKSUM :]
-
-
-def sealed_kind(data: bytes) -> bytes:
-    """Put the checksum of a memory or a shadow right."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    return data[:end] + xxhash.xxh3_128_digest(data[:end] + data[end + CHECKSUM :]) + data[end + CHECKSUM :]
 
 
 def predictive() -> KVCodec:
@@ -88,38 +82,44 @@ def predictive() -> KVCodec:
 
 
 def warm(make: Callable[[], KVCodec], chunk: int, folder: Path, tokenizer: bytes) -> SoundFile:
-    """Write a warm file. What is damaged is a miss, at once or when its chunk is read, and the file goes."""
-    warm_file.CHUNK = chunk
-    codec, ids = make(), np.arange(40, dtype=np.int32)
-    tier = DiskTier(folder, 1 << 26, codec)
-    block = KVBlock.raw(random_kv(40), ids, ids, 0, torch.randn(7))
-    object.__setattr__(block, "mass", np.ones(40, np.float32))
-    assert tier.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 5))
-    path = tier.path(SPACE, SEGMENT, codec.name)
+    """Write a run of blocks. What is damaged is a miss, at once or when its chunk is read, and the file goes."""
+    kv_file.CHUNK = chunk
+    codec, ids = make(), np.arange(48, dtype=np.int32)
+    files, root = KVFolder(folder, SPACE, 1 << 26), root_of("acme")
+    names = names_of(root, ids, 16)
+    parts = codec.encode(random_kv(48), Span(ids, 0, np.ones(48, np.float32)))
+    assert files.write(KVFile(codec.name, SPACE, names[-1], {"ids": torch.from_numpy(ids)}, parts, root, root))
 
     def read() -> Any:
-        found = tier.read(SPACE, SEGMENT, [codec])
+        found = files.read(names[-1], codec.name)
         if found is None:
             raise CorruptError("a miss")
-        kv = found.block.kv
-        assert kv.shape[3] == len(found.block.ids)
-        return packed(kv), found.block.ids.tolist(), found.parent, found.born, found.block.start
+        own = found.head["ids"].numpy()
+        if names_of(found.parent, own, 16) != names:
+            raise CorruptError("not its name")
+        codec.check(found.parts, len(own))
+        kv = codec.decode(found.parts, Span(own, found.start))
+        assert kv.shape[3] == len(own)
+        return packed(kv), own.tolist(), found.parent, found.tenant, found.start
 
-    return SoundFile(path, read, sealed_warm, goes=True)
+    return SoundFile(files.path(names[-1], codec.name), read, sealed_kv, goes=True)
 
 
-def golden(name: str, folder: Path, tokenizer: bytes) -> SoundFile:
-    """Copy a golden file of a memory or of a shadow."""
-    kind, tensors = kind_of(name)
-    path = folder / "file.safetensors"
-    path.write_bytes((FILES / name).read_bytes())
+def memory(kind: str, folder: Path, tokenizer: bytes) -> SoundFile:
+    """Write the memory of an agent. It may be all that there is, so it stays, whatever it holds."""
+    made = maker()
+    files, pages = KVFolder(folder, SPACE, 1 << 26), made.form(kind)
+    one = made.remembered(pages, files)
+    files.put(one)
 
     def read() -> Any:
-        found = kind.read(path, tensors, anything)
+        found = files.get(one.name, AGENT)
         assert found is not None
-        return {key: packed(tensor) for key, tensor in found[1].items()}
+        back = Remembered.of_file(found, pages, 16, 1 << 20)
+        assert back.tail is not None
+        return back.text, back.ids.tolist(), back.ends.tolist(), packed(back.tail.exact)
 
-    return SoundFile(path, read, sealed_kind)
+    return SoundFile(files.path(one.name, AGENT), read, sealed_kv)
 
 
 def calibration(folder: Path, tokenizer: bytes) -> SoundFile:
@@ -196,12 +196,13 @@ def run_state(name: str, folder: Path, tokenizer: bytes) -> SoundFile:
 
 
 FORMS: dict[str, Callable[[], KVCodec]] = {
-    "raw": lambda: RAW, "q8": lambda: Q8Codec(rotary(16)), "q4": lambda: Q4Codec(rotary(16)), "predictive": predictive,
+    "raw": lambda: RowForm(form("raw")), "q8": lambda: RowForm(form("q8")), "q4": lambda: RowForm(form("q4")),
+    "predictive": predictive,
 }  # fmt: skip
 FORMATS: dict[str, Callable[[Path, bytes], SoundFile]] = {
     **{f"warm, {name}": partial(warm, make, 1 << 20) for name, make in FORMS.items()},
     **{f"warm of many chunks, {name}": partial(warm, make, 512) for name, make in FORMS.items()},
-    **{f"memory, {name}": partial(golden, name) for name in NAMES},
+    **{f"memory, {kind}": partial(memory, kind) for kind in ("raw", "q4")},
     "calibration": calibration, "receipt": receipt, "journal entry": journal_entry, "slot": slot,
     "pltz file": pltz_file,
     **{f"bundle, {name}": partial(bundle, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pltz.kv.store import warm_file
+from pltz.kv.store import kv_file
 from pltz.plt_codec.errors import PltzError
 from tests.formats import FORMATS, SoundFile
 from tests.serving.eviction.opened import eventually
@@ -42,7 +42,7 @@ def damages(data: bytes, many: int) -> Iterator[tuple[str, bytes]]:
 def sound(
     name: str, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> SoundFile:
-    monkeypatch.setattr(warm_file, "CHUNK", warm_file.CHUNK)  # so that it is put back
+    monkeypatch.setattr(kv_file, "CHUNK", kv_file.CHUNK)  # so that it is put back
     return FORMATS[name](tmp_path, tiny_tokenizer_json())
 
 

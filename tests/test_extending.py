@@ -13,13 +13,12 @@ import pytest
 
 from pltz.datasets.registry import FORMATS
 from pltz.kv.port.codec import KVCodec
-from pltz.kv.store.tier import SharedTier
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import EntrySource
 
 PAGE = Path(__file__).resolve().parents[1] / "EXTENDING.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PORTS = {"HalfCodec": KVCodec, "DictTier": SharedTier, "TextSource": EntrySource}
+PORTS = {"HalfCodec": KVCodec, "TextSource": EntrySource}
 
 
 def test_the_examples_run_and_fill_their_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

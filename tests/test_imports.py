@@ -48,10 +48,9 @@ WINGS = {
     "kv": (
         "errors port",
         "engines",
-        "forms",
-        "predictive",
+        "pool predictive",
         "kv_forms calibrate",
-        "store pool",
+        "store",
         "memory thaw",
         "commands",
     ),

@@ -129,17 +129,16 @@ def measure(
         bench.cold.parts.catalog.refresh()
         add(f"archive, {turns} turns", stored_bytes(bench, GROWN, GROWN), partial(bare.thaw, GROWN, GROWN))
     dropped: list[bool] = []
-    hot, in_memory = bench.thawer(bench.raw, "device")
-    files, from_files = bench.thawer(bench.raw, "disk")
+    hot, in_memory = bench.thawer("device")
+    files, from_files = bench.thawer("disk")
     size = files.stats().tiers["disk"].used
     add("warm", size, lambda: from_files.thaw(NAME), lambda: dropped.append(drop(files)))
     if calibration is not None:
-        _, block = bench.predictive(point)
-        small, from_small = bench.thawer(block, "disk")
+        small, from_small = bench.thawer("disk", bench.predictive(point))
         size = small.stats().tiers["disk"].used
         add("warm, small", size, lambda: from_small.thaw(NAME), lambda: dropped.append(drop(small)))
     add("hot", hot.stats().tiers["device"].used, lambda: in_memory.thaw(NAME))
-    first = int(bench.raw.logits.float().argmax()) if bench.raw.logits is not None else -1
+    first = int(bench.logits.float().argmax())
     stages: dict[str, dict[str, float]] = {}
     same: dict[str, bool] = {}
 

@@ -21,7 +21,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
 from pltz.benchmarks.kv.random_target import RandomTarget
@@ -38,13 +36,15 @@ from pltz.cli.bench import machine
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
 from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.kv_forms import row_forms
+from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.kv.store.kv_block import KVBlock, cut
-from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.store.kv_file import KVFile
+from pltz.kv.store.store import KVStore
+from pltz.kv.store.trie import names_of, root_of
+from pltz.kv.thaw.cache_kv import cut
 from pltz.kv.thaw.thawer import Thawer
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 # Shares of the classes 0 to 8, measured on three chats of 1536 tokens with SmolLM2-135M
 CLASSES = np.array([0.506, 0.259, 0.099, 0.039, 0.012, 0.015, 0.028, 0.038, 0.004])
 RANK = 1024  # of the predictors: the calibration of an 8B target takes 3 % of the model then
-NAME = "session"
+NAME, TENANT = "session", "default"
+BLOCK = 16  # ids
 SEED = 11
 
 
@@ -86,48 +87,54 @@ class Bench:
         self.target, self.device, self.folder, self.tokens, self.ids = target, target.device, folder, len(ids), ids
         self.cold = Archive.open(folder / "cold", create=True, device=device, layout=layout)
         list(self.cold.put_many([PutRequest(NAME, Session("ids", ids), tokenizer=target.tokenizer_json)]))
-        self.space = space_of(target.fingerprint, str(target.model.dtype))
-        self.segment = self.cold.directory.version(NAME).leaf
         cache, logits = target.prefill(ids)
         self.room = 2 * self.tokens * target.token_bytes + (1 << 26)
-        flat = np.ones(self.tokens, np.float32)  # attention: the weights are random
-        self.raw = replace(cut(cache, 0, ids, ids), logits=logits.clone(), mass=flat)
-        self.expected = self.raw.kv
+        self.full = (len(ids) - 1) // BLOCK * BLOCK  # ids in full blocks; a thaw runs the rest
+        self.span = Span(ids[: self.full], 0, np.ones(self.full, np.float32))  # the weights are random
+        self.raw, self.logits = cut(cache, 0, self.full), logits.clone()
         self.rotary = Rotary.of(target)
         self.calibration = calibration
 
-    def predictive(self, point: float) -> tuple[PredictiveCodec, KVBlock]:
-        """Return the form at a point, and a block of drawn integers."""
+    def predictive(self, point: float) -> tuple[PredictiveCodec, dict[str, Any]]:
+        """Return the form at a point, and parts of drawn integers."""
+        import torch
+
         assert self.calibration is not None
         embedding = self.target.model.get_input_embeddings().weight.detach()
         codec = PredictiveCodec(self.calibration, self.rotary, embedding, point)
-        classes = np.random.default_rng(SEED).choice(len(CLASSES), self.tokens, p=CLASSES / CLASSES.sum())
+        classes = np.random.default_rng(SEED).choice(len(CLASSES), self.full, p=CLASSES / CLASSES.sum())
         kinds = classes.astype(np.uint8)
         q = drawn(kinds, codec.tables, math.floor(point), self.device)
-        return codec, self._block(codec, q, kinds)
-
-    def _block(self, codec: PredictiveCodec, q: Any, kinds: Any) -> KVBlock:
-        import torch
-
         coded = streams.encode(q, kinds, codec.tables, math.floor(codec.point))
-        parts = {
+        return codec, {
             "kv.words": torch.from_numpy(coded.words.view(np.int16).copy()),
             "kv.states": torch.from_numpy(coded.states.view(np.int32).copy()),
             "kv.ends": torch.from_numpy(coded.ends.astype(np.int32)),
             "kv.sum": torch.from_numpy(coded.sum),
-            "kv.type": torch.empty(0, dtype=self.raw.kv.dtype),
+            "kv.type": torch.empty(0, dtype=self.raw.dtype),
         }
-        return KVBlock(parts, self.ids, self.ids, 0, self.raw.logits, codec)
 
-    def thawer(self, block: KVBlock, tier: str, forms: dict[str, Any] | None = None) -> tuple[HotStore, Thawer]:
-        """Return a store that holds a block in one tier, and a thawer over it that allows any loss."""
-        budgets = {"device_bytes": 0} | {f"{tier}_bytes": self.room}
-        folder = {"folder": Path(tempfile.mkdtemp(dir=self.folder))} if tier == "disk" else {}
-        forms = dict(forms or {}) or ({} if block.codec.exact else {tier: block.codec})
-        store = HotStore.open(**budgets, device=self.device, forms=forms, **folder)  # type: ignore[arg-type]
-        kept = store.insert(self.space, self.segment, NO_SEGMENT, block)
+    def thawer(
+        self, tier: str, coded: tuple[PredictiveCodec, dict[str, Any]] | None = None, kind: str = "raw"
+    ) -> tuple[KVStore, Thawer]:
+        """Return a store that holds the session in one tier, and a thawer over it that allows any loss."""
+        import torch
+
+        room: dict[str, Any] = {"tokens": self.tokens} if tier == "device" else {}
+        if tier == "host":
+            room = {"tokens": BLOCK, "host_tokens": self.tokens}
+        if tier == "disk":
+            room = {"disk_bytes": self.room, "folder": tempfile.mkdtemp(dir=self.folder)}
+        form = None if coded is None else coded[0]
+        store = KVStore.open(self.target, kind=kind, form=form, queue_bytes=self.room, **room)
+        if coded is None:
+            store.keep(TENANT, self.ids, lambda start, stop: self.raw[:, :, :, start:stop], self.span.mass)
+        elif store.folder is not None:
+            root, head = root_of(TENANT), {"ids": torch.from_numpy(self.span.ids.copy())}
+            name = names_of(root, self.span.ids, BLOCK)[-1]
+            store.folder.write(KVFile(coded[0].name, store.folder.space, name, head, coded[1], root, root))
         store.close()
-        if not kept or not store.stats().tiers[tier].used:
+        if not store.stats().tiers[tier].blocks:
             raise ModelError(f"no room for the session in {tier}")
         return store, Thawer(self.cold, self.target, store, max_kl=float("inf"))
 
@@ -161,10 +168,10 @@ def sample_ids(target: Target, tokens: int) -> np.ndarray[Any, Any]:
     return np.resize(stream, tokens).astype(np.int32)
 
 
-def drop(store: HotStore) -> bool:
+def drop(store: KVStore) -> bool:
     """Write the files of a store to the disk and drop them from the page cache. Returns whether they are out."""
     out = True
-    for path in Path(store.shared[0].folder).glob("*/*.safetensors"):  # type: ignore[attr-defined]
+    for path in store.folder.folder.glob("*.safetensors") if store.folder is not None else ():
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -208,12 +215,12 @@ def main() -> None:
 
 def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
     """Return the rows of all ways, after rounds in which they take turns."""
-    size = bench.raw.kv.numel() * bench.raw.kv.element_size()
+    size = bench.raw.numel() * bench.raw.element_size()
     ways = [Way("prefill", 0, nothing, lambda: bench.target.prefill(bench.ids))]
     dropped: list[bool] = []
 
-    def add(name: str, block: KVBlock, tier: str, forms: dict[str, Any] | None = None) -> None:
-        store, thawer = bench.thawer(block, tier, forms)
+    def add(name: str, tier: str, coded: Any = None, kind: str = "raw") -> None:
+        store, thawer = bench.thawer(tier, coded, kind)
         kept = store.stats().tiers[tier].used
         if tier != "disk":
             ways.append(Way(f"{name}, {tier}", kept, nothing, lambda: thawer.thaw(NAME)))
@@ -221,18 +228,16 @@ def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
         ways.append(Way(f"{name}, page cache", kept, nothing, lambda: thawer.thaw(NAME)))
         ways.append(Way(f"{name}, disk", kept, lambda: dropped.append(drop(store)), lambda: thawer.thaw(NAME)))
 
-    add("raw", bench.raw, "device")
-    add("q8", bench.raw, "device", {"device": Q8Codec(bench.rotary)})
-    add("q4", bench.raw, "device", {"device": Q4Codec(bench.rotary)})
+    for kind in ("raw", "q8", "q4"):
+        add(kind, "device", kind=kind)
     coded = {}
     for point in points:
-        codec, block = bench.predictive(point)
-        bits = 8 * sum(part.numel() * part.element_size() for part in block.parts.values()) / bench.raw.kv.numel()
-        coded[point] = {"bits": bits} | alone(bench, codec, block)
-        for tier in ("host", "disk"):
-            add(f"predictive at {bits:.2f} bits", block, tier)
+        codec, parts = bench.predictive(point)
+        bits = 8 * sum(part.numel() * part.element_size() for part in parts.values()) / bench.raw.numel()
+        coded[point] = {"bits": bits} | alone(bench, codec, parts)
+        add(f"predictive at {bits:.2f} bits", "disk", (codec, parts))
     for tier in ("host", "disk"):
-        add("raw", bench.raw, tier)
+        add("raw", tier)
 
     def look(name: str, found: Any, seconds: float | None) -> None:
         if seconds is None and name != "prefill":
@@ -256,26 +261,26 @@ def check(bench: Bench, way: str, thawed: Thawed) -> None:
         raise ModelError(f"{way}: other ids")
     if way.startswith("predictive"):
         return  # drawn integers: no KV of the target; `alone` compares it with torch's
-    found = cut(thawed.cache, 0, bench.ids, bench.ids).kv
-    far = float((found.float() - bench.expected.float()).norm() / bench.expected.float().norm())
+    found = cut(thawed.cache, 0, bench.full)
+    far = float((found.float() - bench.raw.float()).norm() / bench.raw.float().norm())
     if far > {"raw": 0.0, "q8": 0.02}.get(way.partition(",")[0], 0.15):
         raise ModelError(f"{way}: KV is off by {far:.3g}")
 
 
-def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, float]:
+def alone(bench: Bench, codec: PredictiveCodec, made: dict[str, Any]) -> dict[str, float]:
     """Return the milliseconds of decoding and encoding alone, and how far decoding is from float32 products, relative.
 
     Raises ModelError where the GPU does not encode the integers to the bytes of the CPU.
     """
     import torch
 
-    parts = {name: part.to(bench.device) for name, part in block.parts.items()}
-    span = bench.raw.span
+    parts = {name: part.to(bench.device) for name, part in made.items()}
+    span = bench.span
     kernels = kernels_on(bench.device)
     if kernels is None:
         return {}
     found = codec.decode(parts, span)
-    table, count, point = DeviceTables.of(codec.tables, bench.device), bench.tokens, math.floor(codec.point)
+    table, count, point = DeviceTables.of(codec.tables, bench.device), bench.full, math.floor(codec.point)
     there = DeviceStreams(parts["kv.words"], parts["kv.ends"], parts["kv.states"], table, point, count)
 
     def entropy() -> DecodedStreams:
@@ -289,7 +294,7 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
         raise ModelError("the GPU encodes integers to other bytes than the CPU")
     times = {"decode_ms": timed(bench, lambda: codec.decode(parts, span)), "entropy_ms": timed(bench, entropy)}
     times["entropy_encode_ms"] = timed(bench, lambda: kernels.encode(integers.q, integers.classes, table, point))
-    times["encode_ms"] = timed(bench, lambda: codec.encode(bench.raw.kv, span))  # of the random KV, of other bits
+    times["encode_ms"] = timed(bench, lambda: codec.encode(bench.raw, span))  # of the random KV, of other bits
     exact = codec.decode(parts | {"kv.type": torch.empty(0, device=bench.device)}, span)
     times["float32_ms"] = timed(
         bench, lambda: codec.decode(parts | {"kv.type": torch.empty(0, device=bench.device)}, span)
@@ -300,11 +305,10 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
 
 def unpacking(bench: Bench) -> dict[str, float]:
     """Return the milliseconds that `q8` and `q4` take to decode alone, and those of a copy of the raw KV."""
-    span = bench.raw.span
-    times = {"copy": timed(bench, bench.raw.kv.clone)}
-    for codec in (Q8Codec(bench.rotary), Q4Codec(bench.rotary)):
-        parts = codec.encode(bench.raw.kv, span)
-        times[codec.name] = timed(bench, partial(codec.decode, parts, span))
+    times = {"copy": timed(bench, bench.raw.clone)}
+    for kind, form in row_forms(bench.target).items():
+        parts = form.encode(bench.raw, bench.span)
+        times[kind] = timed(bench, partial(form.decode, parts, bench.span))
     return times
 
 

@@ -31,7 +31,6 @@ import torch
 
 from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED, compare, sessions_to_rows
-from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.pool import block_copy, gpu_attention
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.gpu_attention import Launch
@@ -454,11 +453,10 @@ class Pages:
 
 
 def loss(target: Target, sessions: Iterable[Session], rows: int, context: int, new: int) -> list[dict[str, Any]]:
-    """Measure what pages and the form q4 lose on rows of sessions."""
+    """Measure what pages lose on rows of sessions."""
     ids = sessions_to_rows(target, sessions, rows, context + new)
     kinds = {kind: PageFormat.of(target, kind) for kind in ("q8", "q4")}
     codecs: list[KVCodec] = [Pages(kinds["q8"], KEEP), Pages(kinds["q4"], KEEP), Pages(kinds["q4"], 0)]
-    codecs.append(Q4Codec(Rotary.of(target)))
     return [found.row() for found in compare(target, ids, context, [(codec.name, codec) for codec in codecs])]
 
 

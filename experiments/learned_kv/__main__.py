@@ -31,9 +31,7 @@ from pltz.experiments.learned_kv.course import Course, centres_of, train
 from pltz.experiments.learned_kv.frozen_target import ChangedForm, FrozenTarget
 from pltz.experiments.learned_kv.network import Decoder, Size, TargetShape
 from pltz.kv.calibrate.measure import POOL, compare
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.kv_forms import kv_forms
+from pltz.kv.kv_forms import kv_forms, row_forms
 from pltz.models.target.target import Target
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def decoders(
         })  # fmt: skip
     # Two ends of the scale: a good form, and the KV of another session, which knows nothing of this one.
     forms: list[tuple[str, Any]] = [
-        ("q4", Q4Codec(frozen.rotary)),
+        ("q4", row_forms(frozen.target)["q4"]),
         ("another session", ChangedForm("other", frozen, functools.partial(_other, frozen, fit), 0.0)),
     ]
     told["ends"] = [one.row() for one in compare(frozen.target, test, context, forms, control=False)]
@@ -176,7 +174,7 @@ def codes(
     fit, test = kept["train"].astype(np.int32), kept["test"].astype(np.int32)[:test_rows]
     course = Course(batch, short, new, steps, seconds)
     told = _head("learned_budgets", model, frozen, fit, test, context, course)
-    forms: list[tuple[str, Any]] = [("q8", Q8Codec(frozen.rotary)), ("q4", Q4Codec(frozen.rotary))]
+    forms: list[tuple[str, Any]] = [*row_forms(frozen.target).items()]
     if calibration is not None:
         for bound in (0.005, 0.0005):
             found = kv_forms(frozen.target, calibration, max_kl=bound)

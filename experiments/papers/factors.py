@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of theorem 23: the product of single factors beside what all together take."""
     from pltz.kv.calibrate.measure import bits_of, watched
-    from pltz.kv.forms.q4 import Q4Codec
+    from pltz.kv.kv_forms import row_forms
     from pltz.kv.port.codec import Span
 
-    here, codec = work.deployment, Q4Codec(work.rotary)
+    here, codec = work.deployment, row_forms(work.target)["q4"]
     raw = quantised = once = both = 0
     seen: set[bytes] = set()
     kept: list[torch.Tensor] = []

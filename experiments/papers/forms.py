@@ -24,9 +24,9 @@ def rows(work: Work) -> list[PaperRow]:
         low_rank_by_layer,
         turboquant,
     )
-    from pltz.kv.forms.q4 import Q4Codec
+    from pltz.kv.kv_forms import row_forms
 
-    named: list[tuple[str, Any]] = [("q4", Q4Codec(work.rotary))]
+    named: list[tuple[str, Any]] = [("q4", row_forms(work.target)["q4"])]
     changes = {"int4": int4_groups, "tq4": turboquant(4)}
     changes |= {f"even {n}": low_rank(n) for n in (2, 3, 4)}
     changes |= {f"by layer {n}": low_rank_by_layer(n) for n in (2, 3, 4)}

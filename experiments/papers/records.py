@@ -58,7 +58,7 @@ FUSED = Recorded(
     "benchmarks/results/joint.json",
 )
 POOL = Recorded("2026-11-29", "python -m pltz.benchmarks.kv.measure_pool", "benchmarks/results/pool.json")
-SHADOW = Recorded("2026-11-24", "python -m pltz.experiments.three_tiers.measure_shadow", "docs/memory.md")
+SHADOW = Recorded("2026-11-24", "python -m pltz.experiments.three_tiers.measure_shadow", "experiments/LOG.md")
 EVICTION = Recorded(
     "2026-11-24",
     "python -m pltz.experiments.three_tiers.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",

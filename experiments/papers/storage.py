@@ -28,7 +28,7 @@ MACHINES = (
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of theorems 14 and 23 and of tables 1, 3 and 4, of an archive that is made, and its thaws."""
     from pltz.archive.archive import Archive
-    from pltz.kv.store.store import HotStore
+    from pltz.kv.store.store import KVStore
     from pltz.kv.thaw.thawer import Thawer
 
     here, target, token = work.deployment, work.target, work.target.token_bytes
@@ -46,7 +46,7 @@ def rows(work: Work) -> list[PaperRow]:
             steps.append((count, (shared + own) / count, own / count, (_size(Path(folder)) - before) / count))
         found = [_shared(steps, shared), _table_4(work, shared, own)]
         found += [_per_session(work, own), _machines(work)]
-        thawer = Thawer(cold, target, HotStore.open(1 << 30))
+        thawer = Thawer(cold, target, KVStore.open(target, 1 << 15))
         times = [thawer.thaw(f"session/{n}").timings for n in range(4)]
         again = [thawer.thaw(f"session/{n}").timings for n in range(4)]
     middle = {name: statistics.median(one[name] for one in times) for name in ("read", "decode", "prefill", "total")}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from pltz.kv.store.store import HotStore
+    from pltz.kv.store.store import KVStore
     from pltz.kv.thaw.thawed import Thawed
     from pltz.kv.thaw.thawer import Thawer
     from pltz.models.target.target import Target
@@ -279,12 +279,12 @@ class ThawBench:
             at = record.parent
         return found[::-1]
 
-    def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
+    def thawer(self, **budgets: Any) -> "tuple[KVStore, Thawer]":
         """Return a store and a thawer over it."""
-        from pltz.kv.store.store import HotStore
+        from pltz.kv.store.store import KVStore
         from pltz.kv.thaw.thawer import Thawer
 
-        store = HotStore.open(device=self.device, **budgets)
+        store = KVStore.open(self.target, **budgets)
         return store, Thawer(self.cold, self.target, store)
 
     def synchronize(self) -> None:
@@ -365,7 +365,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
         name: str,
         stored: int,
         before: Callable[[], object],
-        tier: "tuple[HotStore, Thawer]",
+        tier: "tuple[KVStore, Thawer]",
         session: str,
         tenant: str = "default",
     ) -> Way:

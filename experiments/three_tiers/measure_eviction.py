@@ -9,10 +9,10 @@ people think for a Pareto-distributed while between turns. The device holds a pa
 blocks of its chat. Those that are missing come back, and others go, by one order at a time:
 
     lru          the least recently used
-    lindy        kv/store/eviction_policy.py: bands of idle time, then age
+    lindy        orders.py: bands of idle time, then age
     mass         the least attention received in the last replies of its chat, whatever its age
     band-mass    bands of idle time, then attention
-    ends         as band-mass, but ends of chats first, as `PrefixTree` gives up steps: what follows must be gone before
+    ends         as band-mass, but ends of chats first, as a `Trie` gives up blocks: what follows must be gone before
 
 Of blocks that are equal, those at the end of a chat go first. `missing blocks`: share of the needed blocks that were
 away, all of which move if attention is to be exact. `missing attention`: share of a reply's attention that was on
@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 
 from pltz.datasets import sample_sessions
 from pltz.datasets.loaders import load
-from pltz.experiments.three_tiers.block_metadata import FADES
-from pltz.kv.store.eviction_policy import BAND
+from pltz.experiments.three_tiers.orders import BAND, FADES
 from pltz.models.target.target import Target
 
 BLOCK = 16  # tokens
@@ -73,7 +72,7 @@ class BlockTable:
         return cls(chat, place, zeros.copy(), zeros.copy(), zeros.copy(), zeros > 0)
 
     def band(self, now: float) -> NDArray[np.float64]:
-        """Return the bands of `kv.store.eviction_policy.priority`."""
+        """Return the bands of `orders.band`."""
         found: NDArray[np.float64] = -np.floor(np.log2(1 + np.maximum(now - self.used, 0) / BAND))
         return found
 

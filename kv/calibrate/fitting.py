@@ -45,13 +45,12 @@ from pltz.kv.engines.streams import (
     Tables,
     contexts,
 )
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec, at_zero
+from pltz.kv.kv_forms import row_forms
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.private_file import private_folder
 from pltz.kv.port.receipt import LEAST_ROWS
-from pltz.kv.port.rotary import Rotary
+from pltz.kv.port.rotary import Rotary, at_zero
 from pltz.kv.predictive.calibration import BELOW, FORMAT, PREDICTIVE, Calibration, KVShape
 from pltz.kv.predictive.layer import Layer, inputs_of, layers_of, quantised, rows
 from pltz.kv.predictive.predictive import PredictiveCodec
@@ -486,9 +485,7 @@ def receipts(
     """
     embedding: Any = target.model.get_input_embeddings().weight.detach()
     layers = layers_of(found, embedding.device)
-    fixed: dict[str, KVCodec] = {"q8-1": Q8Codec(rotary), "q4-1": Q4Codec(rotary)}
-    if found.shape.dim & (found.shape.dim - 1):
-        fixed.pop("q4-1")
+    fixed: dict[str, KVCodec] = {**row_forms(target)}
     wanted: list[tuple[str, float]] = [(form, 0) for form in fixed]
     wanted += [(PREDICTIVE, p) for p in SCORED_POINTS]
     measured: list[tuple[str, float]] = []

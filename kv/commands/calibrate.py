@@ -204,7 +204,7 @@ def as_text(found: "Calibration", written: Path, bounds: list[dict[str, Any]]) -
             f"{r.kl99:.4f}",
             f"{100 * r.top1:.1f} %",
         ]
-        for r in sorted(found.receipts, key=lambda r: (r.form != "q8-1", r.form != "q4-1", r.point))
+        for r in sorted(found.receipts, key=lambda r: (r.form != "q8", r.form != "q4", r.point))
     ]
     head = ["form", "bits per element", "KL, bits per token", "at most", "recall", "at most", "99 %", "same top-1"]
     table = render(head, rows)

@@ -21,11 +21,11 @@ from pltz.cli import (
     write_text,
 )
 from pltz.coding import DEFAULT_TARGET
-from pltz.plt_codec import ContentError, UsageError
+from pltz.plt_codec import ContentError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive import Archive, Version, VersionName
-    from pltz.kv.store.store import HotStore
+    from pltz.kv.store.store import KVStore
     from pltz.kv.thaw.thawed import Thawed
     from pltz.models import Target
 
@@ -98,8 +98,8 @@ def thaw(
     user, assistant, calls of tools and their results. A session of more tokens than the target has positions is
     refused, before anything is loaded where that is known.
 
-    With --hot DIR the KV of an archive's session is kept in files, segment by segment. Later thaws of the same session,
-    or of one with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
+    With --hot DIR the KV of an archive's session is kept in files, in blocks. Later thaws of the same session, or of
+    one of its tenant with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
     """
     from pltz.kv.thaw.file import thaw as thaw_file
     from pltz.kv.thaw.thawer import Thawer
@@ -187,24 +187,31 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     return sum(len(one.ids) for one in found)
 
 
-def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore | None":
-    """Return a store that keeps KV in files only, as memory does not outlive the command. ``budget`` is in GB."""
+def hot_store(folder: str | None, budget: float, model: "Target") -> "KVStore | None":
+    """Return a store that keeps KV in files only, as memory does not outlive the command. ``budget`` is in GB.
+
+    None without a folder, and for a target whose KV cannot be cut into blocks, which is said.
+    """
     if folder is None:
         return None
-    from pltz.kv.store.store import HotStore
+    from pltz.kv.store.store import KVStore
 
     room = int(budget * 1e9)
-    return HotStore.open(0, 0, room, folder=folder, device=model.device, queue_bytes=room)
+    try:
+        return KVStore.open(model, disk_bytes=room, folder=folder, queue_bytes=room)
+    except ModelError as exc:
+        click.echo(f"nothing is kept in --hot DIR: {exc}", err=True)
+        return None
 
 
-def close(hot: "HotStore") -> None:
+def close(hot: "KVStore") -> None:
     """Wait until new KV is in its files, and say how much of it is not."""
     hot.close()
     stats = hot.stats()
-    if lost := stats.dropped + stats.refused:
+    if stats.dropped:
         why = f" ({stats.failure})" if stats.failure else ""
         click.echo(
-            f"{counted(lost, 'segment')} of KV did not go into --hot DIR{why}. Later thaws compute it again. "
+            f"{counted(stats.dropped, 'block')} of KV did not go into --hot DIR{why}. Later thaws compute it again. "
             "Free room on the disk, or raise --hot-budget",
             err=True,
         )

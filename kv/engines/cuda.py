@@ -39,14 +39,11 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 SLOTS = 4096
-WARPS = 8  # per CTA of decode_streams and unpack
+WARPS = 8  # per CTA of decode_streams
 TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")  # of KV, by the kernels' number
 KEPT = 6  # words that a lane keeps between launches
 SHARED = TABLES * SLOTS + 4 * TABLES * SYMBOLS + 4 * 32 + WARPS * (LANES * 34 + 128) * 2  # bytes, of decode_streams
 CODER = 4 * TABLES * SYMBOLS + 4 * 32  # bytes, of look_ahead and encode_streams
-HEADS = (32, 64, 128, 256)  # sizes of a head that `unpack` knows
-EACH = 16  # elements of a head per lane of `unpack`
-ROWS = 32  # rows of CTAs that share a token's rows in `unpack`
 BESIDE = 8  # streams for work beside torch's current one
 
 
@@ -292,35 +289,6 @@ class Kernels:
         numbers = (tokens, heads, dim, cos.shape[1], inputs.shape[1], _kind(kv), _kind(inputs))
         args = [*addresses(y, cos, sin, kv), place, *addresses(beyond), *map(_int, numbers)]
         self._run("place_layer", (tokens, 1, 1), args)
-
-    def unpack(
-        self,
-        fine: torch.Tensor,
-        fine_scale: torch.Tensor,
-        mean: torch.Tensor,
-        sinks: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        middle: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Return the KV, (layers, 2, heads, T, D), of the parts of `q8` or `q4`.
-
-        ``fine``: int8 codes, and their scales. ``middle``: of `q4` codes, scales, places of the fine tokens, and the 16
-        centroids. ``turn``: as in `place_layer`.
-        """
-        import torch
-
-        layers, two, heads, sink_count, dim = sinks.shape
-        fines = fine.shape[3]
-        tokens = sink_count + fines + (0 if middle is None else middle[0].shape[3])
-        codes, scale, at, book = middle or (None, None, None, None)
-        parts = [_aligned(part) for part in (codes, scale, fine, fine_scale, at, mean, sinks, book)]
-        kv = torch.empty((layers, two, heads, tokens, dim), dtype=sinks.dtype, device=sinks.device)
-        rows = layers * two * heads
-        numbers = (rows, heads, tokens, dim, sink_count, fines, turn[0].shape[1], _kind(kv))
-        args = [*addresses(*parts, *turn, kv), *map(_int, numbers), ctypes.c_float(dim**-0.5)]
-        each = WARPS * 32 * EACH  # elements of a row of CTAs
-        self._run("unpack", (-(-tokens * dim // each), min(rows, ROWS), 1), args, 4 * (16 + each))
-        return kv
 
     def _run(self, kernel: str, grid: tuple[int, int, int], args: Sequence[Any], shared: int = 0) -> None:
         if grid[0]:

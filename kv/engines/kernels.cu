@@ -1,11 +1,10 @@
-/* Kernels of the forms of KV: entropy coding of `predictive`, its sums and its last step, and `q8` and `q4`.
+/* Kernels of the form `predictive` of KV: its entropy coding, its sums and its last step.
  *
  *     decode_streams   rANS, a warp per group of 32 tokens, in lockstep; same integers as ans.c (FORMAT.md, "Streams")
  *     look_ahead       what 32 tokens have seen at each step, for the encoder, which goes backwards; and their sums
  *     encode_streams   counts the words, then writes them; the same bytes as ans.c from the same integers
  *     add_residual     prediction + integer x step, in the type of the next product
  *     place_layer      one layer's rows to keys, turned to their positions, and values; and to inputs of the next layer
- *     unpack           `q8` and `q4`: codes, scales, mean and exact tokens to keys and values
  *
  * cuda.py compiles and launches them. On a CPU the tests run this source by emulate.h.
  *
@@ -22,11 +21,6 @@ DEV float of_half(uint16_t v) {
 DEV uint16_t to_half(float v) {
     uint16_t out;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(v));
-    return out;
-}
-DEV uint32_t two_halves(float low, float high) {
-    uint32_t out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
 DEV uint32_t two_bf16(float low, float high) { /* to nearest, ties to even */
@@ -64,8 +58,6 @@ static inline uint16_t to_bf16(float v) { /* to nearest, ties to even; NaN stays
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
-static inline uint32_t two_halves(float low, float high) { return (uint32_t)to_half(high) << 16 | to_half(low); }
-static inline uint32_t two_bf16(float low, float high) { return (uint32_t)to_bf16(high) << 16 | to_bf16(low); }
 #endif
 
 #define ALL 0xffffffffu
@@ -90,19 +82,6 @@ DEV void store(void *to, int64_t at, float v, int type) {
     else
         ((uint16_t *)to)[at] = type == F16 ? to_half(v) : to_bf16(v);
 }
-DEV void store8(void *to, int64_t at, const float *v, int type) { /* eight side by side, aligned */
-    if (type == F32) {
-        uint4 *const there = (uint4 *)((float *)to + at);
-        there[0] = make_uint4(bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
-        there[1] = make_uint4(bits_of(v[4]), bits_of(v[5]), bits_of(v[6]), bits_of(v[7]));
-    } else if (type == F16)
-        *(uint4 *)((uint16_t *)to + at) =
-            make_uint4(two_halves(v[0], v[1]), two_halves(v[2], v[3]), two_halves(v[4], v[5]), two_halves(v[6], v[7]));
-    else
-        *(uint4 *)((uint16_t *)to + at) =
-            make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7]));
-}
-
 /* ---- decode_streams */
 
 /* The words of a group in a section. The next ones lie in a ring in shared memory, 64 at least, and each lane has one
@@ -453,165 +432,5 @@ KERNEL(256) place_layer(const float *y, const float *cos, const float *sin, void
             v = left ? v * c - mine[j + half] * s : v * c + mine[j - half] * s;
         }
         store(kv, ((int64_t)row * tokens + token) * dim + d, v, type);
-    }
-}
-
-/* ---- unpack: the forms q8 and q4. A warp makes rows of some tokens side by side, L lanes per token.
- *
- * A lane has eight elements of each half of a head, so a key is turned within its lane, and every load and store is of
- * eight elements. codes, scale: of the middle tokens, 4 bits each, turned by the Hadamard transform (none in q8). fine,
- * fine_scale: int8. at: (fines,) ascending places of the fine tokens; none in q8, where all but the sinks are fine.
- * Rows are (layers, 2, heads). Heads are of 16 L elements. root: of 1 / size of a head. */
-
-enum { EACH = 16 }; /* elements per lane */
-
-struct Packed {
-    const uint8_t *codes;
-    const uint16_t *scale;
-    const int8_t *fine;
-    const uint16_t *fine_scale;
-    const uint16_t *mean;
-    const void *sinks;
-    const float *book, *cos, *sin;
-    void *kv;
-    int rows, heads, tokens, sink_count, fines, middles, half, type;
-    float root;
-};
-
-/* The sums of the Walsh-Hadamard transform, in the order of hadamard in q4.py, so with the same roundings. */
-template <int L> DEV void hadamard(float *v, int lane) {
-#pragma unroll
-    for (int size = 1; size < EACH; size *= 2) {
-        if (size == EACH / 2) {
-#pragma unroll
-            for (int apart = 1; apart < L; apart *= 2) {
-                const uint32_t flip = lane & apart ? 1u << 31 : 0;
-#pragma unroll
-                for (int i = 0; i < EACH; i++) {
-                    const float other = __shfl_xor_sync(ALL, v[i], apart);
-                    v[i] = other + of_bits(bits_of(v[i]) ^ flip);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (!(i & size)) {
-                const float left = v[i], right = v[i + size];
-                v[i] = left + right, v[i + size] = left - right;
-            }
-    }
-}
-
-template <int L>
-DEV void unpack_rows(const Packed &p, int token, int below, bool exact, const float *book, float *square, int lane) {
-    const int dim = EACH * L, part = 8 * (lane & (L - 1));
-    const bool live = token < p.tokens, sink = token < p.sink_count, middle = live && !sink && !exact;
-    const bool some = __any_sync(ALL, middle), whole = 2 * p.half == dim;
-    float *const mine = square + lane / L * dim; /* of one token */
-    float c[8], s[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const bool here = whole && live;
-        c[i] = here ? p.cos[(int64_t)token * p.half + part + i] : 0.0f;
-        s[i] = here ? p.sin[(int64_t)token * p.half + part + i] : 0.0f;
-    }
-    for (int row = (int)blockIdx.y; row < p.rows; row += (int)gridDim.y) {
-        float v[EACH];
-        if (middle) {
-            const int64_t from = (int64_t)row * p.middles + token - p.sink_count - below;
-            const float by = of_half(p.scale[from]) * p.root;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t eight = *(const uint32_t *)(p.codes + (from * dim + h * (dim / 2) + part) / 2);
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[8 * h + i] = book[eight >> (4 * i) & 15] * by;
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < EACH; i++) v[i] = 0.0f;
-        }
-        if (some) hadamard<L>(v, lane);
-        if (live && sink) {
-            const int64_t from = ((int64_t)row * p.sink_count + token) * dim + part;
-#pragma unroll
-            for (int i = 0; i < EACH; i++) v[i] = load(p.sinks, from + i / 8 * (dim / 2) + i % 8, p.type);
-        } else if (live && exact) {
-            const int64_t from = (int64_t)row * p.fines + below;
-            const float by = of_half(p.fine_scale[from]);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint2 eight = *(const uint2 *)(p.fine + from * dim + h * (dim / 2) + part);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    v[8 * h + i] = (float)(int8_t)(eight.x >> (8 * i)) * by;
-                    v[8 * h + 4 + i] = (float)(int8_t)(eight.y >> (8 * i)) * by;
-                }
-            }
-        }
-        if (live && !sink) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint4 eight = *(const uint4 *)(p.mean + (int64_t)row * dim + h * (dim / 2) + part);
-                const uint32_t two[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[8 * h + i] += of_half((uint16_t)(two[i / 2] >> (i % 2 * 16)));
-            }
-        }
-        if (row / p.heads % 2 == 0) { /* keys */
-            if (whole) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float left = v[i], right = v[8 + i];
-                    if (!sink) v[i] = left * c[i] - right * s[i], v[8 + i] = right * c[i] + left * s[i];
-                }
-            } else {
-                for (int i = 0; i < EACH; i++) mine[i / 8 * (dim / 2) + part + i % 8] = v[i];
-                __syncwarp();
-#pragma unroll 1
-                for (int i = part / 8; i < p.half && live; i += L) {
-                    const float by = p.cos[(int64_t)token * p.half + i], aside = p.sin[(int64_t)token * p.half + i];
-                    const float left = mine[i], right = mine[i + p.half];
-                    mine[i] = left * by - right * aside, mine[i + p.half] = right * by + left * aside;
-                }
-                __syncwarp();
-                for (int i = 0; i < EACH && !sink; i++) v[i] = mine[i / 8 * (dim / 2) + part + i % 8];
-                __syncwarp();
-            }
-        }
-        if (live) {
-            const int64_t to = ((int64_t)row * p.tokens + token) * dim + part;
-            store8(p.kv, to, v, p.type);
-            store8(p.kv, to + dim / 2, v + 8, p.type);
-        }
-    }
-}
-
-KERNEL(256) unpack(const uint8_t *codes, const uint16_t *scale, const int8_t *fine, const uint16_t *fine_scale,
-                   const int32_t *at, const uint16_t *mean, const void *sinks, const float *book, const float *cos,
-                   const float *sin, void *kv, int rows, int heads, int tokens, int dim, int sink_count, int fines,
-                   int half, int type, float root) {
-    float *const ours = (float *)shared(); /* the centroids, then of each warp a row of each of its tokens */
-    if (book && threadIdx.x < 16) ours[threadIdx.x] = book[threadIdx.x];
-    __syncthreads();
-    const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5), lanes = dim / EACH;
-    const int token = ((int)blockIdx.x * WARPS + warp) * (32 / lanes) + lane / lanes;
-    int below = 0, above = fines; /* fine tokens before this one */
-    while (at && below < above) {
-        const int centre = (below + above) >> 1;
-        if (at[centre] < token)
-            below = centre + 1;
-        else
-            above = centre;
-    }
-    const bool exact = !at || (below < fines && at[below] == token);
-    if (!at) below = token - sink_count;
-    const Packed p = {codes, scale, fine, fine_scale, mean, sinks, book, cos, sin, kv, rows, heads, tokens, sink_count,
-                      fines, tokens - sink_count - fines, half, type, root};
-    float *const square = ours + 16 + warp * 32 * EACH;
-    switch (dim) {
-    case 32: unpack_rows<2>(p, token, below, exact, ours, square, lane); break;
-    case 64: unpack_rows<4>(p, token, below, exact, ours, square, lane); break;
-    case 128: unpack_rows<8>(p, token, below, exact, ours, square, lane); break;
-    case 256: unpack_rows<16>(p, token, below, exact, ours, square, lane); break;
     }
 }

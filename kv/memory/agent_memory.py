@@ -9,8 +9,8 @@
     many      one phase of several agents ----/                                           |
                                               file of each agent, synced  <---------------/
 
-Each agent has pages of its own. A pool that runs full gives up the KV of the agents used least recently: to host
-memory, if it has any, else to their files.
+Each agent is a tenant of its own in the store (`store.py`): its KV is in the pool while there is room, then in host
+memory, then in files, and what is nowhere any more is run again. Its file has its text and ids, and must stay.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
-from pltz.kv.memory.memory_file import MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import PrefixMatch, cut, ends_of, spelled
-from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.memory.remembered import FORGET, MAX_TOKENS, Remembered, name_of, tenant_of
 from pltz.kv.pool.packed_session import KEEP, PackedSession
-from pltz.kv.store.warm_file import finite
+from pltz.kv.store.kv_file import finite
+from pltz.kv.store.kv_folder import AGENT
+from pltz.kv.store.store import KVStore, empty
 from pltz.models import cache_argument
-from pltz.plt_codec import ModelError, UsageError
+from pltz.plt_codec import CorruptError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pltz.models import Target
 
 CHUNK = 256  # ids that a prefill runs at a time
+DISK_BYTES = 20_000_000_000  # of a folder, unless the caller says otherwise
 
 
 @dataclass(frozen=True)
@@ -74,23 +76,26 @@ class _Turn:
 class AgentMemory:
     """The agents of one target. One thread uses it at a time.
 
-    ``folder``: keeps each agent's memory, None for none. ``keep``: last tokens of an agent that stay exact.
-    ``save_each``: a reply is returned after its agent's file is on the disk; else `save` and `close` write.
-    The target's model attends by `use_pages` from then on.
+    ``store``: with a pool; its folder, if any, keeps each agent's memory. ``keep``: last tokens of an agent that stay
+    exact. ``save_each``: a reply is returned after its agent's file is on the disk; else `save` and `close` write.
+    The target's model attends by `use_pages` from then on. An agent that is in use here is refused to others.
     """
 
     def __init__(
         self,
         target: Target,
-        pool: BlockPool,
-        folder: MemoryFolder | None = None,
+        store: KVStore,
         *,
         keep: int = KEEP,
         save_each: bool = True,
     ) -> None:
         from pltz.kv.pool.page_attention import use_pages
 
-        self.target, self.pool, self.folder, self.keep, self.save_each = target, pool, folder, keep, save_each
+        if store.pool is None:
+            raise UsageError("expected a store with a pool: open it with `tokens`")
+        self.target, self.store, self.pool, self.folder = target, store, store.pool, store.folder
+        self.keep, self.save_each = keep, save_each
+        self._locks: dict[str, int] = {}
         self._agents: OrderedDict[str, Remembered] = OrderedDict()  # the least recently used first
         use_pages(target.model)
 
@@ -104,25 +109,26 @@ class AgentMemory:
         *,
         block: int = 16,
         host_tokens: int = 0,
+        disk_bytes: int = DISK_BYTES,
         keep: int = KEEP,
         save_each: bool = True,
     ) -> Self:
         """Open the memories of a target in a folder, with a pool of ``tokens`` tokens. Other targets keep theirs.
 
-        ``kind``: of the pages, "raw", "q8" or "q4". Raises what `MemoryFolder.form` and `BlockPool` do.
+        ``kind``: of the pages, "raw", "q8" or "q4". ``disk_bytes``: that all files together may take. Raises what
+        `KVStore.open` does.
         """
-        form = MemoryFolder.form(folder, target, kind)
-        pool = BlockPool(form, tokens, block=block, host_tokens=host_tokens, device=target.device)
-        return cls(target, pool, MemoryFolder(folder, target, form), keep=keep, save_each=save_each)
+        store = KVStore.open(target, tokens, host_tokens, disk_bytes, kind=kind, folder=folder, block=block)
+        return cls(target, store, keep=keep, save_each=save_each)
 
     def agents(self) -> list[str]:
         """Return the names of all agents that have a memory here, in the pool or in the folder."""
-        stored = () if self.folder is None else self.folder.agents()
-        return sorted({*self._agents, *stored})
+        stored = () if self.folder is None else self.folder.lasting(AGENT)
+        return sorted({*self._agents, *(file.label for file in stored)})
 
     def text(self, agent: str) -> str:
-        """Return what an agent remembers, "" for nothing. Raises what `MemoryFolder.load` does."""
-        memory = self._recall(agent, {agent})
+        """Return what an agent remembers, "" for nothing. Raises the errors of `respond` about its file."""
+        memory = self._recall(agent)
         return "" if memory is None else memory.text
 
     def phase(self, agent: str, text: str, new_tokens: int, **options: Any) -> AgentReply:
@@ -146,8 +152,8 @@ class AgentMemory:
             ContentError: the target cannot take the prompt.
             UsageError: the prompt is empty, or options make no single reply.
             PoolFull: the pool has no room, also without all other agents.
-            CorruptError, VersionError, MismatchError: the agent's file is damaged, later, or foreign: see `forget`.
-            MemoryMismatch: another process wrote the agent's file since this one read it: see `reload`.
+            CorruptError, VersionError: the agent's file is damaged, foreign or later: see `forget`.
+            MemoryMismatch: another process uses the agent.
             MemoryFailed: the disk cannot read or write now. The reply is remembered, and `save` tries again.
             ModelError: the target computes no numbers (NaN). The memory stays as it was before the turn.
         """
@@ -156,37 +162,37 @@ class AgentMemory:
     def save(self, agent: str | None = None) -> int:
         """Write the memory of an agent, or of all whose files lack something. Returns bytes.
 
-        Raises MemoryFailed, and MemoryMismatch where another process wrote a file; all others are written then.
+        Raises MemoryFailed; all others are written then.
         """
         return self._save([agent] if agent is not None else list(self._agents))
 
-    def reload(self, agent: str) -> None:
-        """Drop an agent's memory in this process. What its file has, perhaps by another process, counts from now on."""
-        if self.folder is None:
-            raise UsageError("this memory has no folder: open it with `AgentMemory.open`")
-        if (memory := self._agents.pop(agent, None)) is not None:
-            memory.session.release()
-
     def forget(self, agent: str) -> None:
-        """Drop an agent's memory and its file, damaged or not.
+        """Drop an agent's memory and its files, damaged or not.
 
-        Raises MemoryMismatch where another process wrote the file since this one read it; `reload` the agent to forget
-        that file too. Raises MemoryFailed where the file is still there. The memory stays then.
+        Raises MemoryMismatch where another process uses it, and MemoryFailed and WarmFileError where a file is still
+        there.
         """
-        memory = self._agents.get(agent)
+        self._claim(agent)
         if self.folder is not None:
-            self.folder.remove(agent, memory)
-        if memory is not None:
-            self._agents.pop(agent)
+            self.folder.remove(name_of(agent), AGENT)
+        memory = self._agents.pop(agent, None)
+        if memory is not None and memory.session is not None:
             memory.session.release()
+        self.store.clear(tenant_of(agent))
+        self._let_others(agent)
 
     def close(self) -> None:
         """Save all agents, and give their blocks back."""
         if self.folder is not None:
             self.save()
-        for memory in self._agents.values():
-            memory.session.release()
+        self.store.close()
+        for agent, memory in self._agents.items():
+            if memory.session is not None:
+                memory.session.release()
+            self.store.release(tenant_of(agent), memory.ids)
         self._agents.clear()
+        for agent in list(self._locks):
+            self._let_others(agent)
 
     def __enter__(self) -> Self:
         return self
@@ -202,11 +208,13 @@ class AgentMemory:
             raise UsageError("this memory has no folder: open it with `AgentMemory.open`")
         due = [(name, self._agents[name]) for name in chosen if name in self._agents and not self._agents[name].saved]
         size = 0
-        failed: MemoryFailed | MemoryMismatch | None = None
+        failed: MemoryFailed | None = None
         for name, memory in due:
+            memory.offer(self.store, name)
             try:
-                size += self.folder.save(name, memory)
-            except (MemoryFailed, MemoryMismatch) as exc:
+                size += self.folder.put(memory.to_file(self.store, name))
+                memory.saved = True
+            except MemoryFailed as exc:
                 failed = failed or exc
         if failed is not None:
             raise failed
@@ -222,7 +230,7 @@ class AgentMemory:
             turns: list[_Turn] = []
             try:
                 for agent, prompt in prompts.items():
-                    turns.append(self._turn(agent, prompt, new_tokens, set(prompts)))
+                    turns.append(self._turn(agent, prompt, new_tokens))
                 replies = self._generated(turns, new_tokens, options)
                 break
             except PoolFull:
@@ -236,15 +244,13 @@ class AgentMemory:
             self._save(list(prompts))
         return replies
 
-    def _turn(self, agent: str, prompt: str, new_tokens: int, active: set[str]) -> _Turn:
+    def _turn(self, agent: str, prompt: str, new_tokens: int) -> _Turn:
         """Return a turn whose session is the part of the memory that stays, in blocks of its own or shared."""
         ids, ends = spelled(self.target, prompt)
         array = np.array(ids, np.int32)
-        memory = self._recall(agent, active)
+        memory = self._recall(agent)
         match, kept, done = None, 0, 0
         if memory is not None:
-            if self.folder is not None:
-                self.folder.check(agent, memory)  # before the work of a reply that could not be saved
             match = PrefixMatch.of(memory.text, prompt)
             kept, done = cut(memory.ends, ends, match.characters)
         if memory is None or not kept:
@@ -253,7 +259,7 @@ class AgentMemory:
         array = np.concatenate([memory.ids[:kept], array[done:]])
         ends = np.concatenate([memory.ends[:kept], ends[done:]])
         self.target.check_ids(np.concatenate([array, np.zeros(new_tokens, np.int32)]))
-        session = memory.session.fork()
+        session = memory.return_to(self.store, agent).fork()
         session.cut(min(kept, session.tokens, len(array) - 1))  # the last id is run, for its logits
         return _Turn(agent, prompt, array, ends, match, session)
 
@@ -285,6 +291,7 @@ class AgentMemory:
                         made.append(self._remembered(turn, cache, n, rows[n], reused[n]))
                 except BaseException:
                     for memory, _ in made:
+                        assert memory.session is not None
                         memory.session.release()
                     raise
             finally:
@@ -293,8 +300,7 @@ class AgentMemory:
         for memory, reply in made:
             before = self._agents.pop(reply.agent, None)
             self._agents[reply.agent] = memory
-            if before is not None:
-                memory.stamp = before.stamp
+            if before is not None and before.session is not None:
                 before.session.release()
         return {reply.agent: reply for _, reply in made}
 
@@ -350,49 +356,43 @@ class AgentMemory:
         memory = Remembered(turn.prompt + text, ids, np.concatenate([turn.ends, ends]), session)
         return memory, AgentReply(turn.agent, text, tuple(reply), turn.match, reused, len(turn.ids) - reused)
 
-    def _recall(self, agent: str, active: set[str]) -> Remembered | None:
-        """Return an agent's memory, its KV on the device. Other agents leave the pool if they must."""
-        while True:
-            memory = self._agents.get(agent)
+    def _recall(self, agent: str) -> Remembered | None:
+        """Return an agent's memory, None where there is none."""
+        self._claim(agent)
+        memory = self._agents.get(agent)
+        if memory is None and self.folder is not None and (file := self.folder.get(name_of(agent), AGENT)) is not None:
             try:
-                if memory is not None:
-                    memory.session.warm()
-                elif self.folder is not None and (memory := self.folder.load(agent, self.pool)) is not None:
-                    self._agents[agent] = memory
-                break
-            except PoolFull:
-                if not self._gave_room(active):
-                    raise
+                longest = self.target.max_positions or MAX_TOKENS
+                memory = Remembered.of_file(file, self.store.pages, self.store.block, longest)
+            except CorruptError as exc:
+                raise CorruptError(f"{self.folder.path(file.name, AGENT)} is damaged ({exc}): {FORGET}") from exc
+            self._agents[agent] = memory
         if memory is not None:
             self._agents.move_to_end(agent)
         return memory
 
+    def _claim(self, agent: str) -> None:
+        """Keep other processes from an agent. Raises MemoryMismatch where one uses it."""
+        if self.folder is not None and agent not in self._locks:
+            handle = self.folder.claim(name_of(agent))
+            if handle is None:
+                raise MemoryMismatch(f"another process uses the agent {agent!r}: let it close its memory, or forget it")
+            self._locks[agent] = handle
+
+    def _let_others(self, agent: str) -> None:
+        if (handle := self._locks.pop(agent, None)) is not None:
+            os.close(handle)
+
     def _gave_room(self, active: set[str]) -> bool:
-        """Take the KV of the agent used least recently off the device. Returns whether there was one."""
+        """Give the blocks of the agent used least recently to the store. Returns whether there was one."""
         for agent, memory in self._agents.items():
-            if agent in active or memory.session.spilled or not memory.session.blocks:
-                continue
-            try:
-                memory.session.spill()
-            except PoolFull:
-                if self.folder is None:
-                    continue
-                try:
-                    self.save(agent)
-                except MemoryMismatch:  # it stays until its user reloads it, and is no matter of the active agents
-                    continue
-                del self._agents[agent]
-                memory.session.release()
-            return True
+            if agent not in active and memory.session is not None and memory.session.blocks:
+                memory.leave(self.store, agent)
+                return True
         return False
 
     def _empty(self) -> PackedSession:
-        import torch
-
-        form = self.pool.form
-        shape = form.layers, 2, form.heads, 0, form.dim
-        exact = torch.empty(shape, dtype=form.dtype, device=self.pool.device.device)
-        return PackedSession(self.pool, [], 0, exact)
+        return PackedSession(self.pool, [], 0, empty(self.pool.form, self.pool.device.device))
 
     @staticmethod
     def _release(turns: list[_Turn]) -> None:

@@ -39,6 +39,8 @@ class BlockPool:
         self.device = Slab(form, tokens, block, device)
         pin = torch.device(device).type == "cuda"
         self.host = Slab(form, host_tokens, block, "cpu", pin=pin) if host_tokens else None
+        if self.host is not None:
+            self.host.lock = self.device.lock  # one for both: blocks move between them
 
     @classmethod
     def of(cls, target: Target, kind: str, tokens: int, *, block: int = 16, host_tokens: int = 0) -> BlockPool:

@@ -15,8 +15,8 @@ import numpy as np
 
 from pltz.kv.engines import cuda
 from pltz.kv.engines.cuda import Launcher
-from pltz.kv.forms.q4 import HALF_BOOK
 from pltz.kv.pool.layer_view import LayerView
+from pltz.kv.pool.page_format import HALF_BOOK
 from pltz.plt_codec import ModelError, device as gpu
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
+    from pltz.kv.port.codec import KVCodec
+
 KEEP = 128  # last tokens that stay exact
 
 
@@ -26,12 +28,15 @@ class PackedSession:
 
     ``packed``: tokens that pages hold, from position 0; the first of them are sinks, whose rows are not looked at.
     ``blocks``: their table, of the host's slab while the session is spilled. ``exact``: (layers, 2, heads, E, D) in
-    the KV's type, keys at their positions: the sinks if any token is packed, then the tail.
+    the KV's type, keys at their positions: the sinks if any token is packed, then the tail. ``lost``: a form that some
+    of it was in before, and that lost something. ``warmed``: tokens that were in host memory when it was matched.
     """
 
     def __init__(self, pool: BlockPool, blocks: Sequence[int], packed: int, exact: torch.Tensor) -> None:
         self.pool, self.blocks, self.packed, self.exact = pool, list(blocks), packed, exact
         self.spilled = False
+        self.lost: KVCodec | None = None
+        self.warmed = 0
 
     @classmethod
     def of(cls, kv: torch.Tensor | DynamicCache, pool: BlockPool, *, keep: int = KEEP) -> PackedSession:

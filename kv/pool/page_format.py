@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pltz.kv.forms.q4 import HALF_BOOK, butterflies, hadamard, levels
-from pltz.kv.forms.q8 import LARGEST, SINKS, quantise
 from pltz.kv.port.rotary import Rotary, turned
-from pltz.models import pairs_of
-from pltz.plt_codec import UsageError
+from pltz.models import is_plain, pairs_of
+from pltz.plt_codec import ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +26,11 @@ if TYPE_CHECKING:
     Rows = Mapping[str, torch.Tensor]
 
 KINDS = ("raw", "q8", "q4")
+SINKS = 4  # tokens at the beginning of a session, kept exactly: most attention goes to them
+LARGEST = 127  # code of q8
+# Lloyd-Max centroids of a Gaussian of variance 1, 16 levels; D = 0.0095
+HALF_BOOK = (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6180, 2.0690, 2.7326)
+ASCENDING = tuple(-c for c in reversed(HALF_BOOK)) + HALF_BOOK
 BOOK = HALF_BOOK + tuple(-c for c in HALF_BOOK)  # by nibble: bit 3 is the sign, the others say the centroid
 TILE = 64  # tokens of a tile of attention, in attend.c too
 SAMPLE = 512  # ids of the prefill that finds the centre
@@ -77,6 +80,8 @@ class PageFormat:
         ids = [(n * 7919 + 11) % target.vocab_size for n in range(limit)]
         with torch.inference_mode():
             cache, _ = target.prefill(ids if rotary else ids[:1])
+            if not is_plain(cache) or len({t.shape for pair in pairs_of(cache) for t in pair}) != 1:
+                raise ModelError("some layers of this target keep a window, a latent or a state: no KV in blocks")
             kv = torch.stack([torch.cat(pair) for pair in pairs_of(cache)])
             centre = None if rotary is None else centre_of(kv, rotary)
         layers, _, heads, _, dim = kv.shape
@@ -160,7 +165,7 @@ class PageFormat:
             apart = codes.float() * scale
         else:
             both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-            apart = butterflies(book(codes.device)[both.int()] * (scale * self.dim**-0.5))
+            apart = butterflies(centroids(codes.device)[both.int()] * (scale * self.dim**-0.5))
         centre = self.centre_on(codes.device)
         centre = centre if layer is None else centre[layer : layer + 1]
         kv: torch.Tensor = apart.permute(0, 3, 2, 1, 4) + self._placed(centre, start, codes.shape[1])
@@ -236,8 +241,56 @@ def centre_of(kv: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 @functools.cache
-def book(device: torch.device) -> torch.Tensor:
-    """Return the centroids by nibble, (16,) float32, on a device."""
+def centroids(device: torch.device, *, ascending: bool = False) -> torch.Tensor:
+    """Return the centroids, (16,) float32, by nibble or ascending, on a device. They are kept there."""
     import torch
 
-    return torch.tensor(BOOK, device=device)
+    return torch.tensor(ASCENDING if ascending else BOOK, device=device)
+
+
+def quantise(values: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 codes and their scales. Raises UsageError where a float16 cannot hold a scale."""
+    import torch
+
+    if not bool(torch.isfinite(scale).all()):
+        raise UsageError("keys or values are too large for a float16 scale: keep them in the form raw")
+    divisor = scale.float().clamp_min(2.0**-24)[..., None]
+    return (values / divisor).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def levels(turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes of rotated rows (..., D), uint8 below 16, and their scales (...), float16.
+
+    Raises UsageError where a float16 cannot hold a scale.
+    """
+    import torch
+
+    book = centroids(turned.device, ascending=True)
+    edges = (book[1:] + book[:-1]) / 2
+    first = scale = turned.pow(2).mean(-1).sqrt()
+    for _ in range(3):  # the best scale for the codes, and the best codes for the scale
+        codes = torch.bucketize(turned / scale.clamp_min(1e-20)[..., None], edges)
+        picked = book[codes]
+        scale = (turned * picked).sum(-1) / picked.pow(2).sum(-1)
+    half = scale.half()
+    if not bool(torch.isfinite(half).all() & torch.isfinite(first.half()).all()):  # sums beyond float32 may cancel
+        raise UsageError("keys or values are too large for a float16 scale: keep them in the form raw")
+    return torch.bucketize(turned / half.float().clamp_min(2.0**-24)[..., None], edges).to(torch.uint8), half
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """Return the orthonormal Walsh-Hadamard transform of the last dimension, a power of two; its own inverse."""
+    return butterflies(x * x.shape[-1] ** -0.5)
+
+
+def butterflies(x: torch.Tensor) -> torch.Tensor:
+    """Return the sums and differences of the transform. The kernel has the same order, so the same roundings."""
+    import torch
+
+    shape, size = x.shape, x.shape[-1]
+    half = 1
+    while half < size:
+        x = x.reshape(-1, size // (2 * half), 2, half)
+        x = torch.stack([x[:, :, 0] + x[:, :, 1], x[:, :, 0] - x[:, :, 1]], 2)
+        half *= 2
+    return x.reshape(shape)

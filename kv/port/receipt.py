@@ -37,7 +37,7 @@ class Receipt:
     ``most_recall``: mean and upper limit of the loss where early passages are repeated, or asked about, whichever loses
     more; None where that was not measured.
 
-    >>> found = Receipt("q8-1", 0, 1536, 24, 4096, 8.3, 0.00004, 0.000004, 0.00006, 0.0005, 0.998, 0.0)
+    >>> found = Receipt("q8", 0, 1536, 24, 4096, 8.3, 0.00004, 0.000004, 0.00006, 0.0005, 0.998, 0.0)
     >>> round(upper_limit(found.kl, found.kl_error, found.rows), 6) <= found.most
     True
     """

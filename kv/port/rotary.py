@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pltz.models import is_plain, pairs_of
-from pltz.plt_codec import ModelError
+from pltz.plt_codec import ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from pltz.kv.port.codec import Span
     from pltz.models import Target
 
 KINDS = {"default", "linear", "llama3", "yarn", "proportional"}  # of scaling: frequencies that never change
@@ -129,3 +130,22 @@ def refusal(config: Any) -> str:
         if kind not in KINDS:
             return f"its rotary scaling is {kind}, whose frequencies depend on the length"
     return ""
+
+
+def at_zero(kv: torch.Tensor, span: Span, rotary: Rotary) -> torch.Tensor:
+    """Return KV (layers, 2, heads, T, D) in float32 with keys at position 0. Raises UsageError for NaN and infinity."""
+    import torch
+
+    if kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[-1] < 2 * len(rotary.inv_freq):
+        raise UsageError(f"expected keys and values of the target, got {tuple(kv.shape)}")
+    still = torch.stack([rotary.turn(kv[:, 0], span.start, back=True), kv[:, 1].float()], 1)
+    if not bool(torch.isfinite(still).all()):
+        raise UsageError("keys or values are not finite: keep them in the form raw")
+    return still
+
+
+def in_place(still: torch.Tensor, span: Span, rotary: Rotary) -> torch.Tensor:
+    """Return KV in float32 with keys at their positions."""
+    import torch
+
+    return torch.stack([rotary.turn(still[:, 0], span.start), still[:, 1]], 1)

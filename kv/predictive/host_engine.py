@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.kv.engines.streams import Streams, Tables, decode, encode
-from pltz.kv.forms.q8 import at_zero, in_place
-from pltz.kv.port.rotary import Rotary
+from pltz.kv.port.rotary import Rotary, at_zero, in_place
 from pltz.kv.predictive.calibration import KVShape
 from pltz.kv.predictive.layer import Layer, quantised, restored, rows
 from pltz.kv.predictive.steps import steps_of

@@ -24,7 +24,6 @@ import numpy as np
 
 from pltz.kv.engines.cuda import kernels_on
 from pltz.kv.engines.streams import LANES, SUM, groups, sections, stream_count
-from pltz.kv.forms.q8 import check_type
 from pltz.kv.port.arriving import replaced, shells
 from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
@@ -125,7 +124,8 @@ class PredictiveCodec:
             raise CorruptError("expected words, states, ends, a checksum and a type")
         parts = shells(parts)
         words, states, ends = parts["kv.words"], parts["kv.states"], parts["kv.ends"]
-        check_type(parts["kv.type"])
+        if parts["kv.type"].shape != (0,) or not parts["kv.type"].is_floating_point():
+            raise CorruptError("expected an empty tensor of the KV's float type")
         if parts["kv.sum"].dtype != torch.uint8 or parts["kv.sum"].shape != (SUM,):
             raise CorruptError("expected a checksum of 8 bytes")
         layers, width = self.tables.level.shape

@@ -1,754 +1,860 @@
-"""HotStore: a trie of segments with the KV of targets, each stored once for any number of sessions.
+"""KVStore: the one store of a target's KV. A block is named by the ids up to its end, and is the same rows everywhere.
 
-It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotStore.open` makes the usual one:
+    ids -> trie (`trie.py`) -> device | host | folder (rows, or runs in a small form) | archive (ids only)
 
-    device    blocks in the memory of the target's device    pinned bases, segments in use or soon to be used
-    host      blocks in page-locked host memory              (budget 0 where the target computes on the CPU)
-    queue     blocks in exact form that wait to be coded, or to be written      where they were before
-    disk      files (`disk_tier.py`)                         shared with other processes
+    session = store.match(tenant, ids)       pages of the longest known beginning, for attention over a pool
+    found = store.read(tenant, ids, device)  the same as KV, for a cache of transformers
+    store.insert(tenant, ids, session)       offer the full blocks of a session
+    store.keep(tenant, ids, cut)             offer those of KV that a prefill computed
 
-    with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
-        cache = join(lease.blocks, ...)                        # nothing of it is evicted until the lease ends
-    store.insert(space, segment, parent, block, born)
-
-* A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It is
-  in one tier of memory at a time; a copy may exist in a shared tier below it, too.
-* The bytes of a tier never exceed its budget: room is made before a block enters. The victim has the lowest
-  priority (`eviction_policy.py`), is neither leased nor pinned, and ranks below the newcomer. If that frees
-  too little, the newcomer goes one tier down, and is refused at last. A segment evicted from a tier of memory
-  goes to the next one that takes it, then to a shared tier, then away.
-* Nobody waits for a block to be coded or written. It enters the queue, and one thread moves it on. It is found there
-  as in any tier, exact as it is, and may move up again. The queue has bounds: in a full one there is no room, so a
-  segment evicted then is dropped, and a newcomer refused. A segment discarded in the queue never reaches a file.
-* Promotion is by use: a held segment moves to the fastest tier that has room under the same rule.
-* A block of a file may be leased while it is read. It enters a tier of memory only when it is there and sound.
-* Each tier gives exact blocks the form of its codec (`kv/`) when they are inserted or evicted to it, never by
-  promotion. A block that is not exact keeps its form, is found only by callers whose bound on the loss it keeps, and
-  makes way for the exact one.
-* Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
-  as moving.
+* Any tier may be missing: a pool has a slab on the device, and perhaps one in host memory (`BlockPool`); a folder
+  outlives the process, and others share it (`kv_folder.py`).
+* Blocks that nobody else holds leave a full tier, ends of prefixes first, in the order of `rank`: the device for host
+  memory, that for the folder, where a thread writes them. What waits for it has bounds, and is dropped beyond them.
+* `save` writes the blocks of a session that is idle while they are still in memory, `fetch` brings back those that only
+  the folder has. A block in memory is found in its tier alone, whatever the folder has of it.
+* Names begin with the tenant. KV of ``apart`` is found under the same word only: for pages that lose something, what a
+  session says depends on how it came to be.
+* A form that loses something is served to those only whose bound on the loss its receipt keeps. Its blocks are never
+  coded again, and what is computed over them is never written.
+* Thread-safe: the pool's lock protects the bookkeeping. Files are read and written outside of it.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from threading import Lock
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
-from pltz.archive import NO_SEGMENT
+import numpy as np
+
+from pltz.kv.errors import PoolFull
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.pool.row_form import SINKS, RowForm, short
 from pltz.kv.port.bound import Bound
-from pltz.kv.port.codec import RAW, KVCodec, loss, serves
-from pltz.kv.store.background_worker import BackgroundWorker
-from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.eviction_policy import Priority, priority
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.lease import Lease
-from pltz.kv.store.node import Node
+from pltz.kv.port.codec import KVCodec, Span, loss, serves
+from pltz.kv.store.kv_file import KVFile, finite
+from pltz.kv.store.kv_folder import CENTRE, BlockRun, KVFolder
 from pltz.kv.store.store_metrics import StoreCollector
-from pltz.kv.store.tier import (
-    QUEUE,
-    DeviceTier,
-    FormStats,
-    HostTier,
-    MemoryTier,
-    Queue,
-    SharedTier,
-    StoredBlock,
-    Tier,
-    TierStats,
-)
-from pltz.plt_codec import UsageError, digest
+from pltz.kv.store.trie import Node, Rank, Trie, chains, names_of, root_of
+from pltz.plt_codec import CorruptError, PltzError, UsageError, digest
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
+
+    from pltz.kv.pool.slab import Slab
+    from pltz.kv.store.trie import Ids
+    from pltz.models import Target
 
 log = logging.getLogger("pltz.kv")
 
-PIN_SHARE = 0.5  # largest share of the first tier's budget for pinned segments
-QUEUE_BYTES = 1 << 30  # of blocks that wait, unless the caller says otherwise; a block alone may be larger
-QUEUE_BLOCKS = 4096  # that wait
+EXACT, ANY = Bound(0.0, 0.0), Bound(np.inf, np.inf)
+QUEUE_BYTES = 1 << 30  # of runs that wait to be written; one alone may be larger
+LEAST = 64  # blocks that leave a full tier at once, so that files are not of a block each
+DEVICE, HOST, DISK = "device", "host", "disk"
 
 
-def space_of(fingerprint: bytes, dtype: str) -> bytes:
-    """Return the 16 bytes that name a target's KV.
+@dataclass
+class TierStats:
+    """The contents of a tier. ``budget``, ``used``: bytes. ``hit_tokens``: ids whose KV was found there.
 
-    ``fingerprint``: of the target. ``dtype``: as torch writes it.
+    ``blocks``: in it. ``damaged``: files that failed a check. ``failed``: what the machine refused to read or write.
     """
-    return digest(b"pltz hot", fingerprint, dtype.encode())
+
+    budget: int
+    used: int
+    blocks: int
+    hit_tokens: int = 0
+    damaged: int = 0
+    failed: int = 0
 
 
 @dataclass
 class Stats:
-    """The tiers of a store, by name, and counts since the store was made.
+    """The tiers of a store, by name, and counts of blocks since it was made.
 
-    ``hit_tokens``: ids whose KV was found. ``misses``: segments that were not found. ``inserted``: new blocks
-    that were kept, or wait in the queue. ``refused``: new blocks for which there was no room. ``promoted``,
-    ``demoted``: blocks moved up or down, to the queue included. ``dropped``: blocks evicted for good, or that no tier
-    took from the queue. ``queue_full``: those of ``refused`` and ``dropped`` that found the queue full. ``failed``:
-    those of ``dropped`` that met an error nobody expected in the queue's thread; ``failure``: the last of them.
+    ``hit_tokens``: ids whose KV was found. ``miss_tokens``: those asked for whose KV was not. ``inserted``: new ones.
+    ``spilled``, ``warmed``: moved to host memory, and back. ``dropped``: that left memory, and that no file has.
+    ``failed``: of those, that met an error nobody expected; ``failure``: the last of them.
     """
 
     tiers: dict[str, TierStats] = field(default_factory=dict)
     hit_tokens: int = 0
-    misses: int = 0
+    miss_tokens: int = 0
     inserted: int = 0
-    refused: int = 0
-    promoted: int = 0
-    demoted: int = 0
+    spilled: int = 0
+    warmed: int = 0
     dropped: int = 0
-    queue_full: int = 0
     failed: int = 0
     failure: str = ""
 
 
-@dataclass(eq=False)
-class InFlight:
-    """A segment being read or taken in. ``gone``: it was discarded since that began, so it is not kept."""
+@dataclass(frozen=True, eq=False)
+class FoundKV:
+    """KV of the first ``tokens`` of some ids, in pieces (layers, 2, heads, T, D) that follow each other.
 
+    ``forms``: that lost something of it. ``tiers``: tokens by the tier that had them.
+    """
+
+    tokens: int = 0
+    pieces: tuple[torch.Tensor, ...] = ()
+    forms: tuple[KVCodec, ...] = ()
+    tiers: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A run that waits to be written. ``gone``: one of its blocks was discarded since."""
+
+    file: KVFile
+    ids: NDArray[np.int32]
+    mass: NDArray[np.float32] | None
+    names: list[bytes]
+    size: int
     gone: bool = False
 
 
-class HotStore:
-    """A store of KV in tiers (see the top of this file).
+class KVStore:
+    """The KV of one target, in one kind of pages (see the top of this file).
 
-    Any thread may use it.
+    Methods that look up take a ``bound`` on what a form may lose: a `Bound`, or bits per token; exact KV only unless
+    given.
 
     Args:
-        tiers: from the fastest to the slowest; those of memory before those that are shared.
-        queue_bytes: most bytes of blocks that wait to be coded or written, beside the budgets of the tiers. They stay
-            where they are, so those evicted from a device stay there. One block alone may take more.
+        pages: their format.
+        pool: the pages in memory; None for none.
+        folder: files; None for none.
+        form: of the files: None for rows as they are, or a small one (`kv_forms`), made of pages that are exact.
+        receipt: what pages that lose something were measured to lose.
+        rank: of a block by its name; those of a lower rank leave first. None: the least recently used.
+        queue_bytes: most bytes of runs that wait to be written.
         clock: returns seconds since 1970.
+        fingerprint: of the target, b"" where nobody compares it.
 
-    Raises UsageError for tiers in another order, of equal names, or without one of memory, and for a queue of less
-    than no bytes.
+    Raises UsageError for a small form of pages that lose something, and without pool and folder.
     """
 
     def __init__(
-        self, tiers: Sequence[Tier], *, queue_bytes: int = QUEUE_BYTES, clock: Callable[[], float] = time.time
+        self,
+        pages: PageFormat,
+        pool: BlockPool | None = None,
+        folder: KVFolder | None = None,
+        *,
+        form: KVCodec | None = None,
+        rows: RowForm | None = None,
+        rank: Rank | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+        clock: Callable[[], float] = time.time,
+        fingerprint: bytes = b"",
     ) -> None:
-        self.tiers = tuple(tiers)
-        self.memory = [tier for tier in tiers if isinstance(tier, MemoryTier)]
-        self.shared = [tier for tier in tiers if isinstance(tier, SharedTier)]
-        if [*self.memory, *self.shared] != list(tiers) or not self.memory:
-            raise UsageError("expected tiers of memory, at least one, and then shared ones")
-        if queue_bytes < 0:
-            raise UsageError(f"expected bytes of the queue from 0 up, got {queue_bytes}")
-        self._queue = Queue(queue_bytes)
-        self._level = {tier.name: level for level, tier in enumerate((*tiers, self._queue))}
-        if len(self._level) != len(self.tiers) + 1:
-            names = ", ".join(tier.name for tier in tiers)
-            raise UsageError(f"expected tiers of different names, none of them {QUEUE}, got {names}")
-        codecs = {tier.codec.name: tier.codec for tier in tiers}
-        self._codecs = sorted(codecs.values(), key=lambda codec: (not codec.exact, loss(codec)))
+        self.fingerprint = fingerprint
+        self.pages, self.pool, self.folder, self.queue_bytes = pages, pool, folder, queue_bytes
+        self.rows = rows or RowForm(pages)
+        self.form: KVCodec = form or self.rows
+        if self.form is not self.rows and not self.rows.exact:
+            raise UsageError(f"files in the form {self.form.name} are made of raw pages, these are {pages.kind}")
+        if pool is None and folder is None:
+            raise UsageError("expected a pool, a folder, or both")
+        self.block = pool.block if pool else folder.block if folder else 0
+        self.trie = Trie(rank)
         self._clock = clock
-        self._lock = Lock()
-        self._nodes: dict[bytes, Node] = {}
-        self._watches: dict[bytes, list[InFlight]] = {}  # by key
-        self._pins: Counter[bytes] = Counter()
-        budgets = {tier.name: tier.budget for tier in self.memory}
-        self._books = {t.name: TierStats(t.codec.name, budgets.get(t.name, 0)) for t in tiers}
-        self._books[QUEUE] = TierStats(RAW.name, queue_bytes)
-        self._worker = BackgroundWorker[None]("pltz-queue", sys.maxsize)  # the books bound the queue
-        self._hit_tokens: Counter[tuple[str, str]] = Counter()  # by names of tier and form
-        self._stats = Stats()
-        self._order = dict[str, list[tuple[bytes, float]]]((t.name, []) for t in self.memory)  # the lowest last
+        self._lock = pool.device.lock if pool else RLock()
+        self._stats, self._hits = Stats(), Counter[str]()
+        self._own = Counter[tuple[bool, int]]()  # nodes that hold a block of the host, or of the device
+        self._erasures = 0  # so that what was read before one does not come back by it
+        self._waiting: list[_Waiting] = []
+        self._writing: list[Future[None]] = []
+        self._writer: ThreadPoolExecutor | None = None
+        if pool is not None:
+            pool.device.reclaimers.append(lambda missing: self._reclaim(missing, spilled=False))
+            if pool.host is not None:
+                pool.host.reclaimers.append(lambda missing: self._reclaim(missing, spilled=True))
 
     @classmethod
     def open(
         cls,
-        device_bytes: int,
-        host_bytes: int = 0,
+        target: Target,
+        tokens: int = 0,
+        host_tokens: int = 0,
         disk_bytes: int = 0,
         *,
+        kind: str = "raw",
         folder: str | os.PathLike[str] | None = None,
-        device: str | torch.device = "cpu",
-        forms: Mapping[str, KVCodec] = MappingProxyType({}),
-        queue_bytes: int = QUEUE_BYTES,
-        clock: Callable[[], float] = time.time,
-    ) -> Self:
-        """Return a store over the device, host memory and a folder.
+        form: KVCodec | None = None,
+        receipts: Any = None,
+        block: int = 16,
+        **options: Any,
+    ) -> KVStore:
+        """Return a store of a target.
 
         Args:
-            device_bytes, host_bytes, disk_bytes: budgets of the tiers.
-            folder: of the disk tier; needed where ``disk_bytes`` is given.
-            device: where the target computes, and where blocks of the device tier are.
-            forms: the form of each tier, by its name: device, host or disk. A tier that is not named is raw. A form
-                that is not exact is served to those who allow its loss only (`hold`).
-            queue_bytes: most bytes of blocks that wait to be coded or written (`HotStore`).
-            clock: returns seconds since 1970.
+            tokens, host_tokens, disk_bytes: room on the device, in host memory, and of the folder. 0 for none.
+            kind: of the pages, "raw", "q8" or "q4".
+            folder: of the files; needed where ``disk_bytes`` is given. It keeps the centre of the pages, too.
+            form: of the files (`KVStore`).
+            receipts: a `Calibration`, which says what pages lose.
+            block: ids per block, 16 or 256.
+            options: as `KVStore`.
 
-        Raises UsageError where a budget is below zero, forms name another tier or one without a budget, and where only
-        one of folder and its budget is given.
+        Raises UsageError where only one of folder and its room is given, and what `PageFormat.of` and `BlockPool` do.
         """
-        if unknown := set(forms) - {"device", "host", "disk"}:
-            raise UsageError(f"expected forms of device, host and disk, got one of {min(unknown)}")
-        for name, form in forms.items():
-            if not isinstance(form, KVCodec):
-                raise UsageError(f"expected a form of `pltz.kv_forms` for the tier {name}, got {form!r}")
-            if not {"device": device_bytes, "host": host_bytes, "disk": disk_bytes}[name]:
-                raise UsageError(f"a form for the tier {name}, which has no budget: give {name}_bytes, or leave it out")
-        first = DeviceTier(device_bytes, device, forms.get("device", RAW))
-        host = HostTier(host_bytes, pin=first.device.type == "cuda", codec=forms.get("host", RAW))
-        tiers: list[Tier] = [first, host]
         if (folder is None) != (disk_bytes == 0):
-            raise UsageError("a warm folder and its budget (disk_bytes) belong together: give both, or neither")
+            raise UsageError("a folder of KV and its room (disk_bytes) belong together: give both, or neither")
+        pages = PageFormat.of(target, kind)
+        files = None
         if folder is not None:
-            pin = first.device.type == "cuda"
-            tiers.append(DiskTier(folder, disk_bytes, forms.get("disk", RAW), pin=pin))
-        return cls(tiers, queue_bytes=queue_bytes, clock=clock)
-
-    def drain(self) -> None:
-        """Wait until the queue's thread has nothing to do. Segments in use or pinned may stay in the queue."""
-        self._worker.drain()
-
-    def close(self) -> None:
-        """Drain the queue and end its thread. Blocks in memory are as before, and the store can be used again.
-
-        A process that ends without it loses what waits.
-        """
-        self._worker.drain()
-        self._worker.close()
-        with self._lock:
-            for node in self._nodes.values():  # another thread let it wait after the queue was drained
-                node.submitted = False
-                self._submit(node)
+            pin = target.device.type == "cuda"
+            space = space_of(target.fingerprint, pages)
+            files = KVFolder(folder, space, disk_bytes, block=block, rank=options.get("rank"), pin=pin)
+            pages = centred(files, pages)
+        pool = BlockPool(pages, tokens, block=block, host_tokens=host_tokens, device=target.device) if tokens else None
+        receipt = None if receipts is None or kind == "raw" else receipts.receipt(kind)
+        rows = RowForm(pages, receipt)
+        return cls(pages, pool, files, form=form, rows=rows, fingerprint=target.fingerprint, **options)
 
     @property
     def lossy(self) -> bool:
-        """Return whether a tier has a form that is not exact."""
-        return any(not codec.exact for codec in self._codecs)
+        """Return whether files are in a form that codes by the attention that each id received."""
+        return not self.form.exact and self.form is not self.rows
 
     # ---- looking up
 
-    def parent(self, space: bytes, segment: bytes) -> bytes | None:
-        """Return the id above a segment that is in memory, or None where it is not."""
-        with self._lock:
-            node = self._nodes.get(space + segment)
-            return None if node is None else node.parent
+    def match(self, tenant: str, ids: Ids, *, apart: str = "", bound: Bound | float = EXACT) -> PackedSession | None:
+        """Return a session of the longest beginning of ``ids`` that is in memory, at most all but the last id.
 
-    def hold(
-        self,
-        space: bytes,
-        path: Sequence[bytes],
-        born: float | None = None,
-        *,
-        max_kl: float = 0.0,
-        max_kl_recall: float | None = None,
-    ) -> Lease:
-        """Lease the longest stored prefix of a path, shared tiers included, and move it towards the first tier.
-
-        A coded block of a file is leased while it is read, and moves when `Lease.promote` is called. Decoding it raises
-        CorruptError where it turns out to be damaged.
-
-        ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
-        1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only, whatever a
-        receipt says. A form without a receipt is found with infinity only. ``max_kl_recall``: bits per token that it
-        may lose where early passages are asked for; None: four times ``max_kl``.
-
-        Raises UsageError for bounds that are none.
+        None for none. It holds its blocks, and has no tail yet. Blocks in host memory are warmed by one copy; where the
+        device has no room for them, it ends before. Its ``lost`` names a form that lost something of it, ``warmed``
+        how many of its tokens were in host memory.
         """
-        bound = Bound.of(max_kl, max_kl_recall)
-        lease = Lease([], self._release, self._promote)
-        above = NO_SEGMENT
-        try:
-            for segment in path:
-                node = self._take(space, segment, above, born, bound)
-                if node is None:
+        pool = self._pool()
+        with self._lock:
+            names = self._names(tenant, ids, apart)
+            warm = sum(node.spilled for node in self.trie.path(names))
+            path = self._held(names, bound)
+            on = next((n for n, node in enumerate(path) if node.spilled), len(path))
+            self._release(path[on:])
+            path = path[:on]
+            warm = min(warm, on)
+            self._count(len(ids), Counter({DEVICE: (on - warm) * self.block, HOST: warm * self.block}))
+            if not path:
+                return None
+            sinks = path[0].blocks[1:]
+            exact = pool.device.sinks(sinks) if sinks else empty(self.pages, pool.device.device)
+            pool.device.release(sinks)  # copied
+            session = PackedSession(pool, [node.blocks[0] for node in path], on * self.block, exact)
+            session.lost = next((node.lost for node in path if node.lost is not None), None)
+            session.warmed = warm * self.block
+            return session
+
+    def read(
+        self, tenant: str, ids: Ids, device: torch.device, *, apart: str = "", bound: Bound | float = EXACT
+    ) -> FoundKV:
+        """Return the KV of the longest beginning of ``ids`` in any tier, at most all but the last id, on a device."""
+        names, tiers, forms = self._names(tenant, ids, apart), Counter[str](), list[KVCodec]()
+        pieces: list[torch.Tensor] = []
+        at = 0
+        if self.pool is not None:
+            with self._lock:
+                path = self._held(names, bound)
+                try:
+                    for spilled, group in groupby(path, key=lambda node: node.spilled):
+                        nodes = list(group)
+                        pieces.append(self._kv_of(nodes).to(device))
+                        tiers[HOST if spilled else DEVICE] += len(nodes) * self.block
+                    forms = [node.lost or self.rows for node in path]
+                    at = len(path)
+                finally:
+                    self._release(path)
+        while at < len(names) and (found := self._find(names, at, bound)) is not None:
+            run, count = found
+            form, file = self._form_of(run), self._load(run)
+            kv = None if file is None else self._decoded(run, form, file, device)
+            if kv is None:
+                continue  # it is gone, and perhaps there is another
+            first = (at - run.first) * self.block
+            pieces.append(kv[:, :, :, first : first + count * self.block].to(device))
+            forms.append(form)
+            tiers[DISK] += count * self.block
+            at += count
+        self._count(len(ids), tiers)
+        lossy = {form.name: form for form in forms if not form.exact}
+        return FoundKV(at * self.block, tuple(pieces), tuple(lossy.values()), tiers)
+
+    def fetch(self, tenant: str, ids: Ids, *, apart: str = "", bound: Bound | float = EXACT) -> int:
+        """Bring blocks of ids that only the folder has to the device, as far as there is room. Returns how many ids.
+
+        For a thread beside the one that runs the model.
+        """
+        pool, names, brought = self._pool(), self._names(tenant, ids, apart), 0
+        with self._lock:
+            at, erasures = len(self.trie.path(names)), self._erasures
+        while at < len(names) and (found := self._find(names, at, bound)) is not None:
+            run, count = found
+            form, file = self._form_of(run), self._load(run)
+            if file is None:
+                continue
+            first, stop = (at - run.first) * self.block, (at - run.first + count) * self.block
+            if form is self.rows:
+                rows, sinks = self.rows.rows(file.parts, first, stop - first), file.parts[SINKS]
+            else:
+                kv = self._decoded(run, form, file, pool.device.device)
+                if kv is None:
+                    continue
+                rows, sinks = self.pages.pack(kv[:, :, :, first:stop], at * self.block), kv[:, :, :, :0]
+            new, span = names[at : at + count], np.asarray(ids[at * self.block : (at + count) * self.block], np.int32)
+            with self._lock:
+                held = self._held(names[:at], ANY)
+                try:
+                    if len(held) < at or self.trie.get(names[at]) is not None or self._erasures > erasures:
+                        break  # others changed what was there, or it has to go
+                    lost = None if form is self.rows else form
+                    self._add(new, held, root_of(tenant), span, rows, sinks, pool.device, lost=lost)
+                except PoolFull:
                     break
-                lease.add(node)
-                above = segment
-            with self._lock:
-                self._stats.misses += len(path) - len(lease)
-            lease.promote(wait=False)
-            lease.keep(next((n for n, block in enumerate(lease.blocks) if block.damaged), len(lease)))
-        except BaseException:  # nobody else could end it, and its segments would stay for ever
-            lease.release()
-            raise
-        return lease
+                finally:
+                    self._release(held)
+            at += count
+            brought += count * self.block
+        self._hits[DISK] += brought
+        return brought
 
-    def _take(
-        self, space: bytes, segment: bytes, above: bytes, born: float | None, bound: Bound
-    ) -> Node | None:
-        """Lease one segment. Returns None where it is not stored or has another parent."""
-        key = space + segment
-        with self._lock:
-            node = self._nodes.get(key)
-            if not self.shared or (node is not None and self._serves(node, above, bound)):
-                return self._leased(node, above, born, bound)
-        with self._watching(key) as watch:
-            tier, stored = self._read(space, segment, bound)
-            with self._lock:
-                node = self._nodes.get(key)
-                if stored is not None and not watch.gone and (node is None or not self._serves(node, above, bound)):
-                    new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
-                    if node is None or not (node.leases or node.moving or key in self._pins):
-                        if node is not None:
-                            self._discard(node)
-                        self._nodes[key] = new
-                    node = new  # beside one in use that loses too much, it belongs to this lease alone
-                return self._leased(node, above, born, bound)
+    def tier(self, name: bytes) -> str:
+        """Return the fastest tier that has a block, "" for none. Any thread may call."""
+        node = self.trie.get(name)
+        if node is not None:
+            return HOST if node.spilled else DEVICE
+        return DISK if self._filed(name) else ""
 
-    def _serves(self, node: Node, above: bytes, bound: Bound) -> bool:
-        return node.parent == above and serves(node.block.codec, bound) and not node.block.damaged
+    def name(self, tenant: str, ids: Ids, apart: str = "") -> bytes:
+        """Return the name of the last block of ids that some tier has, b"" for none."""
+        known = list(takewhile(self.tier, self._names(tenant, ids, apart, 0)))
+        return known[-1] if known else b""
 
-    def _read(self, space: bytes, segment: bytes, bound: Bound) -> tuple[Tier | None, StoredBlock | None]:
-        """Read a segment from the first shared tier that has it. Lock not held."""
-        codecs = [codec for codec in self._codecs if serves(codec, bound)]
-        for tier in self.shared:
-            if (stored := tier.read(space, segment, codecs)) is not None:
-                return tier, stored
-        return None, None
-
-    def _leased(self, node: Node | None, above: bytes, born: float | None, bound: Bound) -> Node | None:
-        """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
-        if node is None or not self._serves(node, above, bound):
-            self._forget_if_unused(node)
-            return None
-        node.leases += 1
-        node.used = max(node.used, self._clock())
-        node.born = min(node.born, node.used if born is None else born)
-        if node.tier is not None:
-            self._books[node.tier.name].hits += 1
-            self._hit_tokens[node.tier.name, node.block.codec.name] += len(node.block.ids)
-        self._stats.hit_tokens += len(node.block.ids)
-        return node
-
-    def _release(self, node: Node) -> None:
-        with self._lock:
-            node.leases -= 1
-            self._forget_if_unused(node)
-            self._submit(node)
-
-    def _forget_if_unused(self, node: Node | None) -> None:
-        """Release a block of a shared tier, or a discarded segment, once it is unused. Lock held."""
-        if node is None or node.leases or node.moving:
-            return
-        in_memory = self._in_memory(node)
-        if node.gone or not in_memory:
-            if self._nodes.get(node.key) is node:
-                del self._nodes[node.key]
-            if in_memory:
-                self._leave(node)
-                node.tier = None
-
-    def _in_memory(self, node: Node) -> bool:
-        return node.tier is self._queue or node.tier in self.memory
-
-    def _leave(self, node: Node) -> None:
-        """Stop counting a node in its tier of memory, if it is in one. Lock held."""
-        if node.tier is not None and self._in_memory(node):
-            self._books[node.tier.name].leave(node.block.size, len(node.block.ids))
+    def known(self, tenant: str, ids: Ids, apart: str = "") -> int:
+        """Return the number of ids whose KV some tier has."""
+        return self.block * sum(1 for _ in takewhile(self.tier, self._names(tenant, ids, apart, 0)))
 
     # ---- taking in
 
     def insert(
-        self, space: bytes, segment: bytes, parent: bytes, block: KVBlock, born: float | None = None
-    ) -> bool:
-        """Keep a segment in the fastest tier that has room, or in the queue of one that codes or writes it.
+        self,
+        tenant: str,
+        ids: Ids,
+        session: PackedSession,
+        *,
+        apart: str = "",
+        lost: KVCodec | None = None,
+    ) -> int:
+        """Offer the full blocks of a session on the device. Returns how many are new here.
 
-        Returns False where none has room. A stored one stays unchanged.
-
-        A block of other ids under the same name replaces the old one, and so does an exact block one that is
-        not, unless that is in use. A segment discarded during the insertion is not kept.
+        ``ids``: of its tokens, at least of those that are packed. ``lost``: a form that lost something of it, or of
+        what it was computed over. A full pool takes none, and nothing else happens. Raises UsageError for too few ids.
         """
-        now = self._clock()
-        node = Node(space, segment, parent, block, None, now if born is None else min(born, now), now)
-        with self._watching(node.key) as watch:
-            return self._insert(node, watch)
-
-    def _insert(self, node: Node, watch: InFlight) -> bool:
-        block = node.block
+        pool = self._pool()
+        if len(ids) < session.packed or session.spilled or session.pool is not pool:
+            raise UsageError("expected a session of this pool, on the device, and the ids of all its packed tokens")
+        root = root_of(tenant, apart)
+        array = np.asarray(ids[: session.packed], np.int32)
+        parent, added = None, 0
         with self._lock:
-            if not self._replaces(node):
-                return True
-            level = self._waits_for(block, 0)
-            for tier in self.memory[:level]:
-                room = self._reserve(tier, block, self._rank(node))
-                if room is None:
-                    continue
-                if watch.gone or node.key in self._nodes:  # another thread was first
-                    self._books[tier.name].leave(room, len(block.ids))
-                    return not watch.gone
-                node.tier = tier
-                self._nodes[node.key] = node
-                try:
-                    moved = self._in_tier(node, tier, room)
-                except BaseException:
-                    node.tier = None
-                    if not node.gone:
-                        self._discard(node)
-                    raise
-                if moved is None:
-                    node.tier = None
-                    if not node.gone:
-                        self._discard(node)
-                    node = replace(node, leases=0, gone=False)
-                    continue
-                node.block = moved
-                self._stats.inserted += 1
-                self._forget_if_unused(node)
-                return not node.gone
-            if watch.gone or node.key in self._nodes:
-                return not watch.gone
-            kept = self._wait_in_queue(node, level)
-            self._stats.inserted += kept
-            self._stats.refused += not kept
-            return kept
+            for step, name in enumerate(names_of(root, array, self.block)):
+                node = self.trie.get(name)
+                if node is None or (node.lost is not None and lost is None and self._idle(node)):
+                    blocks = [session.blocks[step]]
+                    if step == 0 and session.sinks:
+                        try:
+                            blocks += pool.device.put_sinks(session.exact[:, :, :, : session.sinks])
+                        except PoolFull:
+                            break
+                    pool.device.retain(blocks[:1])
+                    if node is not None:  # exact KV in the place of that which lost something
+                        self._slab(node).release(node.blocks)
+                        self._move(node, blocks, spilled=False)
+                        node.lost = None
+                    else:
+                        own = array[step * self.block : (step + 1) * self.block]
+                        above = root if parent is None else parent.name
+                        node = Node(name, above, parent, root_of(tenant), own, step * self.block, blocks, lost=lost)
+                        self._enter(node)
+                    added += 1
+                parent = node
+            self.trie.touch(parent, self._clock())
+            self._stats.inserted += added
+        return added
 
-    def _replaces(self, node: Node) -> bool:
-        """Return whether a node is new or differs from the stored one, which is then discarded. Lock held."""
-        stored = self._nodes.get(node.key)
-        if stored is None:
-            return True
-        stored.born, stored.used = min(stored.born, node.born), max(stored.used, node.used)
-        same = stored.parent == node.parent and stored.block.ids.tobytes() == node.block.ids.tobytes()
-        kept = any(tier.codec.exact for tier in self.memory)  # else it would be coded anew each time
-        better = (kept and node.block.codec.exact and not stored.block.codec.exact) or stored.block.damaged
-        if (same and not better) or stored.leases or stored.moving:
-            return False
-        self._discard(stored)
-        return True
+    def keep(
+        self,
+        tenant: str,
+        ids: Ids,
+        cut: Callable[[int, int], torch.Tensor],
+        mass: NDArray[np.float32] | None = None,
+        *,
+        apart: str = "",
+    ) -> int:
+        """Offer the full blocks of KV that was computed from ids alone. Returns how many are new here.
 
-    # ---- the queue of blocks that are coded or written
-
-    def _waits_for(self, block: KVBlock, level: int) -> int:
-        """Return the level of the first tier from ``level`` on that must code a block, or is shared."""
-        coded = (n for n in range(level, len(self.memory)) if self._codes(self.memory[n], block))
-        return next(coded, len(self.memory))
-
-    def _codes(self, tier: MemoryTier, block: KVBlock) -> bool:
-        return block.codec.exact and block.codec.name != tier.codec.name and bool(tier.budget)
-
-    def _wait_in_queue(self, node: Node, level: int) -> bool:
-        """Let a node in no tier wait for the tier at ``level``. Lock held.
-
-        Returns False where the queue has no room, or no tier is left.
+        ``cut``: returns the KV (layers, 2, heads, T, D) from one position to another. ``mass``: (T,), the attention
+        that each id received, where it was seen. What finds no room in memory goes to the folder.
         """
-        books, size = self._books[QUEUE], node.block.size
-        if level == len(self.tiers):
-            return False
-        if books.blocks and (books.free < size or books.blocks >= QUEUE_BLOCKS):
-            self._stats.queue_full += 1
-            return False
-        books.enter(size, len(node.block.ids))
-        node.tier, node.level, node.stream = self._queue, level, node.block.stream()
-        self._nodes[node.key] = node
-        self._submit(node)
-        return True
-
-    def _submit(self, node: Node) -> None:
-        """Let the queue's thread look at a node, unless it is in use or not in the queue. Lock held."""
-        idle = node.tier is self._queue and not (node.leases or node.moving or node.submitted or node.gone)
-        if idle:
-            node.submitted = self._worker.submit(object(), lambda: self._move_on(node)) is not None
-
-    def _move_on(self, node: Node) -> None:
-        """Code or write a node that waits. An error is counted, and costs this node only. In the queue's thread."""
+        names = names_of(root_of(tenant, apart), ids, self.block)
         with self._lock:
-            node.submitted = False
-            if node.tier is not self._queue or node.leases or node.moving or node.gone:
-                return  # it moved up, is in use and will be submitted again, or was discarded
+            held = self._held(names, ANY) if self.pool is not None else []
             try:
-                with node.stream:
-                    self._go_on(node)
-            except Exception as exc:  # noqa: BLE001 - nobody waits here who could be told
-                self._stats.failed += 1
-                self._stats.dropped += 1
-                self._stats.failure = f"{type(exc).__name__}: {exc}"
-                log.warning("a block that waited is dropped: %s", self._stats.failure)
-                if not node.gone:
-                    self._discard(node)
-
-    def _go_on(self, node: Node) -> None:
-        """Move a node from the queue to the next tier that takes it, or away. Lock held, but released for the move.
-
-        If it is leased during the move, it stays. A pinned one never leaves memory.
-        """
-        lower, moved = self._lower(node, self.memory[node.level :])
-        kept = moved is not None
-        if moved is None and node.key not in self._pins:
-            node.moving = True
-            try:
-                with self._unlocked():
-                    kept = self._write(node)
+                at = len(held) if self.pool is not None else self._on_disk(names, 0)
+                if at == len(names):
+                    return 0
+                kv = cut(at * self.block, len(names) * self.block)
+                span = np.asarray(ids[at * self.block : len(names) * self.block], np.int32)
+                seen = None if mass is None else mass[at * self.block : len(names) * self.block]
+                kept = self._keep(names, at, held, tenant, span, kv, seen)
             finally:
-                node.moving = False
-        if self._stays(node, lower, moved):
-            return
-        self._stats.dropped += not (kept or node.gone)
-        self._settle_in(node, lower, moved)
+                self._release(held)
+            self._stats.inserted += kept
+            self._stats.dropped += len(names) - at - kept
+        return kept
 
-    def _write(self, node: Node) -> bool:
-        """Write a node to the first shared tier that takes it, unless it is discarded meanwhile. Lock not held."""
-        stored = StoredBlock(node.block, node.parent, node.born)
-        with self._lock:
-            in_use = frozenset({n.key for n in self._nodes.values() if n.leases} | set(self._pins))
-        return any(
-            tier.write(node.space, node.segment, stored, in_use, lambda: not node.gone) for tier in self.shared
-        )
+    def _keep(
+        self, names: list[bytes], at: int, held: list[Node], tenant: str, ids: NDArray[np.int32], kv: torch.Tensor,
+        mass: NDArray[np.float32] | None,
+    ) -> int:  # fmt: skip
+        """Put new blocks into the fastest tier that has room for all. Returns how many that are. Lock held."""
+        count, sinks = len(names) - at, kv[:, :, :, : self.pages.sinks]
+        if self.pool is not None:
+            rows = self.pages.pack(kv, at * self.block)
+            for slab in (self.pool.device, self.pool.host):
+                try:
+                    if slab is not None:
+                        self._add(names[at:], held, root_of(tenant), ids, rows, sinks, slab, mass=mass)
+                        return count
+                except PoolFull:
+                    continue
+        more = self._on_disk(names, at) - at
+        if more == count or self.folder is None:
+            return 0
+        at, kv, ids = at + more, kv[:, :, :, more * self.block :], ids[more * self.block :]
+        mass = None if mass is None else mass[more * self.block :]
+        above = names[at - 1] if at else root_of(tenant)
+        span = Span(ids, at * self.block)
+        parts = {"kv": kv} if self.lossy else self.rows.encode(kv, span)
+        return (count - more) * self._write_behind(names[at:], root_of(tenant), above, span, parts, mass)
 
-    # ---- moving between tiers
-
-    def _rank(self, node: Node) -> Priority:
-        return priority(self._clock(), node.used, node.born)
-
-    def _reserve(self, tier: MemoryTier, block: KVBlock, rank: Priority) -> int | None:
-        """Reserve room for a block in a tier, evicting lower ranks. Returns the bytes, or None without room.
-
-        Lock held, but released while blocks move.
-        """
-        books, size = self._books[tier.name], tier.size(block)
-        while books.free < size:
-            if size > books.budget:
-                return None
-            victims = self._victims(tier, rank, size - books.free)
-            if victims is None:
-                return None
-            for node in victims:
-                if books.free < size and self._may_leave(node, tier, rank):  # the lock was released since
-                    self._demote(node)
-        books.enter(size, len(block.ids))
-        return size
-
-    def _victims(self, tier: MemoryTier, rank: Priority, missing: int) -> list[Node] | None:
-        """Return the lowest nodes of a tier that together have ``missing`` bytes, None where too few may leave.
-
-        All nodes are ranked once, and again when that order is used up. One that was used since is passed over.
-        """
-        for _ in range(2):
-            order, victims, size = self._order[tier.name], list[Node](), 0
-            while order and size < missing:
-                key, used = order.pop()
-                node = self._nodes.get(key)
-                if node is not None and node.used == used and self._may_leave(node, tier, rank):
-                    victims.append(node)
-                    size += node.block.size
-            if size >= missing:
-                return victims
-            nodes = [node for node in self._nodes.values() if node.tier is tier]
-            nodes.sort(key=lambda n: (self._rank(n), -n.block.start), reverse=True)
-            self._order[tier.name] = [(node.key, node.used) for node in nodes]
-        return None
-
-    def _settle(self, tier: MemoryTier, room: int, moved: KVBlock | None, block: KVBlock) -> None:
-        """Count what a block takes in place of the room reserved for it, nothing if it did not move. Lock held."""
-        books = self._books[tier.name]
-        books.leave(room, len(block.ids))
-        if moved is not None:
-            books.enter(moved.size, len(moved.ids))
-
-    def _may_leave(self, node: Node, tier: Tier, rank: Priority) -> bool:
-        idle = not node.leases and not node.moving and node.key not in self._pins
-        return idle and node.tier is tier and self._rank(node) < rank
-
-    def _demote(self, node: Node) -> None:
-        """Move a node down to the next tier that takes it, to the queue of one that codes or writes it, or away.
-
-        If it is leased during the move, it stays. Lock held, but released for the move.
-        """
-        assert node.tier is not None
-        level = self._level[node.tier.name] + 1
-        waits_for = self._waits_for(node.block, level)
-        lower, moved = self._lower(node, self.memory[level:waits_for])
-        if self._stays(node, lower, moved):
-            return
-        gone = node.gone
-        self._settle_in(node, lower, moved)
-        kept = moved is not None or (not gone and self._wait_in_queue(node, waits_for))
-        if not gone:
-            self._stats.demoted += kept
-            self._stats.dropped += not kept
-
-    def _lower(self, node: Node, tiers: Sequence[MemoryTier]) -> tuple[MemoryTier | None, KVBlock | None]:
-        """Return the first of some tiers that takes a node, and the block there, counted. Lock held, but released."""
-        node.moving = True
+    def _add(
+        self, names: Sequence[bytes], held: list[Node], tenant: bytes, ids: NDArray[np.int32], rows: Any,
+        sinks: torch.Tensor, slab: Slab, *, mass: NDArray[np.float32] | None = None, lost: KVCodec | None = None,
+    ) -> None:  # fmt: skip
+        """Add blocks after those of ``held``, in new pages of a slab. Raises PoolFull. Lock held."""
+        first = len(held) * self.block
+        blocks = slab.allocate(len(names))
         try:
-            for tier in tiers:
-                room = self._reserve(tier, node.block, self._rank(node))
-                if room is not None and (moved := self._in_tier(node, tier, room)) is not None:
-                    return tier, moved
-        finally:
-            node.moving = False
-        return None, None
+            slab.write(blocks, 0, rows)
+            more = slab.put_sinks(sinks) if not held and self.pages.sinks else []
+        except BaseException:
+            slab.release(blocks)
+            raise
+        parent = held[-1] if held else None
+        for n, name in enumerate(names):
+            own = slice(n * self.block, (n + 1) * self.block)
+            node = Node(
+                name, tenant if parent is None else parent.name, parent, tenant, ids[own], first + own.start,
+                [blocks[n], *(more if n == 0 else [])], slab is not self._pool().device, lost,
+                None if mass is None else mass[own],
+            )  # fmt: skip
+            self._enter(node)
+            parent = node
+        self.trie.touch(parent, self._clock())
 
-    def _stays(self, node: Node, lower: MemoryTier | None, moved: KVBlock | None) -> bool:
-        """Undo the move of a node that was leased meanwhile, or pinned and would leave memory. Lock held.
+    # ---- leaving
 
-        Returns False where it may go.
+    def pin(self, name: bytes) -> None:
+        """Keep a prefix, named by its last block, in memory until `unpin`. Raises UsageError for an unknown one."""
+        with self._lock:
+            self.trie.pin(name)
+
+    def unpin(self, name: bytes) -> None:
+        """End one `pin`. Raises UsageError for a prefix that has none."""
+        with self._lock:
+            self.trie.pin(name, -1)
+
+    def save(self, tenant: str, ids: Ids, mass: NDArray[np.float32] | None = None, *, apart: str = "") -> bool:
+        """Let the blocks of ids that are in memory, and in no file, be written. They stay in memory.
+
+        ``mass``: (T,), the attention that each id received, for a form that codes by it. Returns whether all full
+        blocks of ids are in files, or wait for it.
         """
-        pinned = node.key in self._pins and moved is None and not node.gone
-        if not node.leases and not pinned:
+        if self.folder is None:
             return False
-        if lower is not None and moved is not None:
-            self._books[lower.name].leave(moved.size, len(moved.ids))
+        names = self._names(tenant, ids, apart, 0)
+        with self._lock:
+            path = self.trie.path(names)
+            if mass is not None:
+                for node in path:
+                    node.mass = mass[node.start : node.start + self.block]
+            self._behind(path)
+            waits = {name for one in self._waiting for name in one.names}
+            return all(self._filed(name) or name in waits for name in names)
+
+    def release(self, tenant: str, ids: Ids, *, apart: str = "") -> None:
+        """Forget the blocks of ids in memory that no other prefix goes on from and nobody holds. Files stay."""
+        with self._lock:
+            for node in reversed(self.trie.path(self._names(tenant, ids, apart, 0))):
+                if node.children or node.pins or not self._idle(node):
+                    return
+                self._free(self.trie.remove(node))
+
+    def discard(self, tenant: str, ids: Ids, *, apart: str = "") -> None:
+        """Forget the blocks of ids in every tier, for an erasure, but for those in memory that others go on from.
+
+        Sessions that hold them keep them, but they are not found again. Raises WarmFileError where a file cannot be
+        removed.
+        """
+        names = self._names(tenant, ids, apart, 0)
+        with self._lock:
+            shared = 0
+            for node in reversed(self.trie.path(names)):
+                if node.children:
+                    shared = node.start // self.block + 1
+                    break
+                self._free(self.trie.remove(node))
+            self._cancel(set(names[shared:]))
+        if self.folder is not None:
+            self.folder.discard(set(names[shared:]))
+
+    def expire(self, seconds: float) -> None:
+        """Forget what was not used for so long, in memory and in files. Raises as `discard`."""
+        before = self._clock() - seconds
+        with self._lock:
+            for node in self.trie:  # the least recently used first, ends of prefixes before their beginnings
+                if node.used < before and not node.children and not node.pins and self._idle(node):
+                    self._free(self.trie.remove(node))
+        if self.folder is not None:
+            self.folder.expire(before)
+
+    def clear(self, tenant: str | None = None) -> None:
+        """Forget everything, or all of a tenant, in every tier. Raises as `discard`."""
+        root = None if tenant is None else root_of(tenant)
+        with self._lock:
+            for node in self.trie:
+                if node.parent is None and root in (None, node.tenant):
+                    self._free(self.trie.remove(node))
+            self._cancel({name for one in self._waiting if root in (None, one.file.tenant) for name in one.names})
+        if self.folder is not None:
+            self.folder.clear(root)
+
+    def _reclaim(self, missing: int, *, spilled: bool) -> bool:
+        """Give up blocks of a slab that only the trie holds, until enough are free. Returns whether there were any."""
+        pool = self._pool()
+        slab = pool.host if spilled else pool.device
+        assert slab is not None
+        wanted = missing if self.folder is None else max(missing, min(LEAST, slab.blocks // 8))
+        victims = self.trie.leaving(spilled, wanted, self._idle)
+        if not victims:
+            return False
+        flat = [block for node in victims for block in node.blocks]
+        if not spilled and pool.host is not None and len(flat) <= pool.host.blocks:
+            try:
+                moved = pool.spill(flat)
+            except PoolFull:
+                pass
+            else:
+                for node in victims:
+                    own, moved = moved[: len(node.blocks)], moved[len(node.blocks) :]
+                    self._move(node, own, spilled=True)
+                self._stats.spilled += len(victims)
+                return True
+        self._behind(victims)
+        waits = {name for one in self._waiting for name in one.names}
+        for node in victims:
+            if self.trie.get(node.name) is node:  # not gone with its parent
+                gone = self.trie.remove(node)
+                self._free(gone)
+                self._stats.dropped += sum(one.name not in waits and not self._filed(one.name) for one in gone)
         return True
 
-    def _settle_in(self, node: Node, lower: MemoryTier | None, moved: KVBlock | None) -> None:
-        """Let a node leave its tier for a lower one, or for none. Lock held."""
-        self._leave(node)
-        node.tier, node.block = lower, moved or node.block
-        self._forget_if_unused(node)
+    def _free(self, nodes: list[Node]) -> None:
+        """Give back the blocks of nodes that left the trie."""
+        for node in nodes:
+            self._slab(node).release(node.blocks)
+            self._move(node, [], spilled=False)
 
-    def _in_tier(self, node: Node, tier: MemoryTier, room: int) -> KVBlock | None:
-        """Return a node's block in a tier, counted in place of the room reserved there, or None if it cannot move.
+    def _enter(self, node: Node) -> None:
+        self.trie.add(node)
+        self._own.update((node.spilled, block) for block in node.blocks)
 
-        Lock held, but released for the move.
-        """
-        block = node.block
-        moved: KVBlock | None = None
-        before, node.moving = node.moving, True
+    def _move(self, node: Node, blocks: list[int], *, spilled: bool) -> None:
+        """Note that a node holds these blocks instead of those before. One block may be of several nodes."""
+        for block in node.blocks:
+            self._own[node.spilled, block] -= 1
+            if not self._own[node.spilled, block]:
+                del self._own[node.spilled, block]
+        node.blocks, node.spilled = blocks, spilled
+        self._own.update((spilled, block) for block in blocks)
+
+    def _behind(self, nodes: Sequence[Node]) -> None:
+        """Let nodes that no file has be written, in as few runs as may be. Lock held."""
+        if self.folder is None:
+            return
+        waits = {name for one in self._waiting for name in one.names}
+        new = [n for n in nodes if n.lost is None and not self._filed(n.name) and n.name not in waits]
+        for chain in chains(new):
+            seen = [node.mass for node in chain if node.mass is not None]
+            mass = np.concatenate(seen) if len(seen) == len(chain) else None
+            if self.lossy and mass is None:
+                continue  # the form codes by it
+            span = Span(np.concatenate([node.ids for node in chain]), chain[0].start)
+            parts = {"kv": self._kv_of(chain)} if self.lossy else self._parts_of(chain)
+            names = [node.name for node in chain]
+            self._write_behind(names, chain[0].tenant, chain[0].above, span, parts, mass)
+
+    def _write_behind(
+        self, names: list[bytes], tenant: bytes, above: bytes, span: Span, parts: Any, mass: NDArray[np.float32] | None
+    ) -> bool:
+        """Let a run wait to be written. Returns False where too much waits. Lock held."""
+        if self.folder is None:
+            return False
+        import torch
+
+        size = sum(part.nbytes for part in parts.values())
+        if self._waiting and sum(one.size for one in self._waiting) + size > self.queue_bytes:
+            return False
+        head = {"ids": torch.from_numpy(np.ascontiguousarray(span.ids))}
+        name = self.form.name
+        file = KVFile(name, self.folder.space, names[-1], head, parts, tenant, above, span.start)
+        one = _Waiting(file, span.ids, mass, names, size)
+        self._waiting.append(one)
+        self._writer = self._writer or ThreadPoolExecutor(1, "pltz-kv-write")
+        self._writing = [future for future in self._writing if not future.done()]
+        self._writing.append(self._writer.submit(self._write, one))
+        return True
+
+    def _write(self, one: _Waiting) -> None:
+        """Write a run. An error is counted, and costs this run only. In the writer's thread."""
+        assert self.folder is not None
+        kept = False
         try:
-            with self._unlocked():
-                moved = tier.keep(block)
-        finally:
-            node.moving = before
-            self._settle(tier, room, moved, block)
-        return moved
-
-    def _promote(self, node: Node) -> None:
-        """Move a node to the fastest tier of memory that has room for it and is faster than its own.
-
-        An exact block never enters a tier whose form loses something this way.
-        """
-        with self._lock:
-            for tier in self.memory:
-                if node.tier is tier or node.moving or self._nodes.get(node.key) is not node:
-                    return
-                if node.block.codec.exact and not tier.codec.exact:  # its holder may have asked for exact KV
-                    continue
-                if node.tier is self._queue and self._codes(tier, node.block):  # its holder would wait
-                    continue
-                room = self._reserve(tier, node.block, self._rank(node))
-                if room is None:
-                    continue
-                still = self._nodes.get(node.key) is node and not node.moving
-                if not still or not self._is_faster(tier, node):  # it moved during the evictions
-                    self._books[tier.name].leave(room, len(node.block.ids))
-                    return
-                moved = self._in_tier(node, tier, room)
-                if moved is None:
-                    self._forget_if_unused(node)  # it may have been discarded meanwhile
-                    continue
-                self._leave(node)
-                node.tier, node.block = tier, moved
-                self._stats.promoted += 1
-                self._forget_if_unused(node)
-                return
-
-    def _is_faster(self, tier: MemoryTier, node: Node) -> bool:
-        return node.tier is None or self._level[tier.name] < self._level[node.tier.name]
-
-    @contextmanager
-    def _unlocked(self) -> Iterator[None]:
-        """Release the lock while bytes move."""
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
-
-    @contextmanager
-    def _watching(self, key: bytes) -> Iterator[InFlight]:
-        """Learn of a discard while a segment is read or taken in. Lock not held."""
-        watch = InFlight()
-        with self._lock:
-            self._watches.setdefault(key, []).append(watch)
-        try:
-            yield watch
+            file = one.file
+            if self.lossy and not one.gone:
+                parts = self.form.encode(file.parts["kv"], Span(one.ids, file.start, one.mass))
+                file = KVFile(file.form, file.space, file.name, file.head, parts, file.tenant, file.parent, file.start)
+            kept = not one.gone and self.folder.write(file, lambda: not one.gone)
+        except Exception as exc:  # noqa: BLE001 - nobody waits here who could be told
+            with self._lock:
+                self._stats.failed += len(one.names)
+                self._stats.failure = f"{type(exc).__name__}: {exc}"
+            log.warning("a run of KV is not written: %s", self._stats.failure)
         finally:
             with self._lock:
-                left = self._watches[key]
-                left.remove(watch)
-                if not left:
-                    del self._watches[key]
+                self._waiting.remove(one)
+                if not kept and not one.gone:
+                    self._stats.dropped += sum(self.trie.get(name) is None for name in one.names)
 
-    # ---- pinning and discarding
+    def _cancel(self, names: set[bytes]) -> None:
+        """Let no run with one of these blocks be written, nor what was read before enter memory. Lock held."""
+        self._erasures += 1
+        for one in self._waiting:
+            one.gone = one.gone or not names.isdisjoint(one.names)
 
-    def pin(self, space: bytes, path: Sequence[bytes]) -> bool:
-        """Keep all segments of a path, from the root, in memory until `unpin`. For shared bases.
+    def drain(self) -> None:
+        """Wait until everything that waits is written."""
+        wait(list(self._writing))
 
-        Returns False, with nothing pinned, where one is not in memory. The same holds where pinned segments
-        would exceed PIN_SHARE of the first tier's budget.
-        """
-        keys = [space + segment for segment in path]
+    def close(self) -> None:
+        """Wait until everything that waits is written, and end the thread. The store can be used again."""
+        self.drain()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.shutdown()
+
+    # ---- parts
+
+    def _names(self, tenant: str, ids: Ids, apart: str, last: int = 1) -> list[bytes]:
+        """Return the names of the full blocks of all but the last ids."""
+        return names_of(root_of(tenant, apart), ids[: max(len(ids) - last, 0)], self.block)
+
+    def _held(self, names: Sequence[bytes], bound: Bound | float) -> list[Node]:
+        """Return the nodes of a prefix that serve a bound, held, on the device as far as it has room. Lock held."""
+        bound = bound if isinstance(bound, Bound) else Bound.of(bound)
+        path = self.trie.path(names)
+        served = next((n for n, node in enumerate(path) if not serves(node.lost or self.rows, bound)), len(path))
+        path = path[:served]
+        if not path:
+            return path
+        self.trie.touch(path[-1], self._clock())
+        for node in path:  # so that room for the others is not made of these
+            self._slab(node).retain(node.blocks)
+        count = len(path)
+        while away := [node for node in path[:count] if node.spilled]:
+            flat, host = [block for node in away for block in node.blocks], self._slab(away[0])
+            try:
+                moved = self._pool().warm(flat)  # the caller's hold
+            except PoolFull:
+                count = path.index(away[len(away) // 2])
+                continue
+            host.release(flat)  # the trie's
+            self._pool().device.retain(moved)
+            for node in away:
+                own, moved = moved[: len(node.blocks)], moved[len(node.blocks) :]
+                self._move(node, own, spilled=False)
+            self._stats.warmed += len(away)
+        return path
+
+    def _release(self, nodes: Sequence[Node]) -> None:
+        """End the hold of `_held`."""
+        for node in nodes:
+            self._slab(node).release(node.blocks)
+
+    def _filed(self, name: bytes) -> bool:
+        return self.folder is not None and self.folder.has(name, (self.rows.name, self.form.name))
+
+    def _on_disk(self, names: Sequence[bytes], at: int) -> int:
+        """Return the place of the first name from ``at`` on that no file has."""
+        while at < len(names) and self._filed(names[at]):
+            at += 1
+        return at
+
+    def _find(self, names: Sequence[bytes], at: int, bound: Bound | float) -> tuple[BlockRun, int] | None:
+        """Return the run of the folder that has block ``at``, in a form that serves a bound, and how many it has."""
+        if self.folder is None:
+            return None
+        bound = bound if isinstance(bound, Bound) else Bound.of(bound)
+        forms = sorted({self.rows, self.form}, key=lambda form: (not form.exact, loss(form)))
+        return self.folder.find(names, at, [form.name for form in forms if serves(form, bound)])
+
+    def _form_of(self, run: BlockRun) -> KVCodec:
+        return self.rows if run.form == self.rows.name else self.form
+
+    def _load(self, run: BlockRun) -> KVFile | None:
+        """Return a run's file, whose parts its form takes, or None where it is gone or damaged."""
+        assert self.folder is not None
+        file = self.folder.read(run.names[-1], run.form)
+        if file is None:
+            self.folder.forget(run)
+            return None
+        try:
+            ids = file.head["ids"].numpy()
+            if names_of(file.parent, ids, self.block) != run.names or file.start != run.first * self.block:
+                raise CorruptError("not the blocks that its name says")
+            self._form_of(run).check(file.parts, len(ids))
+        except (PltzError, KeyError, ValueError) as exc:
+            self.folder.drop(run, exc)
+            return None
+        return file
+
+    def _decoded(self, run: BlockRun, form: KVCodec, file: KVFile, device: torch.device) -> torch.Tensor | None:
+        """Return the KV of a run near a device, or None where it is damaged."""
+        assert self.folder is not None
+        pages, span = self.pages, Span(file.head["ids"].numpy(), file.start)
+        try:
+            kv = form.decode(form.near(file.parts, device), span)
+            if kv.shape != (pages.layers, 2, pages.heads, len(span.ids), pages.dim) or kv.dtype != pages.dtype:
+                raise CorruptError("KV of another shape than the target's")
+        except PltzError as exc:
+            self.folder.drop(run, exc)
+            return None
+        return kv
+
+    def _parts_of(self, nodes: Sequence[Node]) -> Any:
+        """Return the rows of nodes of one slab that follow each other, and their sinks, on the CPU."""
+        slab, first = self._slab(nodes[0]), nodes[0].blocks[1:]
+        rows = slab.read([node.blocks[0] for node in nodes], 0, len(nodes) * self.block)
+        parts = self.rows.parts(rows, slab.sinks(first) if first else empty(self.pages, slab.device))
+        return {name: part.cpu() for name, part in parts.items()}
+
+    def _kv_of(self, nodes: Sequence[Node]) -> torch.Tensor:
+        """Return the KV of nodes of one slab that follow each other."""
+        slab = self._slab(nodes[0])
+        rows = slab.read([node.blocks[0] for node in nodes], 0, len(nodes) * self.block)
+        kv = self.pages.unpack(rows, nodes[0].start)
+        if nodes[0].blocks[1:]:
+            kv[:, :, :, : self.pages.sinks] = slab.sinks(nodes[0].blocks[1:])
+        return kv
+
+    def _idle(self, node: Node) -> bool:
+        """Return whether only the trie holds the blocks of a node."""
+        slab = self._slab(node)
+        return all(slab.holders(block) <= self._own[node.spilled, block] for block in node.blocks)
+
+    def _slab(self, node: Node) -> Slab:
+        pool = self._pool()
+        slab = pool.host if node.spilled else pool.device
+        assert slab is not None
+        return slab
+
+    def _pool(self) -> BlockPool:
+        if self.pool is None:
+            raise UsageError("this store has no pool: open it with `tokens`")
+        return self.pool
+
+    def _count(self, asked: int, tiers: Counter[str]) -> None:
         with self._lock:
-            if any(key not in self._nodes or not self._in_memory(self._nodes[key]) for key in keys):
-                return False
-            pinned = {*self._pins, *keys} & self._nodes.keys()
-            if sum(self._nodes[key].block.size for key in pinned) > PIN_SHARE * self.memory[0].budget:
-                return False
-            self._pins.update(keys)
-            return True
+            hits = tiers.total()
+            self._hits += tiers
+            self._stats.hit_tokens += hits
+            self._stats.miss_tokens += asked - hits
 
-    def unpin(self, space: bytes, path: Sequence[bytes]) -> None:
-        """Undo one `pin` of the same path."""
-        with self._lock:
-            self._pins.subtract(space + segment for segment in path)
-            self._pins = +self._pins
-            for node in [self._nodes[key] for segment in path if (key := space + segment) in self._nodes]:
-                self._submit(node)
-
-    def discard(self, space: bytes, segment: bytes) -> None:
-        """Forget a segment in every tier, for an erasure. Raises WarmFileError where its file cannot be removed.
-
-        Holders of a lease keep it, but it is not found again. That also covers threads that are just reading
-        it or taking it in, and other processes that share the folder.
-        """
-        with self._lock:
-            node = self._nodes.get(space + segment)
-            self._pins.pop(space + segment, None)
-            for watch in self._watches.get(space + segment, ()):
-                watch.gone = True
-            if node is not None:
-                self._discard(node)
-        for tier in self.shared:
-            tier.discard(space, segment)
-
-    def _discard(self, node: Node) -> None:
-        """Remove a node from the trie. Lock held."""
-        node.gone = True
-        del self._nodes[node.key]
-        self._forget_if_unused(node)
-
-    def clear(self) -> None:
-        """Forget everything, including the files of other processes that share the folder."""
-        with self._lock:
-            self._pins.clear()
-            for watch in itertools.chain(*self._watches.values()):
-                watch.gone = True
-            for node in list(self._nodes.values()):
-                self._discard(node)
-        for tier in self.shared:
-            tier.clear()
+    # ---- telling
 
     def stats(self) -> Stats:
-        """Return a copy of the counts as they are now.
-
-        Bytes, blocks and tokens of a shared tier are those of all processes.
-        """
+        """Return a copy of the counts as they are now. Bytes of the folder are those of all processes."""
         with self._lock:
-            books = {name: replace(tier, forms={}) for name, tier in self._books.items()}
-            stats = replace(self._stats, tiers=books)
-            hits = dict(self._hit_tokens)
-            for node in self._nodes.values():
-                if node.tier is not None and self._in_memory(node) and not node.moving:
-                    forms = books[node.tier.name].forms
-                    forms.setdefault(node.block.codec.name, FormStats()).add(node.block.size, len(node.block.ids))
-        for tier in self.shared:
-            stats.tiers[tier.name] = replace(tier.stats(), hits=books[tier.name].hits)
-        for (name, form), tokens in hits.items():
-            stats.tiers[name].forms.setdefault(form, FormStats()).hit_tokens = tokens
-        return stats
+            now = self._stats
+            found = Stats({}, *(getattr(now, name) for name in list(Stats.__dataclass_fields__)[1:]))
+            blocks = Counter(HOST if node.spilled else DEVICE for node in self.trie)
+            slabs = {} if self.pool is None else {DEVICE: self.pool.device, HOST: self.pool.host}
+            each = self.block * self.pages.token_bytes
+            for name, slab in slabs.items():
+                if slab is not None:
+                    used = (slab.blocks - slab.free) * each
+                    found.tiers[name] = TierStats(slab.blocks * each, used, blocks[name], self._hits[name])
+        if (folder := self.folder) is not None:
+            used, _, count = folder.usage()
+            found.tiers[DISK] = TierStats(
+                folder.budget, used, count, self._hits[DISK], folder.damaged, folder.failed
+            )  # fmt: skip
+        return found
 
     def metrics(self) -> StoreCollector:
         """Return a collector for a registry of prometheus_client. Raises UsageError without that."""
         return StoreCollector(self.stats)
+
+
+def empty(pages: PageFormat, device: torch.device) -> torch.Tensor:
+    """Return the KV of no token, (layers, 2, heads, 0, D)."""
+    import torch
+
+    return torch.empty((pages.layers, 2, pages.heads, 0, pages.dim), dtype=pages.dtype, device=device)
+
+
+def space_of(fingerprint: bytes, pages: PageFormat) -> bytes:
+    """Return the 16 bytes that name a target and the kind and numbers of its pages."""
+    return digest(b"pltz kv", fingerprint, f"{pages.kind} {short(pages.dtype)}".encode())
+
+
+def centred(folder: KVFolder, pages: PageFormat) -> PageFormat:
+    """Return pages with the centre that a folder keeps; the first to ask puts it there.
+
+    One that was computed again may differ by float noise, and rows are worth nothing without theirs. Raises
+    CorruptError, VersionError and MemoryFailed where the folder has one that cannot be used.
+    """
+    import dataclasses
+
+    if pages.centre is None:
+        return pages
+    name = bytes(32)
+    found = folder.get(name, CENTRE)
+    if found is None:
+        folder.put(KVFile(CENTRE, folder.space, name, {"centre": pages.centre.cpu()}))
+        found = folder.get(name, CENTRE)
+    centre = None if found is None else found.head.get("centre")
+    if centre is None or centre.shape != pages.centre.shape or centre.dtype != pages.centre.dtype or not finite(centre):
+        raise CorruptError(f"no centre of these pages in {folder.folder}: remove that folder, and all KV in it")
+    return dataclasses.replace(pages, centre=centre)

@@ -1,4 +1,4 @@
-"""Metrics of a hot store for prometheus_client, collected on request: ``REGISTRY.register(hot.metrics())``."""
+"""Metrics of a store of KV for prometheus_client, collected on request: ``REGISTRY.register(store.metrics())``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pltz.plt_codec import UsageError
 
 COUNTERS = {  # of `Stats`
     "hit_tokens": "Ids whose KV was there.",
-    "misses": "Segments that were not there.",
-    "inserted": "New blocks that were kept, or wait.",
-    "refused": "New blocks for which there was no room.",
-    "dropped": "Blocks evicted for good, or that no tier took.",
-    "failed": "Blocks dropped by an error that nobody expected.",
+    "miss_tokens": "Ids asked for whose KV was not.",
+    "inserted": "New blocks in memory.",
+    "spilled": "Blocks moved to host memory.",
+    "warmed": "Blocks moved back to the device.",
+    "dropped": "Blocks that left memory, and that no file has.",
+    "failed": "Blocks not written for an error that nobody expected.",
 }
 TIER_COUNTERS = {  # of `TierStats`
-    "hits": "Requests answered from a tier.",
-    "damaged": "Blocks that failed a check.",
+    "hit_tokens": "Ids whose KV was in a tier.",
+    "damaged": "Files that failed a check.",
     "failed": "Reads and writes that the machine refused.",
 }
 TIER_GAUGES = {"used": "Bytes in a tier.", "budget": "Bytes that a tier may take.", "blocks": "Blocks in a tier."}

@@ -1,56 +1,57 @@
 """Thawer: turns archived sessions into caches of the serving target, without repeating work that is hot.
 
-    version --path--> segment ids --hold--> | hot | missing ...
-                                                    read, decode, verify      sessions side by side
-                                            | KV  | ids
-                                                    prefill over the hot KV   many sessions in one pass
-                                            | KV of the whole tower |         every new segment goes into the store
+    version --known, or read, decoded, verified--> ids      sessions side by side
+    ids     --store--> | KV of their beginning | missing ...
+                                                 prefill over it, many sessions in one pass
+                       | KV of all ids         |            new blocks go into the store
 
-    thawer = Thawer(cold, target, HotStore.open(device_bytes=20 << 30))
+    thawer = Thawer(cold, target, KVStore.open(target, tokens=100_000))
     thawed = thawer.thaw("support/7", tenant="acme")             # cache, ids, logits: continue from here
     many = thawer.thaw_many([Wanted("a"), Wanted("b")])          # Thawed or the error of each
 
 * Any thread may call at any time. Calls that arrive during a batch wait and run together in the next one.
   Their lanes are decoded side by side and their prefills padded into one pass. Two calls for one version are
   one piece of work, whenever they come.
-* Segments that several sessions of a batch share, and that the store lacks, are decoded once and prefilled
-  once, first.
-* KV is served only under the ids it was computed from: the ids of every hot segment are compared with the
-  tower's.
+* Segments that several sessions of a batch share are decoded once and prefilled once, first.
+* KV is named by its ids and the tenant, so it is served only under the ids it was computed from.
 * A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
-  thawed over files (`FORMAT.md`). In an archive in the clear, a hot tower is not read again.
+  thawed over files (`FORMAT.md`). The ids of a version in the clear are kept, in memory and with the store's files, so
+  it is not read again.
 * A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
-  catalogue and records), ``wait`` (for a batch under way), ``lookup`` (hot store and warm files, including
-  the copy to the device), ``decode``, ``prefill``, ``insert``, ``total``.
+  catalogue and records), ``wait`` (for a batch under way), ``decode``, ``lookup`` (the store, including
+  the copy to the device), ``prefill``, ``insert``, ``total``.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive import MAX_SEGMENTS, NO_SEGMENT, RUN, KnownSegment, LostError, Tower, arguments, tenant_of
+from pltz.archive import NO_SEGMENT, KnownSegment, Tower, arguments, tenant_of
 from pltz.coding import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
-from pltz.kv.store.kv_block import can_cut, cut, join_kv
-from pltz.kv.store.lease import Lease
-from pltz.kv.store.stage_timer import StageTimer
-from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.store.kv_file import KVFile
+from pltz.kv.store.kv_folder import IDS
+from pltz.kv.store.store import KVStore
+from pltz.kv.store.trie import root_of
+from pltz.kv.thaw.cache_kv import can_cut, cut, join
+from pltz.kv.thaw.stage_timer import StageTimer
 from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.kv.thaw.thawed import Thawed, check_target
 from pltz.models import share
-from pltz.plt_codec import CorruptError, ModelError, PltzError, UsageError
+from pltz.plt_codec import ModelError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,7 @@ TOGETHER = 8192  # padded tokens of one pass over several sessions
 WASTE = 0.25  # largest share of them that may be padding
 PAST = 4  # limit of padded past, as a multiple of TOGETHER
 BATCH = 256  # sessions of one batch
+KNOWN_BYTES = 1 << 26  # of tokens of towers that stay in memory
 
 
 class Wanted(NamedTuple):
@@ -85,27 +87,23 @@ class _ThawRequest:
 
     ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
     ``beyond``: ids by which the session is longer than the contexts of these.
-    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
-    version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
-    when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
-    decoded, as that within a run is not. ``shared``: number of base segments that tenants share. ``hot``: number of
-    segments found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
-    id, where known. ``watch``: of the pass that ended the request, in which it was row ``place``.
+    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``asked_at``,
+    ``admitted_at``: when the first caller asked, and when the version was known, in seconds of the performance counter.
+    ``ran``: number of ids in ``cache``. ``at``: number of segments all of whose ids are. ``hot``: number of ids found
+    hot. ``logits``: of the last id done, where known. ``watch``: of the pass that ended the request, in which it was
+    row ``place``.
     """
 
     version: Version
-    began: float
     asked_at: float
     admitted_at: float
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
-    exact: bool = True
-    lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
     target_tokens: TargetTokens = field(default_factory=lambda: TargetTokens(np.zeros(0, np.int32), [0]))
-    shared: int = 0
     hot: int = 0
+    ran: int = 0
     at: int = 0
     end_of_run: int = 0
     kl: float = 0.0
@@ -125,7 +123,7 @@ class _ThawRequest:
     @property
     def new(self) -> int:
         """Return the number of ids in the current run."""
-        return self.target_tokens.cuts[self.end_of_run] - self.target_tokens.cuts[self.at]
+        return self.target_tokens.cuts[self.end_of_run] - self.ran
 
     @property
     def needs_pass(self) -> bool:
@@ -163,7 +161,7 @@ class Thawer:
     Args:
         archive: where the sessions are. No other thread may use it while the thawer is in use.
         target: the model that serves, by name or folder, or loaded; None: the one that ships with pltz.
-        hot: the store in which KV is looked up and kept; None for none.
+        hot: the store of the target in which KV is looked up and kept; None for none.
         any_target: also accept sessions that were frozen for another target.
         chunk: prefill at most this number of tokens of one session at a time.
         together: most padded tokens of a pass that several sessions share.
@@ -173,14 +171,14 @@ class Thawer:
         max_age: seconds for which a thaw may rely on what the archive object saw before; None: as the archive says. A
             thaw serves the newest version that any process had acknowledged so long before.
 
-    Raises UsageError for a sealed archive with a store that has a warm folder.
+    Raises UsageError for a sealed archive with a store that has a folder, and for the store of another target.
     """
 
     def __init__(
         self,
         archive: Archive,
         target: Path_ | Target | None = None,
-        hot: HotStore | None = None,
+        hot: KVStore | None = None,
         *,
         any_target: bool = False,
         chunk: int | None = None,
@@ -191,17 +189,17 @@ class Thawer:
     ) -> None:
         parts, self.target, self.hot = archive.parts, as_target(target), hot
         self._sealed = parts.settings.sealed
-        if self._sealed and hot is not None and hot.shared:
-            raise UsageError(
-                "this archive is sealed, and files of a hot store are in the clear: use one without a folder"
-            )
+        if self._sealed and hot is not None and hot.folder is not None:
+            raise UsageError("this archive is sealed, and files of KV are in the clear: use a store without a folder")
+        if hot is not None and hot.fingerprint not in (b"", self.target.fingerprint):
+            raise UsageError("this store has the KV of another target: open one for this")
         self._catalog, self._directory, self._towers = parts.catalog, parts.directory, parts.reader
         self._any_target, self._chunk, self._together = any_target, chunk, together
         self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
         if max_age is not None:
             arguments.seconds(max_age=max_age)
         self._reader = TargetTokenReader(archive, self.target)
-        self._space = b"" if hot is None else space_of(self.target.fingerprint, str(self.target.model.dtype))
+        self._towers_known: OrderedDict[bytes, Tower] = OrderedDict()  # by ids of versions, the least used first
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
@@ -261,13 +259,12 @@ class Thawer:
         asked_at = time.perf_counter()
         try:
             version = self._directory.version(wanted.name, wanted.tenant, wanted.version)
-            began = min(v.time for v in self._directory.sight(wanted.name, wanted.tenant).versions)
         except PltzError as exc:
             return exc
         with self._lock:
             request = self._requests.get(version.id)
             if request is None:
-                request = _ThawRequest(version, began, asked_at, time.perf_counter())
+                request = _ThawRequest(version, asked_at, time.perf_counter())
                 self._requests[version.id] = request
                 self._waiting.append(request)
             return request
@@ -298,7 +295,6 @@ class Thawer:
         finally:
             with self._lock:
                 for request in batch:
-                    request.lease.release()
                     request.end(failure)
                     del self._requests[request.version.id]
                     request.done.set()
@@ -306,21 +302,18 @@ class Thawer:
     def _thaw(self, batch: list[_ThawRequest]) -> None:
         timer = StageTimer(self.target.device)
         with self._reading, self._catalog.lookup.keeping_blocks():
-            self._each(batch, self._find_path)
+            self._each(batch, self._check_target)
             timer.end("read")
-            self._each(batch, self._hold)
-            timer.end("lookup")
             self._decode(_pending(batch))
-            self._each(batch, self._hold_run)
-            self._each(batch, self._find_base)
         self._each(batch, self._find_ids)
         timer.end("decode")
+        self._each(batch, self._look_up)
+        timer.end("lookup")
         self._prefill(batch)
         if self._forget_broken(batch):
             self._prefill(batch)
         self._each(batch, self._check_numbers)
         timer.end("prefill")
-        self._each(batch, lambda request: request.lease.promote())
         self._each(batch, self._insert)
         timer.end("insert")
         for request in _pending(batch):
@@ -340,130 +333,109 @@ class Thawer:
 
     # ---- steps
 
-    def _find_path(self, request: _ThawRequest) -> None:
-        """Find the segments of a tower from the root: from hot nodes where possible, else from the archive's
-        records. Without a store nothing can be hot, and the decoder finds them.
-        """
+    def _check_target(self, request: _ThawRequest) -> None:
         self._reader.prepare(request.version)
         frozen_for = request.version.target if any(request.version.target) else None
         if frozen_for is not None:
             check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)
-        if self.hot is None:
-            return
-        path: list[bytes] = []
-        at, request.exact = request.version.leaf, not request.version.lacks
-        while at != NO_SEGMENT:
-            if len(path) >= MAX_SEGMENTS:
-                raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
-            path.append(at)
-            above = None if self._sealed else self.hot.parent(self._space, at)
-            if above is None:
-                item = self._towers.record(at)
-                above = item.record.parent
-                request.exact = request.exact and not item.record.mode & RUN
-            at = above
-        request.path = path[::-1]
-
-    def _hold(self, request: _ThawRequest) -> None:
-        if self.hot is not None and request.exact:
-            request.lease = self.hot.hold(
-                self._space, request.path, request.began, max_kl=self._bound.kl, max_kl_recall=self._bound.recall
-            )
-
-    def _hold_run(self, request: _ThawRequest) -> None:
-        """Hold the hot segments of a tower that were not known before its run was decoded."""
-        if not request.exact:
-            request.exact = True
-            self._hold(request)
 
     def _decode(self, batch: list[_ThawRequest]) -> None:
-        """Decode the towers of all requests, except hot segments.
+        """Decode the towers of all requests, but what is known of them.
 
         If one is lost, decode one by one to learn which.
         """
+        for request in batch:
+            if (tower := self._known_tower(request.version)) is not None:
+                request.tower = tower
+        new = [request for request in batch if request.tower is None]
         try:
-            towers = self._towers.towers([r.version for r in batch], self._known(batch))
+            towers = self._towers.towers([r.version for r in new], self._known_segments()) if new else []
         except PltzError as exc:
             if len(batch) == 1:
                 batch[0].end(exc)
                 return
-            for request in batch:
+            for request in new:
                 self._decode([request])
             return
-        for request, tower in zip(batch, towers, strict=True):
+        for request, tower in zip(new, towers, strict=True):
             request.tower = tower
-            request.path = [segment for segment, _ in tower.segments]  # those inside a run are known only now
+            self._know(tower)
 
-    def _find_base(self, request: _ThawRequest) -> None:
-        """Count the segments that tenants share. Those of a hot request were pinned when they came."""
-        assert request.tower is not None
-        if self.hot is not None and not len(request.lease):
-            request.shared, _ = self._towers.base_of(request.tower)
+    def _known_tower(self, version: Version) -> Tower | None:
+        """Return the tower of a version that was decoded before: by this object, or by another that left its tokens."""
+        if (found := self._towers_known.get(version.id)) is not None:
+            self._towers_known.move_to_end(version.id)
+            return found
+        folder = None if self.hot is None else self.hot.folder
+        file = None if folder is None else folder.read(_ids_name(version), IDS)
+        if file is None:
+            return None
+        head = {name: tensor.numpy() for name, tensor in file.head.items()}
+        ids, tokens, cuts = head.get("segments"), head.get("ids"), head.get("cuts")
+        if ids is None or tokens is None or cuts is None or ids.ndim != 2 or ids[-1:].tobytes() != version.leaf:
+            return None
+        parts = np.split(tokens.astype(np.int64), np.clip(cuts[:-1], 0, len(tokens)))
+        if len(parts) != len(ids):
+            return None
+        tower = Tower(version, [(row.tobytes(), part) for row, part in zip(ids, parts, strict=True)])
+        self._know(tower, write=False)
+        return tower
 
-    def _known(self, batch: list[_ThawRequest]) -> dict[bytes, KnownSegment]:
-        """Return the archive's tokens for the hot segments of a batch."""
+    def _know(self, tower: Tower, *, write: bool = True) -> None:
+        """Keep the tokens of a tower, so that it is not read again: in memory, and in the store's folder."""
+        import torch
+
+        if self.hot is None or self._sealed:
+            return
+        self._towers_known[tower.version.id] = tower
+        size = sum(len(one.tokens) * 4 for one in self._towers_known.values())
+        while size > KNOWN_BYTES and len(self._towers_known) > 1:
+            size -= 4 * len(self._towers_known.popitem(last=False)[1].tokens)
+        if write and self.hot.folder is not None and tower.segments:
+            rows = [np.frombuffer(segment, np.uint8) for segment, _ in tower.segments]
+            head = {
+                "ids": torch.from_numpy(tower.tokens.astype(np.int32)),
+                "cuts": torch.from_numpy(np.cumsum([len(part) for _, part in tower.segments]).astype(np.int32)),
+                "segments": torch.from_numpy(np.stack(rows)),
+            }
+            name, owner = _ids_name(tower.version), root_of(tower.version.tenant)
+            self.hot.folder.write(KVFile(IDS, self.hot.folder.space, name, head, tenant=owner))
+
+    def _known_segments(self) -> dict[bytes, KnownSegment]:
+        """Return the archive's tokens for the segments of towers that are known."""
         known: dict[bytes, KnownSegment] = {}
-        for request in () if self._sealed else batch:
+        for tower in self._towers_known.values():
             above = NO_SEGMENT
-            for segment, block in zip(request.lease.segments, request.lease.blocks, strict=True):
-                known[segment] = KnownSegment(above, block.tokens)
+            for segment, tokens in tower.segments:
+                known[segment] = KnownSegment(above, tokens)
                 above = segment
         return known
 
     def _find_ids(self, request: _ThawRequest) -> None:
-        """Find the target's ids, and count the hot segments that were computed from exactly these."""
         assert request.tower is not None
+        request.path = [segment for segment, _ in request.tower.segments]
         request.target_tokens = self._reader.read(request.tower)
         self.target.check_ids(request.target_tokens.ids)
-        blocks = request.lease.blocks
-        count = 0
-        while count < len(blocks) and np.array_equal(blocks[count].ids, request.target_tokens.of(count)):
-            count += 1
-        request.lease.keep(count)
-        if request.target_tokens.cuts[count]:
-            count, request.cache = self._joined(request)
-        request.at = request.hot = count
-        request.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
-        request.kl_recall = max((recall_loss(block.codec) for block in blocks[:count]), default=0.0)
-        lossy = [b.codec.receipt for b in blocks[:count] if not b.codec.exact and b.codec.receipt is not None]
-        measured = min((receipt.context for receipt in lossy), default=len(request.target_tokens.ids))
-        request.beyond = max(len(request.target_tokens.ids) - measured, 0)
-        request.lossy = not all(block.codec.exact for block in blocks[:count])
-        known = blocks[-1].logits if count == len(request.path) else None
-        if known is not None and known.shape == self.target.outline[1].shape:
-            request.logits = known.to(self.target.device)
 
-    def _joined(self, request: _ThawRequest) -> tuple[int, DynamicCache | None]:
-        """Join the blocks that a request holds, up to the first damaged one, which is dropped.
-
-        Returns their number and the cache, None where no id is in it. Raises ModelError where the device has no room.
-        """
+    def _look_up(self, request: _ThawRequest) -> None:
+        """Find the KV of the longest beginning of the ids that the store has."""
         import torch
 
-        device = self.target.device
-        filled: list[torch.Tensor] = []
-        count = 0
+        if self.hot is None:
+            return
+        ids, cuts = request.target_tokens.ids, request.target_tokens.cuts
         try:
-            for block in request.lease.blocks:
-                if len(block.ids):
-                    filled.append(self._of_target(block.kv_near(device), len(block.ids)))
-                count += 1
-        except CorruptError:  # damage that shows late, or behind the checks of a form, or KV of another target
-            self._drop(request, count)
+            found = self.hot.read(request.version.tenant, ids, self.target.device, bound=self._bound)
+            request.cache = join(found.pieces, self.target.model.config) if found.tokens else None
         except torch.OutOfMemoryError as exc:
-            raise self._no_room() from exc
-        try:
-            return count, join_kv(filled, self.target.model.config, device) if filled else None
-        except torch.OutOfMemoryError as exc:
-            raise self._no_room() from exc
-
-    def _of_target(self, kv: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return KV that came from the store. Raises CorruptError unless it has the target's shape and type."""
-        like = self.target.outline[0]
-        shape = (*like.shape[:3], tokens, like.shape[4])
-        if kv.shape != shape or kv.dtype != like.dtype:
-            raise CorruptError(f"expected KV {shape} in {like.dtype}, found {tuple(kv.shape)} in {kv.dtype}")
-        return kv
+            raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
+        request.hot = request.ran = found.tokens
+        request.at = max(int(np.searchsorted(cuts, found.tokens, "right")) - 1, 0)
+        request.kl = max(map(loss, found.forms), default=0.0)
+        request.kl_recall = max(map(recall_loss, found.forms), default=0.0)
+        measured = [form.receipt.context for form in found.forms if form.receipt is not None]
+        request.beyond = max(len(ids) - min(measured, default=len(ids)), 0)
+        request.lossy = bool(found.forms)
 
     def _forget_broken(self, batch: list[_ThawRequest]) -> bool:
         """Forget hot KV from which the target computes no numbers, and begin its requests again. Returns whether any.
@@ -472,10 +444,11 @@ class Thawer:
         """
         broken = [request for request in _pending(batch) if request.hot and not _has_numbers(request.logits)]
         for request in broken:
-            for number in reversed(range(len(request.lease))):
-                self._drop(request, number)
+            with suppress(WarmFileError):  # the folder cannot be written: the session is served all the same
+                assert self.hot is not None
+                self.hot.discard(request.version.tenant, request.target_tokens.ids)
             request.cache = request.logits = request.watch = None
-            request.at = request.hot = 0
+            request.at = request.hot = request.ran = 0
             request.kl = request.kl_recall = 0.0
             request.lossy = False
         return bool(broken)
@@ -487,17 +460,6 @@ class Thawer:
                 f"the target computes no numbers (NaN) from this session in {self.target.model.dtype}: load it in "
                 "another dtype (bfloat16 or float32), and check its weights"
             )
-
-    def _no_room(self) -> ModelError:
-        return ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once")
-
-    def _drop(self, request: _ThawRequest, number: int) -> None:
-        """Forget a block that cannot be decoded, and hold only those above it."""
-        segment, damaged = request.lease.segments[number], request.lease.blocks[number].damaged
-        request.lease.keep(number)
-        if self.hot is not None and not damaged:  # a damaged file is gone already
-            with suppress(WarmFileError):  # the folder cannot be written: the session is served all the same
-                self.hot.discard(self._space, segment)
 
     def _prefill(self, batch: list[_ThawRequest]) -> None:
         """Prefill run by run: first the segments that most requests share, last each request's own.
@@ -516,7 +478,7 @@ class Thawer:
                 for request in others:
                     request.adopt(first)
             for request in left:
-                request.at = request.end_of_run
+                request.at, request.ran = request.end_of_run, request.target_tokens.cuts[request.end_of_run]
 
     def _groups(self, requests: list[_ThawRequest]) -> list[list[_ThawRequest]]:
         """Group requests of similar length, as many as fit in one pass.
@@ -533,7 +495,7 @@ class Thawer:
 
     def _fits(self, group: list[_ThawRequest]) -> bool:
         width = len(group) * group[-1].new  # sorted: the last is the longest
-        past = len(group) * max(r.target_tokens.cuts[r.at] for r in group)
+        past = len(group) * max(r.ran for r in group)
         waste = width - sum(r.new for r in group)
         return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
@@ -568,28 +530,20 @@ class Thawer:
         return Watch(new) if self.hot is not None and self.hot.lossy else None
 
     def _insert(self, request: _ThawRequest) -> None:
-        """Put every segment that was not hot into the store, and pin a base that tenants share."""
+        """Offer the store what was computed, where nothing was lost on the way."""
         import torch
 
-        if self.hot is None or request.cache is None or request.lossy or not can_cut(request.cache):
+        cache, ids = request.cache, request.target_tokens.ids
+        if self.hot is None or cache is None or request.lossy or not can_cut(cache):
             return
+        mass = None if request.watch is None else request.watch.mass(request.place, len(ids))
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
-            self._keep(self.hot, request, request.cache)
+            self.hot.keep(request.version.tenant, ids, lambda start, stop: cut(cache, start, stop), mass)
 
-    def _keep(self, hot: HotStore, request: _ThawRequest, cache: DynamicCache) -> None:
-        assert request.tower is not None
-        mass = None if request.watch is None else request.watch.mass(request.place, len(request.target_tokens.ids))
-        for number in range(request.hot, len(request.path)):
-            ids, start = request.target_tokens.of(number), request.target_tokens.cuts[number]
-            tokens = request.tower.segments[number][1].astype(np.int32)
-            logits = request.logits if number == len(request.path) - 1 else None
-            parent = request.path[number - 1] if number else NO_SEGMENT
-            block = cut(cache, start, ids, tokens, logits)
-            if mass is not None:
-                block = replace(block, mass=mass[start : start + len(ids)])
-            hot.insert(self._space, request.path[number], parent, block, request.began)
-        if request.shared:
-            hot.pin(self._space, request.path[: request.shared])
+
+def _ids_name(version: Version) -> bytes:
+    """Return the name of the file with the tokens of a version."""
+    return blake2b(version.id, digest_size=32, person=b"pltz version ids").digest()
 
 
 def _pending(batch: list[_ThawRequest]) -> list[_ThawRequest]:

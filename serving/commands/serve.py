@@ -29,6 +29,7 @@ LAST = 4.0  # seconds that turns have to end after a signal
     examples=[
         "pltz serve mini-llama --archive cold",
         "pltz serve ./my-model --archive /data/cold --device cuda --pages q4 --tokens 500000 --host-tokens 2000000",
+        "pltz serve ./my-model --archive /data/cold --disk /data/kv --disk-bytes 200000000000",
     ],
 )
 @click.argument("model", metavar="MODEL")
@@ -75,7 +76,29 @@ LAST = 4.0  # seconds that turns have to end after a signal
     "--rows", metavar="N", type=click.IntRange(min=1), default=32, show_default=True, help="Turns that run at once."
 )
 @click.option(
-    "--hot", metavar="N", type=click.IntRange(min=0), default=64, show_default=True, help="Idle sessions that keep KV."
+    "--disk", type=click.Path(file_okay=False), metavar="DIR", help="Keep the KV of idle sessions in files here."
+)
+@click.option(
+    "--disk-bytes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20_000_000_000,
+    show_default=True,
+    help="Room for the files in --disk DIR.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Keep these files in the small form of pltz target calibrate.",
+)
+@click.option(
+    "--max-kl",
+    metavar="X",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.005,
+    show_default=True,
+    help="Bits per token that the small form may lose.",
 )
 @click.option(
     "--new",
@@ -110,7 +133,10 @@ def serve(
     tokens: int,
     host_tokens: int,
     rows: int,
-    hot: int,
+    disk: str | None,
+    disk_bytes: int,
+    calibration: str | None,
+    max_kl: float,
     new: int,
     idle: float,
     dtype: str | None,
@@ -121,13 +147,16 @@ def serve(
     """Serve MODEL over OpenAI's completions and chat completions, on one machine. For fleets take vLLM.
 
     A request that names a session (field "session", or header X-Session) goes on where the session is. Sessions idle
-    for --idle seconds go to the archive, and come back when they are asked for. A turn is answered to its end when its
-    tokens are durable in the journal. Requests must name this server as it is known (--host, --allowed-host), and have
-    its key where it has one; another --host than the loopback needs one. There is no TLS: see docs/serve.md.
+    for --idle seconds go to the archive, their KV to --disk DIR, and both come back when asked for. A turn is answered
+    to its end when its tokens are durable in the journal. Requests must name this server as it is known (--host,
+    --allowed-host), and have its key where it has one; another --host than the loopback needs one. There is no TLS: see
+    docs/serve.md.
     """
     need("serve", "pltz serve", "starlette", "uvicorn", "prometheus_client")
     from pltz.archive import Archive
-    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.kv.kv_forms import kv_forms
+    from pltz.kv.port.bound import Bound
+    from pltz.kv.store.store import EXACT, KVStore
     from pltz.models import Target
     from pltz.serving.eviction.hook import EvictionHook, HookSettings
     from pltz.serving.eviction.journal.lock import FileLocks
@@ -136,6 +165,8 @@ def serve(
     place = archive_place()
     if journal is None and "://" in place:
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
+    if calibration is not None and (disk is None or pages != "raw"):
+        raise UsageError("--calibration is of the files in --disk DIR, which are made of --pages raw")
     key = _api_key(api_key)
     if key is None and not insecure and not _is_loopback(host):
         raise UsageError(
@@ -144,6 +175,8 @@ def serve(
     folder = Path(journal or f"{place.rstrip('/')}.journal")
     archive = Archive.open(place, bundle=bundle, **archive_key(place))
     archive.parts.want_key()
+    if disk is not None and archive.parts.settings.sealed:
+        raise UsageError("this archive is sealed, and the files in --disk DIR are in the clear: leave it out")
     with bound(host, port) as address:  # before the model is loaded
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLocks(folder).take(LOCK)
@@ -162,10 +195,14 @@ def serve(
             key=archive_secret(place),
             settings=HookSettings(flush_seconds=0.01),
         )
-        pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
+        form = None if calibration is None else kv_forms(target, calibration, max_kl=max_kl)["predictive"]
+        store = KVStore.open(
+            target, tokens, host_tokens, disk_bytes if disk else 0, kind=pages, folder=disk, form=form
+        )
         name = os.path.basename(model.rstrip("/")) or model
         service = Service(
-            target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot, new=new
+            target, store, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, new=new,
+            bound=EXACT if form is None else Bound.of(max_kl),
         )
         names = [f"[{host}]" if ":" in host else host, *allowed_host]
         _run(service, address, names, key, as_json)

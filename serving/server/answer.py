@@ -161,10 +161,14 @@ class Answer:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return b"data: " + json.dumps({**self._head, "object": kind, **fields}).encode() + b"\n\n"
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         done = [reply.done for reply in self._replies if reply.done is not None]
         new, given = sum(one.new_tokens for one in done), done[0].prompt_tokens
-        return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+        found = {"cached_tokens": done[0].cached_tokens}
+        return {
+            "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
+            "prompt_tokens_details": found,
+        }  # fmt: skip
 
     def _session(self) -> dict[str, Any]:
         done = self._replies[0].done

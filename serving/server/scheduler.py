@@ -5,11 +5,12 @@
                                              turns in rotation
 
 So a step takes at most one chunk and one decoding pass, however long a prompt is. A turn is admitted when the pool has
-room for it at its longest. Parked KV and prefixes make way for it, so a turn that runs never meets a full pool. A turn
-that is cancelled or fails leaves its session's parked KV as it was.
+room for it at its longest. KV that nobody holds makes way for it, so a turn that runs never meets a full pool. A turn
+that is cancelled or fails leaves its session's KV as it was.
 
-A prompt begins with the KV of the longest beginning that an earlier prompt had. What it says does not depend on that:
-raw pages are exact, and over others whole chunks are computed from pages alone (`_alike`).
+A turn begins with the KV of the longest beginning of its ids that the store has. What it says does not depend on that:
+raw pages are exact, and over others whole chunks are computed from pages alone (`_alike`). What answers left there is a
+session's own. KV that comes back from a form that lost something is found by sessions alone, within ``bound``.
 """
 
 from __future__ import annotations
@@ -20,27 +21,31 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from pltz.kv.errors import PoolFull
 from pltz.kv.pool.batch_cache import FLUSH, BatchKVCache
 from pltz.kv.pool.packed_session import KEEP, PackedSession
 from pltz.kv.pool.page_attention import use_pages
-from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.kv.port.bound import Bound
+from pltz.kv.store.store import ANY, EXACT, HOST, KVStore, empty
 from pltz.models import cache_argument
 from pltz.plt_codec import PltzError, UsageError
-from pltz.serving.server.parked_kv import ParkedKV
 from pltz.serving.server.turn import Turn, choose
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
-    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.kv.port.codec import KVCodec
     from pltz.models import Target
 
 CHUNK = 256  # ids of one turn per step
 ROWS = 32  # turns that run at once
-HOT = 64  # sessions parked on the device
+LOOKED = 64  # last ids of a session whose attention is looked at before its KV goes to a small form
 log = logging.getLogger("pltz.serve")
 T = TypeVar("T")
 
@@ -52,7 +57,7 @@ class _Prefill:
     """Hold a turn whose ids are not all in its cache, a batch of one.
 
     ``alike``: ids that every prompt with this beginning runs in the same way, in whole chunks. ``again``: a batch that
-    it was in failed, so its next step of decoding is run alone.
+    it was in failed, so its next step of decoding is run alone. ``lost``: a form that lost something of its beginning.
     """
 
     turn: Turn
@@ -60,6 +65,7 @@ class _Prefill:
     done: int
     alike: int
     again: bool
+    lost: KVCodec | None = None
 
 
 class Scheduler:
@@ -72,22 +78,24 @@ class Scheduler:
     def __init__(
         self,
         target: Target,
-        pool: BlockPool,
+        store: KVStore,
         deliver: Callable[[Events], None],
         *,
+        tenant: str = "default",
         rows: int = ROWS,
         chunk: int = CHUNK,
-        hot: int = HOT,
+        bound: Bound = EXACT,
     ) -> None:
-        if rows < 1 or chunk < 1 or hot < 0:
+        if store.pool is None:
+            raise UsageError("expected a store with a pool: open it with `tokens`")
+        if rows < 1 or chunk < 1:
             raise UsageError(f"expected at least one row and one id per chunk, got {rows} and {chunk}")
         use_pages(target.model)
-        self.target, self.pool, self.rows, self.chunk = target, pool, rows, chunk
-        self._lossy = pool.form.kind != "raw"
-        shares = not self._lossy or (chunk >= FLUSH and chunk % pool.block == 0)
-        self.prefixes = PrefixTree(pool, spills=False) if shares else None
-        self.parked = ParkedKV(pool, hot)
-        self.prefilled = self.generated = self.shared = 0  # ids so far
+        self.target, self.store, self.pool, self.rows, self.chunk = target, store, store.pool, rows, chunk
+        self.tenant, self.bound = tenant, bound
+        self._lossy = self.pool.form.kind != "raw"
+        self._shares = not self._lossy or (chunk >= FLUSH and chunk % self.pool.block == 0)
+        self.prefilled = self.generated = self.cached = 0  # ids so far
         parameters = inspect.signature(target.model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._deliver = deliver
@@ -156,9 +164,53 @@ class Scheduler:
         for turn in [*self._waiting, *(one.turn for one in self._prefilling), *self._decoding]:
             turn.cancelled = True
         self.step()
-        self.parked.close()
-        if self.prefixes is not None:
-            self.prefixes.clear()
+
+    # ---- sessions in the store
+
+    def block(self, session: str, ids: Sequence[int] | NDArray[np.int32]) -> bytes:
+        """Return the name of the last block that the store has of a session, b"" for none. ``ids``: all of its ids."""
+        return self.store.name(self.tenant, ids, self._apart(session))
+
+    def fetch(self, turn: Turn) -> None:
+        """Bring what only files have of a turn's beginning to the device. For a thread beside this one's."""
+        if self.store.folder is not None:
+            bound = self._bound(turn.session)
+            apart = self._apart(turn.session)
+            turn.tiers["disk"] += self.store.fetch(self.tenant, turn.ids, apart=apart, bound=bound)
+
+    def let_go(self, session: str, ids: NDArray[np.int32]) -> None:
+        """Write a session's KV to the store's folder, if any, and give up its memory. Between two steps, by `call`."""
+        apart = self._apart(session)
+        mass = self._mass(session, ids) if self.store.lossy else None
+        self.store.save(self.tenant, ids[:-1], mass, apart=apart)
+        self.store.release(self.tenant, ids[:-1], apart=apart)
+
+    def _mass(self, session: str, ids: NDArray[np.int32]) -> NDArray[np.float32] | None:
+        """Return the attention that each id of a session received from its last ones, by a pass over its KV."""
+        import torch
+
+        from pltz.kv.calibrate.watch import Watch
+        from pltz.kv.thaw.cache_kv import join
+
+        found = self.store.match(self.tenant, ids, apart=self._apart(session))
+        if found is None:
+            return None
+        try:
+            ids, device = ids[: found.tokens], self.target.device
+            kv = found.kv()[:, :, :, : max(found.tokens - LOOKED, 0)]
+        finally:
+            found.release()
+        new = len(ids) - kv.shape[3]
+        with torch.inference_mode(), Watch([new]) as watch:
+            self.target.prefill(ids, cache=join([kv.to(device)], self.target.model.config) if kv.shape[3] else None)
+        return watch.mass(0, len(ids))
+
+    def _apart(self, session: str | None) -> str:
+        """Return what keeps a session's KV from others: over pages that lose something it depends on its answers."""
+        return session or "" if self._lossy else ""
+
+    def _bound(self, session: str | None) -> Bound:
+        return ANY if self._lossy else self.bound if session is not None else EXACT
 
     def step(self) -> bool:
         """Run one step: at most one chunk of a prefill, and one id of each turn that decodes.
@@ -197,7 +249,7 @@ class Scheduler:
                 self._fail_all("the scheduler failed: see the server's log")
 
     def _blocks(self, turn: Turn) -> int:
-        """Return the blocks that a turn takes at most: one more, for a block that it shares with parked KV."""
+        """Return the blocks that a turn takes at most: one more, for a block that it shares with KV of the store."""
         return -(-(len(turn.ids) + turn.sampling.limit) // self.pool.block) + 1
 
     def _admit(self) -> None:
@@ -214,55 +266,55 @@ class Scheduler:
             self._begin(turn)
 
     def _begin(self, turn: Turn, again: bool = False) -> None:
-        """Open the cache of a turn, over the KV that is parked of its session."""
+        """Open the cache of a turn, over the KV that the store has of its beginning."""
         try:
-            base = None if turn.session is None else self.parked.take(turn.session, [*turn.ids, *turn.new])
-            alike = self._alike(len(turn.ids) + len(turn.new), parked=base is not None)
-            base = base or self._known_prefix(turn, alike) or PackedSession(self.pool, [], 0, self._nothing())
+            ids = [*turn.ids, *turn.new]
+            own = None
+            if turn.session is not None or not self._lossy:
+                apart, bound = self._apart(turn.session), self._bound(turn.session)
+                own = self.store.match(self.tenant, ids, apart=apart, bound=bound)
+            alike = self._alike(len(ids), own=own is not None)
+            base = own or self._known_prefix(ids, alike) or PackedSession(self.pool, [], 0, self._nothing())
+            turn.tiers["memory"] = max(base.tokens - turn.tiers["disk"] - base.warmed, 0)
+            turn.tiers[HOST] = base.warmed
+            self.cached += base.tokens
             cache = BatchKVCache.merge([base])
-            self._prefilling.append(_Prefill(turn, cache, base.tokens, alike, again))
+            self._prefilling.append(_Prefill(turn, cache, base.tokens, alike, again, base.lost))
             base.release()
         except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
             self._end(turn, "error", exc)
 
-    def _alike(self, tokens: int, *, parked: bool) -> int:
+    def _alike(self, tokens: int, *, own: bool) -> int:
         """Return how many ids of a prompt run as in every prompt with the same beginning: all for exact pages.
 
         Over pages that lose something these are whole chunks, and at least KEEP ids follow them, which stay exact. None
-        are where the beginning was ``parked``: answers pack their KV in another order.
+        are where the beginning was the session's ``own``: answers pack their KV in another order.
         """
         if not self._lossy:
             return tokens
-        return 0 if parked or self.prefixes is None else max(tokens - KEEP, 0) // self.chunk * self.chunk
+        return 0 if own or not self._shares else max(tokens - KEEP, 0) // self.chunk * self.chunk
 
-    def _known_prefix(self, turn: Turn, alike: int) -> PackedSession | None:
-        """Return the KV of the longest beginning of a turn's ids that an earlier prompt had, None for none."""
-        found = self.prefixes.match("", [*turn.ids, *turn.new]) if self.prefixes is not None else None
-        if found is not None and self._lossy:
+    def _known_prefix(self, ids: Sequence[int], alike: int) -> PackedSession | None:
+        """Return the KV of the longest beginning of some ids that an earlier prompt had, over pages that lose."""
+        found = self.store.match(self.tenant, ids, bound=ANY) if self._lossy and self._shares else None
+        if found is not None:
             found.cut(min(found.tokens // self.chunk * self.chunk, alike))
-        if found is None or not found.tokens:
-            return None
-        self.shared += found.tokens
         return found
 
     def _offer_prefix(self, one: _Prefill) -> None:
         """Offer the full blocks of a prompt to later ones. A failure loses KV only."""
-        if self.prefixes is None or not one.alike:
+        if not one.alike or one.lost is not None:
             return
         session = one.cache.extract(0, one.alike if self._lossy else None)
         try:
-            self.prefixes.insert("", [*one.turn.ids, *one.turn.new], session)
+            self.store.insert(self.tenant, [*one.turn.ids, *one.turn.new], session)
         except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
             log.warning("the beginning of a prompt is not shared: %s", exc)
         finally:
             session.release()
 
     def _nothing(self) -> torch.Tensor:
-        import torch
-
-        form = self.pool.form
-        shape = form.layers, 2, form.heads, 0, form.dim
-        return torch.empty(shape, dtype=form.dtype, device=self.pool.device.device)
+        return empty(self.pool.form, self.pool.device.device)
 
     def _prefill(self) -> None:
         """Run a chunk of the turn that waited longest for one."""
@@ -296,6 +348,7 @@ class Scheduler:
             one.cache.release()
             self._end(turn, "error", exc)
             return
+        turn.lost = one.lost
         if not over:
             self._join(turn, one.cache)
             return
@@ -380,13 +433,19 @@ class Scheduler:
         return bool(turn.end)
 
     def _park(self, turn: Turn, cache: BatchKVCache, row: int) -> None:
-        """Keep the KV of a turn that ended. A failure loses KV only."""
+        """Offer the store the KV of a turn that ended. A failure loses KV only."""
         if turn.session is None:
             return
+        session = cache.extract(row)
         try:
-            self.parked.park(turn.session, [*turn.ids, *turn.new], cache.extract(row))
+            with suppress(PoolFull):  # then what is packed is kept
+                session.pack(0)
+            apart = self._apart(turn.session)
+            self.store.insert(self.tenant, [*turn.ids, *turn.new], session, apart=apart, lost=turn.lost)
         except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
             log.warning("the KV of a session is not kept: %s", exc)
+        finally:
+            session.release()
 
     def _end(self, turn: Turn, end: str, failure: Exception | None = None) -> None:
         turn.end = end

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.kv.store.store import EXACT
 from pltz.plt_codec import PltzError
 from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refused
@@ -32,7 +33,8 @@ from pltz.serving.server.turn import Likelihood, Sampling, Turn
 
 if TYPE_CHECKING:
     from pltz.archive import Archive
-    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.kv.port.bound import Bound
+    from pltz.kv.store.store import KVStore
     from pltz.models import Target
     from pltz.serving.eviction.hook import EvictionHook
 
@@ -48,6 +50,7 @@ class Done:
 
     reason: str
     prompt_tokens: int
+    cached_tokens: int
     new_tokens: int
     session: dict[str, Any] | None
 
@@ -114,13 +117,13 @@ class Service:
     """A target, its scheduler, its sessions and their hook. Used in one event loop, between `start` and `close`.
 
     ``name``: of the model, as clients know it. ``idle``: seconds until a session goes cold. ``new``: tokens of a reply
-    at most, where the request does not say.
+    at most, where the request does not say. ``bound``: what KV of a session may lose on its way through the store.
     """
 
     def __init__(
         self,
         target: Target,
-        pool: BlockPool,
+        store: KVStore,
         hook: EvictionHook,
         archive: Archive,
         *,
@@ -128,14 +131,16 @@ class Service:
         tenant: str = "default",
         idle: float = 300.0,
         rows: int = ROWS,
-        hot: int = 64,
         new: int = 256,
+        bound: Bound = EXACT,
     ) -> None:
-        self.target, self.pool, self.hook, self.name, self.new = target, pool, hook, name, new
-        self.scheduler = Scheduler(target, pool, self._deliver, rows=rows, hot=hot)
+        self.target, self.store, self.hook, self.name, self.new = target, store, hook, name, new
+        self.scheduler = Scheduler(target, store, self._deliver, tenant=tenant, rows=rows, bound=bound)
+        self.pool = self.scheduler.pool
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
         self._texts = ThreadPoolExecutor(1, "pltz-serve-text")
+        self._files = ThreadPoolExecutor(2, "pltz-serve-files")
         self._events: dict[Turn, Callable[[int | None], None]] = {}  # what takes the ids of each
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -154,8 +159,10 @@ class Service:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=10) if self._tasks else None
         await asyncio.to_thread(self.hook.close)
+        await asyncio.to_thread(self.store.close)
         self.sessions.close()
         self._texts.shutdown(cancel_futures=True)
+        self._files.shutdown(cancel_futures=True)
 
     async def leave(self, seconds: float) -> None:
         """Let turns end for some seconds, then cancel those under way, whose clients are told so."""
@@ -168,13 +175,13 @@ class Service:
         """Begin a reply for each answer. Raises Refused, and the errors of tokenizer, archive and scheduler."""
         self._want_room(ask.answers)
         if ask.session is None:
-            return self._begin(ask, await self._ids(ask, ()), None)
+            return await self._begin(ask, await self._ids(ask, ()), None)
         record = await self.sessions.claim(ask.session)
         try:
             if ask.session_tokens not in (None, record.tokens):
                 raise Refused(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
             before = record.ids.tolist() if ask.append and record.ids is not None else []
-            return self._begin(ask, await self._ids(ask, before), record)
+            return await self._begin(ask, await self._ids(ask, before), record)
         except BaseException:
             self.sessions.free(record)
             raise
@@ -197,6 +204,7 @@ class Service:
         record.turn = turn = Turn(record.ids.tolist(), Sampling(0), name)
         ended = asyncio.get_running_loop().create_future()
         try:
+            await self._fetch(turn)
             self._submit(turn, ended.set_result)
             await ended
         finally:
@@ -232,7 +240,11 @@ class Service:
         if self.scheduler.counts()["waiting"] + turns > WAITING:
             raise Refused(429, f"{WAITING} requests wait already: try it again later")
 
-    def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> list[Reply]:
+    async def _fetch(self, turn: Turn) -> None:
+        """Bring KV that only files have to the device, in a thread: other turns go on."""
+        await asyncio.get_running_loop().run_in_executor(self._files, self.scheduler.fetch, turn)
+
+    async def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> list[Reply]:
         most = self.target.max_positions or 1 << 30
         room = min(most, self.pool.device.tokens - self.pool.block) - len(ids)
         limit = ask.limit if ask.limit is not None else max(min(self.new, room), 1)
@@ -246,6 +258,8 @@ class Service:
                 turn = Turn(ids, one.sampling(limit), ask.session)
                 reply = Reply(self, number, turn, ReplyText(self.target, ask.stops), out, record)
                 turn.halts = reply.halts if ask.stops else None
+                if self.store.folder is not None and not number:
+                    await self._fetch(turn)
                 self._submit(turn, reply.take)
                 replies.append(reply)
                 if record is not None:
@@ -269,7 +283,7 @@ class Service:
             if record is not None:
                 await self.sessions.keep(record, np.asarray([*turn.ids, *turn.new], np.int32))
                 acknowledged = {"name": record.name, "tokens": record.tokens, "digest": record.digest}
-            found = reply.done = Done(turn.end, len(turn.ids), len(turn.new), acknowledged)
+            found = reply.done = Done(turn.end, len(turn.ids), turn.tiers.total(), len(turn.new), acknowledged)
         except PltzError as exc:
             found = exc
         except Exception:

@@ -1,6 +1,7 @@
 """Sessions: the named sessions of a server, their ids in memory until the archive has them, and their way back.
 
-    hot, warm   KV in the pool, or in host memory (parked_kv.py)
+    hot, warm   KV in the pool, or in host memory
+    disk        KV in files, ids in the archive
     journal     no KV; the ids are in memory, and durable in the journal
     cold        only the archive has them
 
@@ -43,6 +44,7 @@ PATIENCE = 30.0  # seconds until a client hears that its turn is not durable yet
 GRACE = 1.0  # seconds that a turn waits for one whose client may just have left
 POLL = 0.005  # seconds between looks at the journal, and at a session in use
 SETTLE = 60.0  # seconds for the archive to take what is in the journal
+TIERS = {"device": "hot", "host": "warm", "disk": "disk"}  # of a store, as clients hear of them
 log = logging.getLogger("pltz.serve")
 
 
@@ -51,7 +53,7 @@ class ServedSession:
     """Hold one session.
 
     ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``digest``: of them. ``turns``:
-    acknowledged here. ``turn``: under way.
+    acknowledged here. ``turn``: under way. ``block``: the name of the last block of its KV.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ServedSession:
     turns: int = 0
     busy: bool = False
     turn: Turn | None = None
+    block: bytes = b""
     used: float = field(default_factory=time.monotonic)
     stuck: bool = False  # the archive does not give its ids, which therefore stay in memory
 
@@ -138,6 +141,8 @@ class Sessions:
     def free(self, record: ServedSession) -> None:
         """Let others use a session."""
         record.busy, record.turn, record.used = False, None, time.monotonic()
+        if record.ids is not None:
+            record.block = self.scheduler.block(record.name, record.ids)
         if not record.tokens:
             self._records.pop(record.name, None)
 
@@ -167,7 +172,7 @@ class Sessions:
     # ---- going cold
 
     async def freeze(self, records: Sequence[ServedSession]) -> None:
-        """Let sessions go cold: drop their ids and KV once the archive gives the same ids.
+        """Let sessions go cold: drop their ids, and give up the KV's memory, once the archive gives the same ids.
 
         The caller has claimed them, or nobody uses them. One that is used meanwhile stays.
         """
@@ -189,7 +194,8 @@ class Sessions:
             else:
                 record.ids = None
                 self.freezes += 1
-                await asyncio.wrap_future(self.scheduler.call(partial(self.scheduler.parked.drop, record.name)))
+                work = partial(self.scheduler.let_go, record.name, ids)
+                await asyncio.wrap_future(self.scheduler.call(work))
 
     async def sweep(self) -> None:
         """Freeze all sessions that were idle for long. Failures are logged and tried again."""
@@ -209,10 +215,10 @@ class Sessions:
 
     def table(self, limit: int = 1000) -> list[dict[str, Any]]:
         """Return name, tier, tokens, seconds idle and use of the sessions used last."""
-        tiers, now = self.scheduler.parked.tiers(), time.monotonic()
+        now = time.monotonic()
         rows = []
         for record in list(reversed(self._records.values()))[:limit]:
-            tier = tiers.get(record.name) or ("cold" if record.ids is None else "journal")
+            tier = self._tier(record)
             idle = 0.0 if record.busy else round(now - record.used, 1)
             rows.append(
                 {"session": record.name, "tier": tier, "tokens": record.tokens, "idle": idle, "busy": record.busy}
@@ -221,7 +227,7 @@ class Sessions:
 
     def tiers(self) -> dict[str, int]:
         """Return the number of sessions per tier."""
-        found = dict.fromkeys(("hot", "warm", "journal", "cold"), 0)
+        found = dict.fromkeys((*TIERS.values(), "journal", "cold"), 0)
         for row in self.table(self.known):
             found[row["tier"]] += 1
         return found
@@ -232,11 +238,15 @@ class Sessions:
         if record is None or not record.tokens:
             async with self._looking:
                 ids = await self._read(name)
-            record = ServedSession(name, None, len(ids), digest(ids))
+            record = ServedSession(name, None, len(ids), digest(ids), block=self.scheduler.block(name, ids))
         if not record.tokens:
             raise Refused(404, f"no session {name!r}")
-        tier = self.scheduler.parked.tiers().get(name) or ("cold" if record.ids is None else "journal")
+        tier = self._tier(record)
         return {"session": name, "tier": tier, "tokens": record.tokens, "digest": record.digest}
+
+    def _tier(self, record: ServedSession) -> str:
+        known = TIERS.get(self.scheduler.store.tier(record.block)) if record.block else None
+        return known or ("cold" if record.ids is None else "journal")
 
     def close(self) -> None:
         """End the threads."""

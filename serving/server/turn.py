@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -11,6 +12,8 @@ from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+    from pltz.kv.port.codec import KVCodec
 
 ENDS = ("stop", "length", "cancelled", "error")
 MOST = 20  # likeliest ids that are told beside the chosen one
@@ -80,9 +83,11 @@ class Likelihood:
 class Turn:
     """One turn on its way through a `Scheduler`, which alone changes it.
 
-    ``ids``: all ids that the model sees first, at least one. ``session``: name under which its KV is parked before and
-    after; None parks nothing. ``halts``: called with each new id; True ends the turn. ``new``: ids so far.
+    ``ids``: all ids that the model sees first, at least one. ``session``: whose KV it begins with, and leaves; None
+    leaves that of its prompt. ``halts``: called with each new id; True ends the turn. ``new``: ids so far.
     ``likelihoods``: of them, where they are asked for.
+    ``lost``: a form that lost something of its beginning. ``tiers``: ids whose KV was there, by where it was: memory,
+    host or disk.
     ``end``: "" while it runs, then one of ENDS. ``failure``: why, where the end is "error".
     """
 
@@ -96,6 +101,8 @@ class Turn:
     failure: str = ""
     cancelled: bool = False
     random: Random | None = None
+    lost: KVCodec | None = None
+    tiers: Counter[str] = field(default_factory=Counter)
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz import Archive, HotStore, Thawer, Wanted
+from pltz import Archive, KVStore, Thawer, Wanted
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import NotFound
 from pltz.models.target.target import Target
@@ -56,7 +56,8 @@ def tell(place: Path) -> Iterator[Tell]:
 
 
 def test_a_thawer_built_once_serves_the_newest_version(place: Path, tell: Tell) -> None:
-    thawer = Thawer(Archive.open(place), "mini-llama", HotStore.open(1 << 24, 0, 0))
+    target = Target.load("mini-llama")
+    thawer = Thawer(Archive.open(place), target, KVStore.open(target, 1024))
     assert thawer.thaw("chat").token_ids.tolist() == [100, 200, 300]
     tell("put chat 100 200 300 400 500")
     assert thawer.token_ids("chat").tolist() == [100, 200, 300, 400, 500]

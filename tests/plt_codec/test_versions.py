@@ -26,14 +26,11 @@ from pltz.archive.format.settings import Settings
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.log import table
 from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
-from pltz.kv.memory import memory_file
-from pltz.kv.port.private_file import opened
 from pltz.kv.predictive import calibration
 from pltz.kv.predictive.calibration import Calibration, KVShape
-from pltz.kv.store import warm_file
-from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.tier import StoredBlock
+from pltz.kv.store import kv_file
+from pltz.kv.store.kv_file import KVFile
+from pltz.kv.store.kv_folder import KVFolder
 from pltz.models.bundle import folder
 from pltz.models.bundle.folder import BundleFolder
 from pltz.plt_codec.container import header
@@ -76,16 +73,10 @@ def a_calibration(path: Path) -> Path:
     return random_calibration(ID, KVShape(1, 2, 4, 8), 0, tables).save(path / "own.kv")
 
 
-def a_warm_file(path: Path) -> Path:
-    ids = np.arange(20, dtype=np.int32)
-    block = KVBlock.raw(torch.zeros(3, 2, 1, 20, 4), ids, ids, 0, torch.zeros(7))
-    assert DiskTier(path, 1 << 24).write(ID, ID[:10], StoredBlock(block, ID[:10], 5))
-    return path
-
-
-def read_warm_file(path: Path) -> object:
-    handle = opened(next(path.glob("*/*.safetensors")))
-    return warm_file._Reading(handle, ID, ID[:10], DiskTier(path, 1 << 24).codec, False)
+def a_kv_file(path: Path) -> Path:
+    folder, name = KVFolder(path, ID, 1 << 24), ID * 2
+    assert folder.write(KVFile("ids", ID, name, {"ids": torch.arange(20, dtype=torch.int32)}))
+    return folder.path(name, "ids")
 
 
 def a_bundle(path: Path) -> Path:
@@ -113,7 +104,7 @@ FORMATS = {
         lambda data: list(segment.scan(OWN, data, 0)),
     ),
     "calibration": Format(calibration, a_calibration, Calibration.load),
-    "warm file": Format(warm_file, a_warm_file, read_warm_file),
+    "file of KV": Format(kv_file, a_kv_file, kv_file.read),
     "bundle": Format(folder, a_bundle, BundleFolder.open),
     "table": Format(
         table,
@@ -133,7 +124,7 @@ def test_a_second_version_is_read_once_it_has_a_reader(
     newest = max(form.readers.by_version)
     with monkeypatch.context() as newer:
         newer.setattr(form.module, form.constant, newest + 1)
-        if form.module in (calibration, warm_file):
+        if form.module in (calibration, kv_file):
             newer.setattr(form.module, "FORMAT", f"{form.module.NAME} {newest + 1}")
         (tmp_path / "newer").mkdir()
         made = form.make(tmp_path / "newer")
@@ -158,8 +149,7 @@ def test_the_document_names_the_versions_that_are_read() -> None:
         "`keys/`": [key_files.VERSION],
         "journal of the eviction hook": [segment.VERSION],
         "calibration of KV": [calibration.VERSION],
-        "warm file of KV": [warm_file.VERSION],
-        "memory of an agent": sorted({memory_file.MEMORY.version, memory_file.CENTRE.version}),
+        "file of KV": [kv_file.VERSION],
         "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
         "receipt of the nightly job": [receipt.VERSION],
     }

@@ -162,8 +162,7 @@ def chosen(
     max_kl_recall: float | None = None, others: Mapping[str, KVCodec] = MappingProxyType({}),
 ) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
-    from pltz.kv.forms.q4 import Q4Codec
-    from pltz.kv.forms.q8 import Q8Codec
+    from pltz.kv.kv_forms import row_forms
     from pltz.kv.port.rotary import Rotary
     from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
     from pltz.kv.predictive.layer import layers_of
@@ -180,7 +179,7 @@ def chosen(
         elif rotary is None:
             continue
         elif name != "predictive":
-            found.append((name, Q8Codec(rotary) if name == "q8" else Q4Codec(rotary)))
+            found.append((name, row_forms(target)[name]))
         elif calibration is None:
             raise UsageError("the form predictive needs --calibration: make one with `pltz target calibrate`")
         else:

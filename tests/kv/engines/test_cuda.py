@@ -24,11 +24,7 @@ from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.kv.engines import cuda, streams
 from pltz.kv.engines.cuda import DeviceStreams, DeviceTables, Kernels
 from pltz.kv.engines.streams import Streams
-from pltz.kv.forms import q8
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.arriving import ArrivingParts
-from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive import predictive
 from pltz.kv.predictive.calibration import Calibration, KVShape
@@ -75,8 +71,7 @@ def where(request: pytest.FixtureRequest) -> Where:
 @pytest.fixture
 def used(where: Where, monkeypatch: pytest.MonkeyPatch) -> Where:
     """Let the codecs find the kernels, also on a CPU."""
-    for module in (q8, predictive):
-        monkeypatch.setattr(module, "kernels_on", lambda device: where.kernels)
+    monkeypatch.setattr(predictive, "kernels_on", lambda device: where.kernels)
     return where
 
 
@@ -130,22 +125,6 @@ def test_a_damaged_stream_is_found_out(where: Where, seed: int) -> None:
             words = rng.integers(0, 1 << 16, len(words)).astype(np.uint16)
     _, _, sums, sound = decoded(where, Streams(words, states, coded.ends, coded.sum), tables, 0, 40)
     assert not sound or streams.checksum(sums).tobytes() != coded.sum.tobytes()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("dim", "half"), [(32, 16), (64, 32), (128, 64), (128, 19), (256, 128)])
-def test_fixed_forms_decode_to_the_same_bits(used: Where, dtype: torch.dtype, dim: int, half: int) -> None:
-    torch.manual_seed(dim)
-    kv = torch.randn(2, 2, 2, 117, dim).to(dtype)
-    rotary = Rotary(torch.linspace(1, 1e-4, half, dtype=torch.float64))
-    for start, codec in ((0, Q4Codec(rotary)), (9, Q4Codec(rotary)), (0, Q8Codec(rotary)), (9, Q8Codec(rotary))):
-        span = Span(np.zeros(117, np.int32), start, np.random.default_rng(0).random(117).astype(np.float32))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(q8, "kernels_on", lambda device: None)
-            parts = codec.encode(kv, span)
-            expected = codec.decode(parts, span)
-        there = {name: part.to(used.device) for name, part in parts.items()}
-        assert torch.equal(codec.decode(there, span).cpu(), expected), (codec.name, start)
 
 
 @functools.cache

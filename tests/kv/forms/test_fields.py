@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.kv.forms.q4 import FINE, Q4Codec
-from pltz.kv.forms.q8 import SINKS, Q8Codec
-from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.pool.row_form import RowForm
+from pltz.kv.port.codec import Span
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.predictive.predictive import NAMES
-from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
+from tests.kv.pool.pages import HEADS, LAYERS, form, random_kv
 
 SPEC = (Path(__file__).parents[3] / "kv" / "FORMAT.md").read_text(encoding="utf-8")
-TYPES = {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "F16": torch.float16, "of the KV": torch.bfloat16}
-TURN = rotary(16)
 
 
 def table(section: str) -> dict[str, list[str]]:
@@ -29,20 +26,20 @@ def table(section: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
-@pytest.mark.parametrize("start", [0, 7])
-@pytest.mark.parametrize("codec", [Q8Codec(TURN), Q4Codec(TURN)], ids=lambda codec: codec.name)
-@pytest.mark.parametrize("tokens", [3, 150])
-def test_parts_are_those_of_the_table(codec: KVCodec, tokens: int, start: int) -> None:
-    kv = random_kv(tokens).bfloat16()
-    parts = codec.encode(kv, Span(np.arange(tokens, dtype=np.int32), start, np.ones(tokens, np.float32)))
-    sinks = min(SINKS, tokens) if start == 0 else 0
-    fine = min(FINE, tokens - sinks)
-    sizes = {"layers": LAYERS, "heads": HEADS, "T": tokens, "D": 32, "S": sinks, "F": fine, "M": tokens - sinks - fine}
-    named = table(codec.name)
-    assert named.keys() == parts.keys()
-    for name, (kind, shape, _) in named.items():
-        expected = eval(shape.replace("/", "//"), {}, sizes)
-        assert (parts[name].dtype, tuple(parts[name].shape)) == (TYPES[kind], expected), name
+@pytest.mark.parametrize("start", [0, 16])
+@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+def test_parts_of_rows_are_those_of_the_table(kind: str, start: int) -> None:
+    codec = RowForm(form(kind))
+    parts = codec.encode(random_kv(48), Span(np.arange(48, dtype=np.int32), start))
+    sinks = 4 if start == 0 and kind != "raw" else 0
+    wide = {"raw": 64, "q8": 64, "q4": 32}[kind]
+    types = {"raw": torch.float32, "q8": torch.int8, "q4": torch.uint8}
+    sizes = {"layers": LAYERS, "heads": HEADS, "T": 48, "D": 32, "S": sinks, "W": wide}
+    named = table("Rows")
+    assert parts.keys() == named.keys() - ({"kv.scale"} if kind == "raw" else set())
+    for name, part in parts.items():
+        expected = {"kv": types[kind], "kv.scale": torch.float16, "kv.sinks": torch.float32}[name]
+        assert (part.dtype, tuple(part.shape)) == (expected, eval(named[name][1], {}, sizes)), name
 
 
 def test_parts_of_the_predictive_form_and_fields_of_a_receipt() -> None:

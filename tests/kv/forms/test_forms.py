@@ -18,8 +18,8 @@ import pltz
 from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import Outcome, compare, prefilled, scored
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec, at_zero
+from pltz.kv.kv_forms import row_forms
+from pltz.kv.pool.row_form import RowForm
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec, Span, loss, recall_loss
 from pltz.kv.port.receipt import Receipt, upper_limit
@@ -108,7 +108,7 @@ class Toy:
         return PredictiveCodec(calibration or self.calibration, self.rotary, embedding, point)
 
     def forms(self) -> list[KVCodec]:
-        return [RAW, Q8Codec(self.rotary), Q4Codec(self.rotary), self.codec(-24)]
+        return [RAW, *row_forms(self.target).values(), self.codec(-24)]
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +144,8 @@ def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: 
     target = Target.load(save_model(tmp_path, TURNED[name]))
     rotary = Rotary.of(target)
     kv = prefilled(target, ids[0])
-    assert error(kv, back(Q8Codec(rotary), kv, flat(ids[0], 0))) < 0.01
-    assert error(kv, back(Q4Codec(rotary), kv, flat(ids[0], 0))) < 0.12
+    for form, most in zip(row_forms(target).values(), (0.01, 0.12), strict=False):
+        assert error(kv, back(form, kv, flat(ids[0], 0))) < most
     moved = rotary.turn(rotary.turn(kv[:, 0], 0, back=True), 0)
     assert torch.allclose(moved, kv[:, 0], atol=1e-4)
 
@@ -180,39 +180,17 @@ def test_every_form_gives_back_what_it_promises(toy: Toy) -> None:
         for tokens in (0, 1, 3, 5):
             some = kv[:, :, :, :tokens]
             back(codec, some, flat(toy.ids[9, :tokens], 0))
-        bf16 = kv.bfloat16()
-        assert back(codec, bf16, whole).dtype == torch.bfloat16
-
-
-def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(toy: Toy) -> None:
-    kv = toy.kv
-    again = back(Q4Codec(toy.rotary), kv, Span(toy.ids[9], 0, np.arange(len(toy.ids[9]), dtype=np.float32)))
-    assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
-    assert error(kv[:, :, :, -96:], again[:, :, :, -96:]) < 0.01 < error(kv[:, :, :, 4:-96], again[:, :, :, 4:-96])
-    mass = np.linspace(2, 1, len(toy.ids[9]), dtype=np.float32)
-    again = back(Q4Codec(toy.rotary), kv, Span(toy.ids[9], 0, mass))
-    assert error(kv[:, :, :, 4:100], again[:, :, :, 4:100]) < 0.01 < error(kv[:, :, :, 100:], again[:, :, :, 100:])
-
-
-def test_a_key_bias_costs_q4_nothing(toy: Toy) -> None:
-    torch.manual_seed(0)
-    keys = torch.randn(2, 1, 2, 200, 8)
-    bias = 40 * torch.randn(2, 1, 2, 1, 8)
-    span = flat(np.zeros(200, np.int32), 7)
-
-    def loss_of(still: torch.Tensor) -> float:
-        kv = torch.cat([toy.rotary.turn(still, 7), torch.zeros_like(still)], 1)
-        again = at_zero(back(Q4Codec(toy.rotary), kv, span), span, toy.rotary)
-        return float((again[:, :1, :, :104] - still[:, :, :, :104]).norm())
-
-    assert loss_of(keys + bias) < 1.15 * loss_of(keys)
+        if not isinstance(codec, RowForm):  # whose pages are of the target's type
+            assert back(codec, kv.bfloat16(), whole).dtype == torch.bfloat16
 
 
 def test_forms_that_code_by_attention_refuse_kv_without_it(toy: Toy) -> None:
     """Their receipts were measured with it. Coded without, KV takes more bits and loses more than they say."""
     kv = toy.kv
-    _, q8, *others = toy.forms()
-    q8.encode(kv, Span(toy.ids[9], 0))
+    _, *rows, predictive = toy.forms()
+    for form in rows:
+        form.encode(kv, Span(toy.ids[9], 0))
+    others = [predictive]
     count = len(toy.ids[9])
     masses: list[Any] = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
     for codec in others:
@@ -253,7 +231,7 @@ def test_a_calibration_is_worth_it(toy: Toy) -> None:
     points = [receipts[PREDICTIVE, p] for p in fitting.SCORED_POINTS]
     assert all(r.rows == 8 and r.kl < r.most for r in toy.calibration.receipts)
     assert [r.bits for r in points] == sorted((r.bits for r in points), reverse=True)
-    assert receipts["q8-1", 0].kl < points[-1].kl and receipts["q4-1", 0].kl < points[-1].kl
+    assert receipts["q8", 0].kl < points[-1].kl and receipts["q4", 0].kl < points[-1].kl
     assert toy.calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
     for low, high in pairwise(points):  # a bound is met within 5 %, not only kept
         most, bits = (low.most + high.most) / 2, (low.bits + high.bits) / 2
@@ -290,7 +268,7 @@ def test_the_loss_of_a_form_is_its_receipts(toy: Toy) -> None:
     assert loss(codec) == toy.calibration.receipt(PREDICTIVE, -8).most  # type: ignore[union-attr]
     beyond = toy.codec(4.0625)
     assert loss(beyond) == float("inf"), "coarser than what was measured"
-    assert loss(Q8Codec(toy.rotary)) == float("inf") and loss(RAW) == 0
+    assert loss(row_forms(toy.target)["q8"]) == float("inf") and loss(RAW) == 0
     other = replace(toy.calibration, receipts=toy.calibration.receipts[1:])
     assert toy.codec(-8, other).name != codec.name
 
@@ -376,14 +354,14 @@ def test_classes_follow_the_mass(ids: Any) -> None:
 
 
 def test_the_gate_is_the_kl_and_the_control_is_silent(toy: Toy) -> None:
-    class Broken(Q8Codec):
+    class Broken(RowForm):
         def decode(self, parts: Any, span: Span) -> torch.Tensor:
             kv = super().decode(parts, span)
             return torch.stack([kv[:, 0], kv[:, 1].flip(2)], 1)
 
-    control, sound, broken = compare(
-        toy.target, toy.ids[9:], CONTEXT, [("q8", Q8Codec(toy.rotary)), ("broken", Broken(toy.rotary))], greedy=4
-    )
+    q8 = row_forms(toy.target)["q8"]
+    named: list[Any] = [("q8", q8), ("broken", Broken(q8.pages))]
+    control, sound, broken = compare(toy.target, toy.ids[9:], CONTEXT, named, greedy=4)
     assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"]
     assert sound.row()["agreement"]["median"] == 4 and control.row()["top1"] == 1
     exact = scored(toy.target, prefilled(toy.target, toy.ids[9, :CONTEXT]), toy.ids[9, CONTEXT:])
@@ -421,7 +399,7 @@ def test_a_receipt_holds_for_the_first_tokens_too() -> None:
 
 
 def test_receipts_that_are_none_are_refused() -> None:
-    good = Receipt("q8-1", 0, 1, 8, 1, 8.25, 0.1, 0.01, upper_limit(0.1, 0.01, 8), 0.2, 0.9, 0.0).to_dict()
+    good = Receipt("q8", 0, 1, 8, 1, 8.25, 0.1, 0.01, upper_limit(0.1, 0.01, 8), 0.2, 0.9, 0.0).to_dict()
     assert Receipt.of(good).bits == 8.25
     wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
     wrong += [{"most": 0.13}, {"most": -1.0}]  # below the limit of its own mean

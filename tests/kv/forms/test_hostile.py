@@ -13,14 +13,13 @@ import torch
 from safetensors.numpy import save
 
 from pltz.benchmarks.kv.random_calibration import random_calibration
-from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.pool.row_form import RowForm
 from pltz.kv.port.codec import KVCodec
 from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.kv.engines.test_streams import drawn
-from tests.kv.pool.pages import HEADS, LAYERS, random_kv, rotary
+from tests.kv.pool.pages import HEADS, LAYERS, form as pages_of, random_kv, rotary
 from tests.kv.port.test_bound import MEASURED
 from tests.kv.spans import flat
 from tests.test_damage import ODD, mutants
@@ -55,8 +54,7 @@ def outcome(codec: KVCodec, parts: Any, shape: torch.Size) -> str:
 
 @pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
 def test_parts_of_any_content_are_an_error_or_finite(form: str, calibration: Calibration) -> None:
-    forms: dict[str, KVCodec] = {"q8": Q8Codec(rotary(16)), "q4": Q4Codec(rotary(16))}
-    codec = forms.get(form) or predictive(calibration)
+    codec: KVCodec = predictive(calibration) if form == "predictive" else RowForm(pages_of(form))
     parts = codec.encode(KV, SPAN)
     rng = np.random.default_rng(1)
     found = set()

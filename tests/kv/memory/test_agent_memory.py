@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import random
 import shutil
 import subprocess
@@ -14,20 +13,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
 from pltz.kv.memory.agent_memory import AgentMemory
-from pltz.kv.memory.memory_file import CENTRE, MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import ends_of
-from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.memory.remembered import Remembered, name_of
 from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.store.kv_folder import AGENT, CENTRE
+from pltz.kv.store.store import KVStore
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
     ModelError,
-    TargetMismatch,
     UsageError,
 )
 from tests.failing import NO_SPACE, raising
@@ -45,7 +43,14 @@ def opened(folder: Path, target: Target, kind: str = "q4", tokens: int = 2048, h
 
 def file_of(memory: AgentMemory, agent: str) -> Path:
     assert memory.folder is not None
-    return memory.folder.path(agent)
+    return memory.folder.path(name_of(agent), AGENT)
+
+
+def again(memory: AgentMemory, target: Target, kind: str = "q4") -> AgentMemory:
+    """Close a memory, and open it as the next process does."""
+    assert memory.folder is not None
+    memory.close()
+    return opened(memory.folder.root, target, kind)
 
 
 def test_phases_say_what_a_target_without_memory_says(target: Target, tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ def test_agents_of_one_batch_say_what_they_say_alone(target: Target, tmp_path: P
         both = together.many(texts, **NEW)
         for agent, text in texts.items():
             assert both[agent] == alone.phase(agent, text, **NEW), phase
-    blocks = [set(memory.session.blocks) for memory in together._agents.values()]
+    blocks = [set(memory.session.blocks) for memory in together._agents.values() if memory.session is not None]
     assert not blocks[0] & blocks[1]
     together.forget("ann")
     assert together.agents() == ["bob", "eve"] and together.text("ann") == ""
@@ -120,8 +125,9 @@ def test_the_ids_an_agent_generated_stay_where_the_tokenizer_would_spell_them_ot
     ids = [*target.tokenize(FIRST), *apart]
     text = FIRST + " the"
     session = PackedSession.of(target.prefill(ids)[0], memory.pool, keep=16)
-    kept = Remembered(text, np.array(ids, np.int32), ends_of(target, ids, text), session)
-    memory.folder.save("ann", kept)
+    memory._agents["ann"] = Remembered(text, np.array(ids, np.int32), ends_of(target, ids, text), session)
+    memory.save()
+    memory = again(memory, target)
     reply = memory.phase("ann", " end of it.", **NEW)
     assert reply.reused == len(ids) and memory._agents["ann"].ids[: len(ids)].tolist() == ids
 
@@ -133,12 +139,11 @@ def test_a_full_pool_gives_up_the_agent_used_least_recently(target: Target, tmp_
         expected = roomy.phase(agent, FIRST if agent not in roomy.agents() else SECOND, **NEW)
         for memory in (small, hosted):
             assert memory.phase(agent, FIRST if agent not in memory.agents() else SECOND, **NEW) == expected
-    assert len(small._agents) == 2
-    assert len(hosted._agents) == 3 and any(memory.session.spilled for memory in hosted._agents.values())
+    for memory in (small, hosted):
+        assert sum(kept.session is not None for kept in memory._agents.values()) == 2
+    assert hosted.store.stats().spilled and not small.store.stats().dropped
     with pytest.raises(PoolFull):
         small.phase("ann", STORY * 4, **NEW)
-    held = {block for kept in small._agents.values() for block in kept.session.blocks}
-    assert small.pool.device.free == small.pool.device.blocks - len(held)
     assert small.text("ann") == roomy.text("ann")
     assert small.phase("bob", SECOND, **NEW) == roomy.phase("bob", SECOND, **NEW)
 
@@ -155,25 +160,51 @@ def test_agents_whose_batch_is_refused_give_back_what_they_held_for_it(target: T
     assert memory.pool.device.free == memory.pool.device.blocks
 
 
-def test_an_agent_that_leaves_a_full_pool_is_saved_before(target: Target, tmp_path: Path) -> None:
-    """Its last replies were not on the disk yet."""
-    form = MemoryFolder.form(tmp_path, target, "raw")
-    folder = MemoryFolder(tmp_path, target, form)
-    memory = AgentMemory(target, BlockPool(form, 160), folder, keep=16, save_each=False)
+def test_an_agent_that_leaves_a_full_pool_keeps_its_text_without_a_file(target: Target) -> None:
+    memory = AgentMemory(target, KVStore.open(target, 176), keep=16)
     reply = memory.phase("ann", FIRST, new_tokens=4)
-    assert not file_of(memory, "ann").exists()
     memory.phase("bob", FIRST, new_tokens=4)
-    assert "ann" not in memory._agents and memory.text("ann") == FIRST + reply.text
+    assert memory._agents["ann"].session is None and memory.text("ann") == FIRST + reply.text
+    assert memory.phase("ann", SECOND, new_tokens=4).match is not None
+
+
+def test_kv_that_is_in_no_file_any_more_is_run_again(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    first = memory.phase("ann", FIRST, **NEW)
+    memory.close()
+    for path in file_of(memory, "ann").parent.glob("*.q4-*.safetensors"):
+        path.unlink()
+    memory = opened(tmp_path, target)
+    second = memory.phase("ann", SECOND, **NEW)
+    assert second.match is not None and second.reused == 0 and memory.text("ann").startswith(FIRST + first.text)
 
 
 def test_the_memory_of_another_agent_is_refused(target: Target, tmp_path: Path) -> None:
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
     shutil.copy(file_of(memory, "ann"), file_of(memory, "bob"))
-    with pytest.raises(MemoryMismatch, match="another agent, 'ann'"):
+    with pytest.raises(CorruptError, match="another form, target or name"):
         memory.phase("bob", SECOND, **NEW)
     memory.forget("bob")
     assert memory.phase("bob", SECOND, **NEW).match is None
+
+
+def test_what_is_forgotten_is_in_no_file(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    for agent in ("ann", "bob"):
+        memory.phase(agent, FIRST, **NEW)
+    memory.store.drain()
+    count = len(list(tmp_path.glob("*/*.safetensors")))
+    memory.forget("ann")
+    left = list(tmp_path.glob("*/*.safetensors"))
+    assert len(left) < count and not any(b"agent/" + name_of("ann").hex().encode() in p.read_bytes() for p in left)
+    assert opened_text(memory, target, "bob").startswith(FIRST) and not opened_text(memory, target, "ann")
+
+
+def opened_text(memory: AgentMemory, target: Target, agent: str) -> str:
+    assert memory.folder is not None
+    memory.close()
+    return opened(memory.folder.root, target).text(agent)
 
 
 def test_targets_and_kinds_of_pages_never_meet(target: Target, tmp_path: Path) -> None:
@@ -183,26 +214,31 @@ def test_targets_and_kinds_of_pages_never_meet(target: Target, tmp_path: Path) -
     (tmp_path / "model" / "config.json").write_text(config.replace("1e-06", "1e-05"))
     other = Target.load(tmp_path / "model", dtype="float32")
     folder = tmp_path / "agents"
-    first = opened(folder, target).phase("ann", FIRST, **NEW)
-    for memory in (opened(folder, other), opened(folder, target, "q8")):
-        assert memory.agents() == [] and memory.phase("ann", FIRST, **NEW).match is None
-    swapped = opened(folder, other)
-    again = opened(folder, target)
-    assert again.text("ann") == FIRST + first.text
-    shutil.copy(file_of(again, "ann"), file_of(swapped, "ann"))
-    with pytest.raises(TargetMismatch, match="another target"):
-        swapped.phase("ann", SECOND, **NEW)
+    memory = opened(folder, target)
+    first = memory.phase("ann", FIRST, **NEW)
+    for swapped in (opened(folder, target, "q8"), opened(folder, other)):
+        assert swapped.agents() == [] and swapped.phase("ann", FIRST, **NEW).match is None
+    memory = again(memory, target)
+    assert memory.text("ann") == FIRST + first.text
+    swapped.close()
+    shutil.copy(file_of(memory, "ann"), file_of(swapped, "ann"))
+    with pytest.raises(CorruptError, match="another form, target or name"):
+        opened(folder, other).phase("ann", SECOND, **NEW)
 
 
 def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Path) -> None:
-    """One that is computed again may differ by float noise."""
+    """One that is computed again may differ by float noise, and rows of another mean other numbers."""
     memory = opened(tmp_path, target)
-    path = file_of(memory, "ann").with_name("centre.safetensors")
-    tensors = load_file(path)
     memory.phase("ann", FIRST, **NEW)
-    CENTRE.write(path, {"target": target.fingerprint.hex()}, {"centre": tensors["centre"] + 1e-3})
-    with pytest.raises(TargetMismatch, match="other pages"):
-        opened(tmp_path, target).text("ann")
+    memory.close()
+    assert memory.folder is not None
+    file = memory.folder.get(bytes(32), CENTRE)
+    assert file is not None
+    file.head["centre"].add_(1e-3)
+    memory.folder.put(file)
+    second = opened(tmp_path, target).phase("ann", SECOND, **NEW)
+    assert second.match is not None and second.reused == 0
+    path = memory.folder.path(bytes(32), CENTRE)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptError, match="damaged or foreign"):
         opened(tmp_path, target)
@@ -211,95 +247,45 @@ def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Pa
 def test_a_write_that_fails_leaves_the_file_before(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One whose sync fails is tried again."""
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
     before = file_of(memory, "ann").read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr("os.write", raising(NO_SPACE))
+        patched.setattr("pltz.kv.store.kv_file.KVFileWriter.fill", raising(NO_SPACE))
         with pytest.raises(MemoryFailed, match="No space left"):
             memory.phase("ann", SECOND, **NEW)
     folder = file_of(memory, "ann").parent
     assert file_of(memory, "ann").read_bytes() == before and not list(folder.glob("*.part"))
-    assert memory.save("ann") > len(before)
-    assert opened(tmp_path, target).text("ann") == memory.text("ann")
-
-
-def test_the_file_that_another_process_wrote_is_never_overwritten(target: Target, tmp_path: Path) -> None:
-    ours, theirs = opened(tmp_path, target), opened(tmp_path, target)
-    ours.phase("ann", FIRST, **NEW)
-    assert theirs.text("ann") == ours.text("ann")
-    ours.phase("bob", "Hello. ", **NEW)
-    theirs.phase("ann", SECOND, **NEW)
-    kept = file_of(ours, "ann").read_bytes()
-    with pytest.raises(MemoryMismatch, match="written by another process since it was read: `reload`"):
-        ours.phase("ann", "Something else.", **NEW)
-    assert file_of(ours, "ann").read_bytes() == kept
-    ours.phase("bob", SECOND, **NEW)
-    ours.reload("ann")
-    assert ours.text("ann") == theirs.text("ann")
-    ours.phase("ann", SECOND, **NEW)
-    assert opened(tmp_path, target).text("ann") == ours.text("ann")
-    ours.close()
-    assert ours.pool.device.free == ours.pool.device.blocks
-
-
-def test_the_file_that_another_process_wrote_is_not_forgotten_unseen(target: Target, tmp_path: Path) -> None:
-    ours, theirs = opened(tmp_path, target), opened(tmp_path, target)
-    ours.phase("ann", FIRST, **NEW)
-    theirs.phase("ann", SECOND, **NEW)
-    with pytest.raises(MemoryMismatch, match="written by another process"):
-        ours.forget("ann")
-    assert opened(tmp_path, target).text("ann") == theirs.text("ann")
-    ours.reload("ann")
-    ours.forget("ann")
-    assert opened(tmp_path, target).text("ann") == "" and ours.agents() == []
-
-
-def test_an_agent_that_two_processes_begin_is_the_first_ones(target: Target, tmp_path: Path) -> None:
-    """The others of a memory are written all the same."""
-    ours = AgentMemory.open(tmp_path, target, "q4", 2048, keep=16, save_each=False)
-    for agent in ("ann", "bob"):
-        ours.phase(agent, FIRST, **NEW)
-    theirs = opened(tmp_path, target)
-    theirs.phase("ann", "Hello. ", **NEW)
-    kept = file_of(ours, "ann").read_bytes()
-    with pytest.raises(MemoryMismatch, match="written by another process"):
-        ours.save()
-    assert file_of(ours, "ann").read_bytes() == kept
-    assert theirs.text("bob") == ours.text("bob")
-    shutil.move(file_of(ours, "ann"), tmp_path / "aside")
-    assert ours.save() > 0 and opened(tmp_path, target).text("ann") == ours.text("ann")
-
-
-def test_a_file_that_is_being_written_is_refused_at_once(target: Target, tmp_path: Path) -> None:
-    memory = opened(tmp_path, target)
-    memory.phase("ann", FIRST, **NEW)
-    kept = file_of(memory, "ann").read_bytes()
-    with file_of(memory, "ann").with_suffix(".lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(MemoryMismatch, match="another process writes"):
-            memory.phase("ann", SECOND, **NEW)
-    assert file_of(memory, "ann").read_bytes() == kept
-    assert memory.save("ann") > len(kept)
-
-
-def test_a_write_whose_sync_fails_is_tried_again(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The new file is there then, and is no other process's."""
-    memory = opened(tmp_path, target)
     with monkeypatch.context() as patched:
-        patched.setattr("pltz.kv.memory.checked_file._sync", raising(OSError(5, "Input/output error")))
+        patched.setattr("pltz.kv.store.kv_folder._sync", raising(OSError(5, "Input/output error")))
         with pytest.raises(MemoryFailed, match="Input/output"):
-            memory.phase("ann", FIRST, **NEW)
-    assert memory.save("ann") > 0 and opened(tmp_path, target).text("ann") == memory.text("ann")
+            memory.save()
+    text = memory.text("ann")
+    assert memory.save("ann") > 0 and again(memory, target).text("ann") == text
+
+
+def test_an_agent_in_use_is_refused_to_others(target: Target, tmp_path: Path) -> None:
+    ours, theirs = opened(tmp_path, target), opened(tmp_path, target)
+    ours.phase("ann", FIRST, **NEW)
+    theirs.phase("bob", "Hello. ", **NEW)
+    kept = file_of(ours, "ann").read_bytes()
+    for call in (lambda: theirs.phase("ann", SECOND, **NEW), lambda: theirs.text("ann"), lambda: theirs.forget("ann")):
+        with pytest.raises(MemoryMismatch, match="another process uses the agent 'ann'"):
+            call()
+    assert file_of(ours, "ann").read_bytes() == kept and theirs.agents() == ["ann", "bob"]
+    text = ours.text("ann")
+    ours.close()
+    assert theirs.text("ann") == text
+    theirs.forget("bob")
+    assert opened(tmp_path, target).text("bob") == ""
 
 
 def test_a_target_that_computes_no_numbers_changes_no_memory(target: Target, tmp_path: Path) -> None:
     """A file with NaN could not be loaded again."""
     memory = opened(tmp_path, target, "raw")
     memory.phase("ann", FIRST, **NEW)
-    before, text, free = file_of(memory, "ann").read_bytes(), memory.text("ann"), memory.pool.device.free
+    before, text = file_of(memory, "ann").read_bytes(), memory.text("ann")
     weight = target.model.get_parameter("model.layers.1.self_attn.v_proj.weight")
     sound = weight.detach().clone()
     with torch.no_grad():
@@ -310,9 +296,9 @@ def test_a_target_that_computes_no_numbers_changes_no_memory(target: Target, tmp
         finally:
             weight.copy_(sound)
     assert file_of(memory, "ann").read_bytes() == before and memory.text("ann") == text
-    assert memory.pool.device.free == free
     memory.phase("ann", SECOND, **NEW)
-    assert opened(tmp_path, target, "raw").text("ann") == memory.text("ann")
+    text = memory.text("ann")
+    assert again(memory, target, "raw").text("ann") == text
 
 
 def test_a_batch_of_agents_of_which_one_fails_changes_none(
@@ -335,7 +321,7 @@ def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
         lambda: memory.phase("ann", "x", 0),
         lambda: memory.respond("ann", "", 5),
         lambda: memory.phase("ann", "x", 5, num_beams=3),
-        lambda: AgentMemory(target, memory.pool).save(),
+        lambda: AgentMemory(target, KVStore.open(target, 64)).save(),
     ):
         with pytest.raises(UsageError):
             call()

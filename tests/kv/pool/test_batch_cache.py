@@ -156,12 +156,12 @@ def test_what_is_refused(target: Target, texts: list[list[int]]) -> None:
 
 
 def test_prefixes_serve_a_batch(target: Target, texts: list[list[int]]) -> None:
-    from pltz.kv.pool.prefix_tree import PrefixTree
+    from pltz.kv.store.store import ANY, KVStore
 
     pool = BlockPool.of(target, "q4", 4096)
-    tree = PrefixTree(pool)
-    tree.insert("acme", texts[2], session_of(target, pool, texts[2]))
-    found = tree.match("acme", texts[2])
+    store = KVStore(pool.form, pool)
+    store.insert("acme", texts[2], session_of(target, pool, texts[2]))
+    found = store.match("acme", texts[2], bound=ANY)
     assert found is not None and found.tokens == 272
     cache = BatchKVCache.merge([found], keep=16)
     again = generated(target, cache, cache.inputs([[*texts[2][272:], 5]]), 20)

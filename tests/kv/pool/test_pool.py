@@ -10,8 +10,8 @@ import torch
 from pltz.kv.errors import PoolFull
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession, extended
-from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.kv.pool.slab import Slab
+from pltz.kv.store.store import ANY, KVStore
 from pltz.plt_codec.errors import UsageError
 from tests.failing import raising
 from tests.kv.pool.pages import form, random_kv
@@ -163,128 +163,23 @@ def test_sizes_that_make_no_sense() -> None:
         BlockPool(form("q4"), 1 << 44)
 
 
-IDS = list(range(1000, 1200))
-
-
-def inserted(tree: PrefixTree, ids: list[int], seed: int = 0) -> torch.Tensor:
-    """Put a session that nobody holds into a tree, and return its KV."""
-    session = PackedSession.of(random_kv(len(ids), seed=seed), tree.pool, keep=0)
-    tree.insert("acme", ids, session)
-    kv = session.kv()
-    session.release()
-    return kv
-
-
-@KINDS
-def test_a_prefix_is_shared_within_a_tenant(kind: str) -> None:
-    ours = pool(kind)
-    tree = PrefixTree(ours)
-    session = PackedSession.of(random_kv(100), ours, keep=10)  # 5 full blocks and 10 tokens
-    assert tree.insert("acme", IDS[:100], session) == 5
-    assert tree.insert("acme", IDS[:100], session) == 0
-    assert tree.match("other", IDS) is None
-    assert tree.match("acme", IDS[1:]) is None
-    found = tree.match("acme", [*IDS[:50], 7, 7, 7])
-    assert found is not None and (found.tokens, found.blocks) == (48, session.blocks[:3])
-    assert torch.equal(found.kv(), session.kv()[:, :, :, :48])
-    assert tree.match("acme", IDS[:48]) is not None  # 32: the last id is left to run
-    before = session.kv()
-    session.release()
-    assert torch.equal(found.kv(), before[:, :, :, :48])
-    free = ours.device.free
-    tree.clear("acme", IDS[:32])
-    assert len(tree) == 1
-    found.release()
-    assert ours.device.free > free
-
-
-def test_a_full_pool_gives_up_the_prefixes_that_nobody_uses() -> None:
-    ours = pool(blocks=14, host=0)
-    tree = PrefixTree(ours)
-    for n in range(2):
-        inserted(tree, [n, *IDS[:63]], n)  # 4 blocks and 2 of the sinks, in float32
-    used = tree.match("acme", [0, *IDS[:63], 9])
-    assert used is not None and ours.device.free == 2
-    PackedSession.of(random_kv(64, seed=3), ours, keep=0)
-    assert len(tree) == 6  # the ends of the one not used lately went
-    kept = tree.match("acme", [0, *IDS[:63], 1])
-    assert kept is not None and kept.tokens == 64
-    assert torch.equal(used.kv(), kept.kv())
-    with pytest.raises(PoolFull):
-        PackedSession.of(random_kv(160, seed=4), ours, keep=0)
-    assert torch.equal(used.kv(), kept.kv())
-    assert len(tree.names("acme", [0, *IDS[:63]])) == 4  # giving these up would free nothing
-
-
-def test_two_trees_of_a_pool_both_give_up_what_nobody_uses() -> None:
-    ours = pool(blocks=14, host=0)
-    trees = PrefixTree(ours), PrefixTree(ours)
-    for n, tree in enumerate(trees):
-        inserted(tree, [n, *IDS[:63]], n)
-    assert ours.device.free == 2
-    PackedSession.of(random_kv(192, seed=3), ours, keep=0)
-    assert len(trees[0]) == len(trees[1]) == 0
-
-
-def test_a_prefix_of_more_steps_than_python_has_frames_is_forgotten() -> None:
-    ours = pool("raw", blocks=1200, host=1200)
-    tree = PrefixTree(ours)
-    ids = list(range(1100 * 16))
-    session = PackedSession.of(random_kv(len(ids)), ours, keep=0)
-    assert tree.insert("acme", ids, session) == 1100
-    session.release()
-    assert ours.host is not None and tree.move(tree.names("acme", ids)[1:], to_host=True) == 1099
-    tree.clear("acme", ids[:16])
-    assert len(tree) == 0 and (ours.device.free, ours.host.free) == (1200, 1200)
-
-
-@pytest.mark.parametrize(("known", "asked", "found"), [(32, 32, 16), (32, 33, 32), (32, 31, 16), (16, 16, 0)])
-def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -> None:
-    """Its logits are wanted, and no KV has them."""
-    tree = PrefixTree(pool())
-    inserted(tree, IDS[:known])
-    match = tree.match("acme", IDS[:asked])
-    assert (0 if match is None else match.tokens) == found
-
-
-def test_pinned_prefixes_stay_where_they_are() -> None:
-    """On the device they are not moved to the host, and on the host they make no room for others."""
-    ours = pool(blocks=12, host=10)
-    tree = PrefixTree(ours)
-    before = inserted(tree, IDS[:96])
-    names = tree.names("acme", IDS[:96])
-    tree.pin(names[-1])
-    assert tree.move(names, to_host=True) == 0
-    tree.unpin(names[-1])
-    with pytest.raises(UsageError, match="not pinned"):
-        tree.unpin(names[-1])
-    assert tree.move(names, to_host=True) == 6
-    tree.pin(names[-1])
-    for seed in range(1, 4):
-        inserted(tree, [seed, *IDS[:127]], seed)
-    assert tree.names("acme", IDS[:96]) == names
-    tree.clear("acme", [3, *IDS[:15]])
-    found = tree.match("acme", IDS[:97])
-    assert found is not None and torch.equal(found.kv(), before)
-
-
 def test_no_block_is_lost_or_given_twice() -> None:
     """Any order of calls: sessions keep their bytes, and in the end all blocks are free."""
     draw = random.Random(5)
     ours = pool(blocks=14, host=9)
-    tree = PrefixTree(ours)
+    store = KVStore(ours.form, ours)
     live: list[tuple[PackedSession, torch.Tensor, list[int]]] = []
     refused = 0
     for _ in range(300):
         act = draw.randrange(6)
         try:
             if act < 2:
-                ids = [draw.randrange(2), *IDS[: draw.randrange(20, 70)]]
-                found = tree.match(str(draw.randrange(2)), ids)
+                ids = [draw.randrange(2), *range(draw.randrange(20, 70))]
+                found = store.match(str(draw.randrange(2)), ids, bound=ANY)
                 kv = random_kv(len(ids), seed=ids[0])
                 if found is None:
                     found = PackedSession.of(kv, ours, keep=3)
-                    tree.insert("0", ids, found)
+                    store.insert("0", ids, found)
                 live.append((found, found.kv(), ids))
             elif live:
                 session, kv, ids = live[draw.randrange(len(live))]
@@ -304,6 +199,6 @@ def test_no_block_is_lost_or_given_twice() -> None:
     assert refused
     for session, _, _ in live:
         session.release()
-    tree.clear()
+    store.clear()
     assert ours.host is not None
     assert (ours.device.free, ours.host.free) == (14, 9)

@@ -10,7 +10,7 @@ from pltz.kv.port.bound import RECALL, Bound, limits
 from pltz.kv.port.codec import RAW, loss, recall_loss, serves
 from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec.errors import UsageError
-from tests.kv.store.test_tier import Rounded
+from tests.kv.store.test_store import Rounded
 
 INF = float("inf")
 MEASURED = Receipt("f", 0, 1536, 24, 4096, 0.7, 0.003, 0.0003, 0.005, 0.03, 0.99, 0.0, 0.016, 0.03)

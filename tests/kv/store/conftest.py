@@ -1,7 +1,7 @@
-"""Fixtures of the hot store's tests: blocks whose content identifies them, and a small archive with a target."""
+"""Fixtures of the store's tests: KV that tells its ids, and a small archive with a target."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +10,42 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive import NO_SEGMENT
 from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BytesCodec
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.store import HotStore
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.store.kv_folder import KVFolder
+from pltz.kv.store.store import KVStore
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from tests.archive.towers import SessionArchive
+from tests.kv.pool.pages import HEADS, LAYERS, form
 
 SPACE = b"space..........."
+DIM = 4
 
 
-@dataclass
-class Blocks:
-    """Makes blocks of 2 layers, 1 head, D = 4, float32: 64 bytes of KV a token, 8 of ids and tokens."""
-
-    def __call__(self, number: int, tokens: int = 4, start: int = 0, logits: bool = False) -> KVBlock:
-        ids = np.full(tokens, number, np.int32)
-        known = torch.full((3,), float(number)) if logits else None
-        return KVBlock.raw(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
-
-    def name(self, number: int) -> bytes:
-        return number.to_bytes(10, "big")
+def kv_of(ids: Sequence[int]) -> torch.Tensor:
+    """Return KV (LAYERS, 2, HEADS, T, DIM) whose numbers tell each id, its place, and the ids before it."""
+    sums = np.cumsum(np.asarray(ids, np.int64) * 31 + 7) % 1009
+    return torch.from_numpy(sums).float()[None, None, None, :, None].expand(LAYERS, 2, HEADS, -1, DIM).contiguous()
 
 
-@pytest.fixture
-def blocks() -> Blocks:
-    return Blocks()
+def cut_of(ids: Sequence[int]) -> Callable[[int, int], torch.Tensor]:
+    return lambda start, stop: kv_of(ids)[:, :, :, start:stop]
 
 
-def put(store: HotStore, blocks: Blocks, clock: Any, *numbers: int, drain: bool = False) -> list[bool]:
-    """Insert segments without parents, one after the other, and return which were taken."""
-    found = []
-    for number in numbers:
-        found.append(store.insert(SPACE, blocks.name(number), NO_SEGMENT, blocks(number)))
-        if drain:
-            store.drain()
-        clock.now += 1000
-    return found
-
-
-def held(store: HotStore, blocks: Blocks, number: int, max_kl: float = 0.0) -> tuple[list[str], list[str]]:
-    """Return tier and form of a segment, whose content is checked."""
-    with store.hold(SPACE, [blocks.name(number)], max_kl=max_kl) as lease:
-        for block in lease.blocks:
-            assert bool((block.kv == number).all()) and bool((block.ids == number).all())
-        return lease.tiers, [block.codec.name for block in lease.blocks]
+def store_of(
+    folder: Path | None = None, blocks: int = 12, host: int = 0, disk: int = 1 << 20, **options: Any
+) -> KVStore:
+    """Return a store of raw pages, of so many blocks."""
+    pages = form("raw", DIM)
+    pool = BlockPool(pages, blocks * 16, host_tokens=host * 16) if blocks else None
+    files = None if folder is None else KVFolder(folder, SPACE, disk, rank=options.get("rank"))
+    return KVStore(pages, pool, files, **options)
 
 
 class Clock:

@@ -1,304 +1,459 @@
-"""The store: what is found is what was put, in its tier, within its budget, and stays while it is used."""
+"""The store: KV is found under its ids alone, in the tier where it is, and leaves in one order."""
 
-import errno
-from concurrent.futures import ThreadPoolExecutor
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pltz.archive import NO_SEGMENT
-from pltz.kv.errors import WarmFileError
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.errors import PoolFull
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.row_form import RowForm
+from pltz.kv.port.bound import Bound
+from pltz.kv.port.codec import Span
+from pltz.kv.port.receipt import Receipt
+from pltz.kv.store import kv_folder
+from pltz.kv.store.kv_folder import KVFolder
+from pltz.kv.store.store import ANY, FoundKV, KVStore
 from pltz.plt_codec.errors import UsageError
-from tests.kv.store.peek import nodes
+from tests.failing import raising
+from tests.kv.pool.pages import form, random_kv
+from tests.kv.store.conftest import SPACE, Clock, cut_of, kv_of, store_of
 
-SPACE = space_of(b"fingerprint", "float32")
-SIZE = 4 * 72  # bytes of a block of four tokens
-
-
-class Store(HotStore):
-    """With short names for what tests do all the time."""
-
-    blocks: Any
-
-    @classmethod
-    def of(cls, blocks: Any, *budgets: int, **options: Any) -> "Store":
-        store = cls.open(*budgets, **options)
-        store.blocks = blocks
-        return store
-
-    def put(self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4, wait: bool = True) -> bool:
-        """Insert a block, and wait until nothing is left in the queue."""
-        above = self.blocks.name(parent) if parent else NO_SEGMENT
-        start = 4 if parent else 0
-        kept = self.insert(SPACE, self.blocks.name(number), above, self.blocks(number, tokens, start), born)
-        if wait:
-            self.drain()
-        return kept
-
-    def where(self, *path: int) -> list[str]:
-        with self.hold(SPACE, [self.blocks.name(n) for n in path]) as lease:
-            for number, block in zip(path, lease.blocks, strict=False):
-                assert bool((block.kv == number).all()) and bool((block.ids == number).all())
-            return lease.tiers
-
-    def here(self) -> set[int]:
-        """Roots that are in memory, without touching them."""
-        return {n for n in range(1, 40) if self.parent(SPACE, self.blocks.name(n)) is not None}
+CPU = torch.device("cpu")
+IDS = list(range(1000, 1200))
+KINDS = pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
 
 
-def test_a_path_is_found_up_to_where_it_is_missing(blocks: Any) -> None:
-    store = Store.of(blocks, 10 * SIZE)
-    assert store.put(1) and store.put(2, 1) and store.put(4, 3)
-    assert store.where(1, 2, 3, 4) == ["device", "device"]
-    assert store.where(2) == [], "not on this parent"
-    assert store.where(3, 4) == []
-    found = store.stats()
-    assert (found.tiers["device"].hits, found.misses, found.hit_tokens, found.inserted) == (2, 5, 8, 3)
-    assert (found.tiers["device"].used, found.tiers["device"].blocks) == (3 * SIZE, 3)
-    assert store.parent(SPACE, blocks.name(2)) == blocks.name(1)
+def keep(store: KVStore, ids: list[int], tenant: str = "acme") -> int:
+    return store.keep(tenant, ids, cut_of(ids))
 
 
-def test_another_target_or_dtype_is_another_space(blocks: Any) -> None:
-    store = Store.of(blocks, 10 * SIZE)
-    store.put(1)
-    for space in (space_of(b"fingerprint", "bfloat16"), space_of(b"another", "float32")):
-        with store.hold(space, [blocks.name(1)]) as lease:
-            assert len(lease) == 0
+def read(store: KVStore, ids: list[int], tenant: str = "acme") -> FoundKV:
+    """Read the KV of ids, and check it."""
+    found = store.read(tenant, ids, CPU)
+    if found.tokens:
+        assert torch.equal(torch.cat(found.pieces, 3), kv_of(ids)[:, :, :, : found.tokens])
+    return found
 
 
-def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(blocks: Any) -> None:
-    store = Store.of(blocks, 10 * SIZE)
-    store.put(1)
-    other: KVBlock = blocks(9)
-    with store.hold(SPACE, [blocks.name(1)]) as lease:
-        assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, other)
-        with store.hold(SPACE, [blocks.name(1)]) as again:
-            assert lease.blocks[0].ids[0] == again.blocks[0].ids[0] == 1
-    assert store.insert(SPACE, blocks.name(1), NO_SEGMENT, other)
-    with store.hold(SPACE, [blocks.name(1)]) as lease:
-        assert lease.blocks[0].ids[0] == 9
-    assert store.stats().tiers["device"].used == SIZE
+def tiers(store: KVStore, ids: list[int]) -> dict[str, int]:
+    """Return tokens of ids by tier, as they lie."""
+    nodes = store.trie.path(store._names("acme", ids, "", 0))
+    return dict(Counter("host" if node.spilled else "device" for node in nodes))
 
 
-def test_the_least_recently_used_goes_down_a_tier_at_a_time(blocks: Any, clock: Any, tmp_path: Path) -> None:
-    store = Store.of(blocks, 2 * SIZE, 2 * SIZE, 1 << 20, folder=tmp_path, clock=clock)
-    for n in range(1, 7):
-        assert store.put(n)
-        clock.now += 1000
-    found = store.stats()
-    assert (found.tiers["device"].blocks, found.tiers["host"].blocks, found.tiers["disk"].blocks) == (2, 2, 2)
-    assert (found.demoted, found.dropped) == (4 + 2, 0)
-    assert store.here() == {3, 4, 5, 6}
-    assert store.where(6) == store.where(5) == ["device"]
-    assert store.where(1) == ["device"], "promoted from its file, for it is used now"
+def lossy(kind: str, blocks: int = 24, folder: Path | None = None) -> KVStore:
+    pages = form(kind)
+    files = None if folder is None else KVFolder(folder, SPACE, 1 << 24)
+    return KVStore(pages, BlockPool(pages, blocks * 16, host_tokens=blocks * 16), files)
 
 
-def test_a_child_goes_before_its_parent(blocks: Any, clock: Any) -> None:
-    store = Store.of(blocks, 3 * SIZE, clock=clock)
-    store.put(1)
-    store.put(2, 1)
-    clock.now += 1000
-    store.put(3)
-    clock.now += 1000
-    store.put(4)
-    assert store.here() == {1, 3, 4}
+@pytest.mark.parametrize(("known", "asked", "found"), [(32, 32, 16), (32, 33, 32), (32, 31, 16), (16, 16, 0)])
+def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -> None:
+    """Its logits are wanted, and no KV has them."""
+    store = store_of()
+    assert keep(store, IDS[:known]) == known // 16
+    assert read(store, IDS[:asked]).tokens == found
+    match = store.match("acme", IDS[:asked])
+    assert (0 if match is None else match.tokens) == found
+    assert match is None or torch.equal(match.kv(), kv_of(IDS)[:, :, :, :found])
 
 
-def test_no_more_than_half_the_device_is_pinned(blocks: Any) -> None:
-    store = Store.of(blocks, 4 * SIZE)
-    store.put(1)
-    store.put(2, 1)
-    store.put(3, 2)
-    path = [blocks.name(n) for n in (1, 2, 3)]
-    assert not store.pin(SPACE, path) and store.pin(SPACE, path[:2])
-    assert not store.pin(SPACE, [blocks.name(9)]), "not here"
+def test_a_tenant_finds_its_own_alone_and_a_session_what_is_kept_apart() -> None:
+    store = store_of()
+    keep(store, IDS[:64])
+    assert not read(store, IDS[:65], "other").tokens and not read(store, IDS[1:66]).tokens
+    assert read(store, [*IDS[:50], 7, 7]).tokens == 48
+    store.keep("acme", IDS[:32], cut_of(IDS[:32]), apart="one")
+    assert store.match("acme", IDS, apart="two") is None
+    own = store.match("acme", IDS, apart="one")
+    assert own is not None and own.tokens == 32
 
 
-def test_a_file_outlives_the_store_and_damage_is_a_miss(blocks: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"folder": tmp_path}
-    first = Store.of(blocks, 0, 0, 1 << 20, **options)
-    assert first.put(1) and first.put(2, 1)
-    second = Store.of(blocks, SIZE, 0, 1 << 20, **options)
-    assert second.where(1, 2) == ["device", "disk"], "the second stays below: no room beside what is leased"
-    assert second.stats().tiers["device"].used == SIZE
-    path = next(tmp_path.glob(f"*/{blocks.name(2).hex()}.*"))
+@KINDS
+def test_blocks_are_shared_and_held(kind: str) -> None:
+    store = lossy(kind)
+    ours = store._pool()
+    session = PackedSession.of(random_kv(100), ours, keep=10)  # 5 full blocks and 10 tokens
+    assert store.insert("acme", IDS[:100], session) == 5
+    assert store.insert("acme", IDS[:100], session) == 0
+    found = store.match("acme", [*IDS[:50], 7, 7, 7], bound=ANY)
+    assert found is not None and (found.tokens, found.blocks) == (48, session.blocks[:3])
+    before = session.kv()
+    assert torch.equal(found.kv(), before[:, :, :, :48])
+    assert (store.match("acme", IDS) is None) == (kind != "raw"), "pages that lose something want a bound"
+    session.release()
+    store.clear()
+    assert torch.equal(found.kv(), before[:, :, :, :48])
+    with pytest.raises(UsageError, match="ids of all its packed"):
+        store.insert("acme", IDS[:20], found)
+
+
+@KINDS
+def test_rows_are_the_same_in_every_tier(kind: str, tmp_path: Path) -> None:
+    """Device, host and file, and back."""
+    store = lossy(kind, folder=tmp_path)
+    session = PackedSession.of(random_kv(96), store._pool(), keep=0)
+    store.insert("acme", IDS[:96], session)
+    before = session.kv()
+    session.release()
+    blocker = store._pool().device.allocate(24)
+    assert tiers(store, IDS[:96]) == {"host": 6}
+    away = store.read("acme", IDS[:97], CPU, bound=ANY)
+    assert away.tiers == {"host": 96} and torch.equal(torch.cat(away.pieces, 3), before)
+    store._pool().device.release(blocker)
+    assert store.save("acme", IDS[:96])
+    store.close()
+    for again in (store, lossy(kind, folder=tmp_path)):
+        found = again.read("acme", IDS[:97], CPU, bound=ANY)
+        assert torch.equal(torch.cat(found.pieces, 3), before)
+    assert found.tiers == {"disk": 96} and again.fetch("acme", IDS[:97], bound=ANY) == 96
+    assert again.fetch("acme", IDS[:97], bound=ANY) == 0
+    match = again.match("acme", IDS[:97], bound=ANY)
+    assert match is not None and torch.equal(match.kv(), before)
+
+
+def test_a_full_device_gives_up_what_was_used_least_ends_first() -> None:
+    store = store_of(blocks=8)
+    for n in range(2):
+        keep(store, [n, *IDS[:63]])
+    assert read(store, [0, *IDS[:64]]).tokens == 64  # used last
+    held = store.match("acme", [0, *IDS[:31]])  # and a part of it in use
+    keep(store, [9, *IDS[:31]])
+    assert [read(store, [n, *IDS[:64]]).tokens for n in (1, 0, 9)] == [32, 64, 32]
+    with pytest.raises(PoolFull):
+        store._pool().device.allocate(8)
+    assert held is not None and torch.equal(held.kv(), kv_of([0, *IDS])[:, :, :, :16])
+    assert store.stats().dropped > 0
+
+
+def test_a_rank_decides_what_leaves_first() -> None:
+    ranks: dict[bytes, float] = {}
+    store = store_of(blocks=8, rank=lambda name: ranks.get(name, 0.0))
+    for n in range(2):
+        keep(store, [n, *IDS[:63]])
+    ranks |= dict.fromkeys(store._names("acme", [0, *IDS[:63]], "", 0), 1.0)
+    keep(store, [9, *IDS[:63]])
+    assert [read(store, [n, *IDS[:64]]).tokens for n in (0, 1, 9)] == [64, 0, 64]
+
+
+def test_pinned_prefixes_stay_in_memory(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=6, host=4)
+    keep(store, IDS[:48])
+    name = store.name("acme", IDS[:48])
+    store.pin(name)
+    for seed in range(4):
+        keep(store, [seed, *IDS[:63]])
+    assert tiers(store, IDS[:48]).get("device") == 3
+    store.unpin(name)
+    with pytest.raises(UsageError, match="not pinned"):
+        store.unpin(name)
+    store._pool().device.allocate(6)
+    assert not tiers(store, IDS[:48]).get("device")
+
+
+def test_what_does_not_fit_the_device_goes_below(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=2, host=5)
+    assert keep(store, IDS[:64]) == 4 and tiers(store, IDS[:64]) == {"host": 4}
+    longer = [5, *IDS[:99]]
+    assert keep(store, longer) == 6, "to a file"
+    store.drain()
+    assert read(store, [*longer, 1]).tiers == {"disk": 96}
+    assert store.tier(store.name("acme", longer)) == "disk" and store.tier(b"x") == ""
+
+
+def test_a_prefix_of_more_blocks_than_python_has_frames_is_forgotten() -> None:
+    store = store_of(blocks=1200)
+    ids = list(range(1100 * 16))
+    assert keep(store, ids) == 1100
+    store.discard("acme", ids)
+    assert len(store.trie) == 0 and store._pool().device.free == 1200
+
+
+# ---- the folder
+
+
+def test_what_leaves_memory_is_written_in_runs_and_found_by_the_next_process(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=8)
+    for n in range(4):
+        keep(store, [n, *IDS[:63]])
+        store.drain()
+    store.close()
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2, "two are in memory"
+    again = store_of(tmp_path, blocks=8)
+    assert all(read(again, [n, *IDS[:64]]).tokens == 64 for n in range(2))
+    assert again.fetch("acme", [0, *IDS[:64]]) == 64 and tiers(again, [0, *IDS[:63]]) == {"device": 4}
+
+
+def test_a_store_without_a_pool_keeps_files_and_writes_each_block_once(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=0)
+    assert keep(store, IDS[:64]) == 4
+    store.drain()
+    size = store.stats().tiers["disk"].used
+    assert keep(store, IDS[:64]) == 0 and keep(store, IDS[:96]) == 2
+    store.drain()
+    assert read(store, IDS[:97]).tiers == {"disk": 96} and store.stats().tiers["disk"].used < 1.7 * size
+    assert read(store, [*IDS[:40], 1]).tokens == 32, "a run serves those who share its beginning"
+    with pytest.raises(UsageError, match="no pool"):
+        store.match("acme", IDS)
+
+
+def test_files_of_another_process_are_found_as_they_come_and_go(tmp_path: Path) -> None:
+    store, other = store_of(tmp_path), store_of(tmp_path)
+    assert not read(store, IDS[:65]).tokens
+    keep(other, IDS[:64])
+    other.save("acme", IDS[:64])
+    other.drain()
+    assert read(store, IDS[:65]).tiers == {"disk": 64}
+    other.discard("acme", IDS[:64])
+    assert not read(store, IDS[:65]).tokens and not list(tmp_path.glob("*/*.safetensors"))
+
+
+@pytest.mark.parametrize("at", [0, 300, -1])
+def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, at: int) -> None:
+    store = store_of(tmp_path, blocks=0)
+    keep(store, IDS[:64])
+    store.drain()
+    [path] = tmp_path.glob("*/*.safetensors")
     data = bytearray(path.read_bytes())
-    data[-40] ^= 1
+    data[at] ^= 1
+    path.unlink()
     path.write_bytes(data)
-    assert second.where(1, 2) == ["device"]
-    assert second.stats().tiers["disk"].damaged == 1 and not path.exists()
+    for again in (store, store_of(tmp_path, blocks=0)):
+        assert not read(again, IDS[:65]).tokens
+    assert not path.exists()
+    assert keep(store, IDS[:64]) == 4
 
 
-def test_what_is_discarded_is_nowhere_and_its_holder_keeps_it(blocks: Any, tmp_path: Path) -> None:
-    store = Store.of(blocks, SIZE, 0, 1 << 20, folder=tmp_path)
-    store.put(1)
-    store.shared[0].write(SPACE, blocks.name(2), _warm(blocks, 2))
-    lease = store.hold(SPACE, [blocks.name(1)])
-    store.discard(SPACE, blocks.name(1))
-    store.discard(SPACE, blocks.name(2))
-    assert store.where(1) == store.where(2) == []
-    assert bool((lease.blocks[0].kv == 1).all()) and store.stats().tiers["device"].used == SIZE
-    lease.release()
-    assert store.stats().tiers["device"].used == 0
+def test_a_file_of_other_ids_under_the_name_of_a_block_is_refused(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=0)
+    for ids in (IDS[:32], IDS[100:132]):
+        keep(store, ids)
+    store.drain()
+    one, other = tmp_path.glob("*/*.safetensors")
+    before = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(before)
+    again = store_of(tmp_path, blocks=0)
+    assert not read(again, IDS[:33]).tokens and not read(again, IDS[100:133]).tokens
 
 
-@pytest.mark.parametrize("when", ["begun", "filled"])
-@pytest.mark.parametrize("whose", ["inserted", "demoted", "another's"])
-def test_a_file_that_is_being_written_is_discarded_too(
-    blocks: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, when: str
-) -> None:
-    """An insert, an eviction or another process is writing it. It does not appear after the discard."""
-    from pltz.kv.store.warm_file import WarmFile
+class Gate(RowForm):
+    """Raw rows, whose file waits until it is let go."""
 
-    store = Store.of(blocks, SIZE if whose == "demoted" else 0, 0, 1 << 20, folder=tmp_path, clock=clock)
-    other = Store.of(blocks, 0, 0, 1 << 20, folder=tmp_path, clock=clock) if whose == "another's" else store
-    if whose == "demoted":
-        store.put(1)
-        clock.now += 1000
-    fill = WarmFile.fill
-    discarded = 0
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store.pages)
+        self.begun, self.go = Event(), Event()
+        self.failure: Exception | None = None
+        write = store.folder.write  # type: ignore[union-attr]
 
-    def late(file: WarmFile, part: int) -> None:
-        nonlocal discarded
-        if when == "filled":
-            fill(file, part)
-        store.discard(SPACE, blocks.name(1))
-        discarded += 1
-        if when == "begun":
-            fill(file, part)
+        def waits(*args: Any) -> bool:
+            self.begun.set()
+            assert self.go.wait(180)
+            if self.failure is not None:
+                raise self.failure
+            return write(*args)
 
-    with monkeypatch.context() as context:
-        context.setattr(WarmFile, "fill", late)
-        other.put(2 if whose == "demoted" else 1)
-    assert discarded == 1 and store.where(1) == other.where(1) == []
-    assert not list(tmp_path.glob(f"*/{blocks.name(1).hex()}.*"))
-    assert not list(tmp_path.glob("*/*.part")) and not store._watches
-    assert other.put(1) or whose == "demoted", "what is put after it is kept again"
+        store.folder.write = waits  # type: ignore[method-assign, union-attr]
 
 
-def test_a_file_that_is_being_read_does_not_come_back_from_a_discard(
-    blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.of(blocks, SIZE, 0, 1 << 20, folder=tmp_path)
-    assert store.shared[0].write(SPACE, blocks.name(1), _warm(blocks, 1))
-    read = store.shared[0].read
+def test_nobody_waits_for_a_file_and_a_full_queue_drops(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=0, queue_bytes=3 * kv_of(IDS[:64]).nbytes)
+    gate = Gate(store)
+    for n in range(5):
+        keep(store, [n, *IDS[:63]])
+    assert gate.begun.wait(180)
+    assert store.stats().dropped == 8, "two of them"
+    store.discard("acme", [1, *IDS[:63]])
+    gate.go.set()
+    store.close()
+    assert [read(store, [n, *IDS[:64]]).tokens for n in range(5)] == [64, 0, 64, 0, 0]
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
 
-    def late(space: bytes, segment: bytes, codecs: Any) -> Any:
-        found = read(space, segment, codecs)
-        store.discard(space, segment)
+
+@pytest.mark.parametrize("when", ["waits", "is written"])
+def test_what_is_discarded_on_its_way_never_reaches_the_disk(tmp_path: Path, when: str) -> None:
+    store = store_of(tmp_path, blocks=0)
+    gate = Gate(store)
+    keep(store, IDS[:64])
+    assert gate.begun.wait(180)
+    keep(store, IDS[100:164])
+    gone = IDS[:64] if when == "is written" else IDS[100:164]
+    if when == "is written":
+        store.discard("acme", gone)
+    else:
+        store.clear()
+        gone = [*gone, *IDS[:64]]
+    gate.go.set()
+    store.close()
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == (when == "is written")
+    assert store.stats().dropped == 0, "what nobody wants is not counted as lost"
+
+
+def test_an_error_in_the_background_is_counted_and_costs_one_run(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=0)
+    gate = Gate(store)
+    gate.failure = ValueError("a bug")
+    gate.go.set()
+    keep(store, IDS[:64])
+    store.drain()
+    found = store.stats()
+    assert (found.failed, found.dropped, found.failure) == (4, 4, "ValueError: a bug")
+    gate.failure = None
+    keep(store, IDS[:64])
+    store.drain()
+    assert read(store, IDS[:65]).tokens == 64
+
+
+def test_an_erasure_reaches_every_tier_but_what_others_go_on_from(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=12, host=12)
+    one, other = [*IDS[:32], *range(32)], [*IDS[:32], *range(100, 132)]
+    for ids in (one, other):
+        keep(store, ids)
+        store.save("acme", ids)
+    store.drain()
+    store.discard("acme", one)
+    assert read(store, [*one, 1]).tokens == 32 and read(store, [*other, 1]).tokens == 64
+    for path in tmp_path.glob("*/*.safetensors"):
+        assert np.arange(32, dtype=np.int32).tobytes() not in path.read_bytes()
+    store.discard("acme", other)
+    store.discard("acme", one)
+    assert not list(tmp_path.glob("*/*.safetensors")) and not len(store.trie)
+
+
+def test_what_is_erased_while_it_is_read_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path)
+    keep(store, IDS[:64])
+    store.save("acme", IDS[:64])
+    store.close()
+    again = store_of(tmp_path)
+    load = again._load
+
+    def erased(run: Any) -> Any:
+        found = load(run)
+        again.discard("acme", IDS[:64])
         return found
 
-    with monkeypatch.context() as context:
-        context.setattr(store.shared[0], "read", late)
-        assert store.where(1) == []
-    assert store.where(1) == [] and store.stats().tiers["device"].used == 0 and not store._watches
+    monkeypatch.setattr(again, "_load", erased)
+    assert again.fetch("acme", IDS[:65]) == 0 and not len(again.trie)
 
 
-def test_what_is_discarded_while_room_is_made_for_it_is_not_kept(
-    blocks: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A segment that is evicted for it takes its time."""
-    store = Store.of(blocks, SIZE, SIZE, clock=clock)
-    store.put(1)
-    clock.now += 1000
-    host = store.memory[1]
-    keep = host.keep
-
-    def slow(block: Any) -> Any:
-        store.discard(SPACE, blocks.name(2))
-        return keep(block)
-
-    monkeypatch.setattr(host, "keep", slow)
-    assert not store.put(2)
-    assert store.where(2) == [] and store.where(1) and not store._watches
-    assert store.stats().tiers["device"].used + store.stats().tiers["host"].used == SIZE
-
-
-def test_a_discard_that_cannot_remove_the_file_says_so(
-    blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.of(blocks, 0, 0, 1 << 20, folder=tmp_path)
-    store.put(1)
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(WarmFileError, match="cannot remove the warm file"):
-        store.discard(SPACE, blocks.name(1))
+def test_age_and_tenants_end_everywhere(tmp_path: Path) -> None:
+    clock = Clock()
+    store = store_of(tmp_path, blocks=24, clock=clock)
+    for tenant in ("acme", "bolt"):
+        keep(store, IDS[:32], tenant)
+        store.save(tenant, IDS[:32])
+    store.drain()
+    store.clear("bolt")
+    assert not read(store, IDS[:33], "bolt").tokens and read(store, IDS[:33]).tokens == 32
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+    clock.now += 100
+    store.expire(101)
+    assert read(store, IDS[:33]).tokens == 32
+    clock.now += 102
+    store.expire(101)
+    assert not len(store.trie)
+    store._clock = lambda: 1e11  # files have the times of the machine
+    store.expire(5)
+    assert not list(tmp_path.glob("*/*.safetensors"))
 
 
-def _warm(blocks: Any, number: int) -> Any:
-    from pltz.kv.store.tier import StoredBlock
-
-    return StoredBlock(blocks(number), NO_SEGMENT, 0)
+# ---- forms that lose something
 
 
-def test_a_machine_with_less_memory_than_the_budget_says_is_no_error(
-    blocks: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.of(blocks, 2 * SIZE, 2 * SIZE, 1 << 20, folder=tmp_path, clock=clock)
-    store.put(1)
-    store.put(2)
-    clock.now += 1000
-    full = {"host"}
+class Rounded(RowForm):
+    """A form of raw pages that is not exact, measured to lose 0.01 bits, and that codes by attention."""
 
-    def limit(tier: Any) -> None:
-        keep = tier.keep
-        monkeypatch.setattr(tier, "keep", lambda block: None if tier.name in full else keep(block))
+    def __init__(self) -> None:
+        receipt = Receipt("rounded", 0, 64, 8, 64, 8.0, 0.01, 0.0, 0.01, 0.01, 1.0, 0.0, 0.01, 0.03)
+        super().__init__(form("raw", 4), receipt)
+        self.name, self.exact = "rounded", False
 
-    for tier in store.memory:
-        limit(tier)
-    assert store.put(3)
-    tiers = store.stats().tiers
-    assert tiers["host"].used == 0 and tiers["disk"].blocks == 1, "past the host"
-    full.add("device")
-    clock.now += 1000
-    assert store.put(4) and store.where(4) == ["disk"]
-    assert store.where(1) == ["disk"] and store.where(3) == ["device"]
-    found = store.stats()
-    assert found.tiers["host"].used == 0 and found.tiers["device"].used == SIZE * found.tiers["device"].blocks
-    full.remove("host")
-    assert store.put(5) and store.where(5) == ["host"] and store.stats().tiers["host"].used == SIZE
+    def encode(self, kv: torch.Tensor, span: Span) -> Any:
+        span.observed()
+        return super().encode((kv / 4).round() * 4, span)
 
 
-def test_a_warm_folder_and_its_budget_belong_together(tmp_path: Path) -> None:
-    for options in ({"disk_bytes": 5}, {"folder": tmp_path}):
-        with pytest.raises(UsageError, match="belong together"):
-            HotStore.open(1, **options)
-    for budgets in ((-1,), (1, -1), (1, 1, -1)):
-        with pytest.raises(UsageError, match="from 0 up"):
-            HotStore.open(*budgets, folder=tmp_path if len(budgets) == 3 else None)
-
-
-def test_many_threads_leave_the_books_right(blocks: Any, tmp_path: Path) -> None:
-    """Each finds what it was promised while others put, hold, pin and discard."""
-    store = Store.of(blocks, 6 * SIZE, 4 * SIZE, 40 * SIZE, folder=tmp_path)
-
-    def work(seed: int) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        for _ in range(120):
-            n = int(torch.randint(1, 9, (1,), generator=draw))
-            store.put(n, wait=False)
-            store.put(10 + n, n, wait=False)
-            assert set(store.where(n, 10 + n)) <= {"device", "host", "queue", "disk"}
-            if n == 3:
-                store.discard(SPACE, blocks.name(13))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+def test_a_small_form_is_for_those_who_allow_its_loss_and_is_never_coded_again(tmp_path: Path) -> None:
+    rounded, bound, mass = Rounded(), Bound.of(0.01), np.ones(65, np.float32)
+    store = store_of(tmp_path, form=rounded)
+    keep(store, IDS[:64])
+    assert not store.save("acme", IDS[:64]), "it codes by the attention, which nobody saw"
+    assert store.save("acme", IDS[:64], mass)
     store.close()
-    found = store.stats()
-    assert (found.tiers["queue"].used, found.tiers["queue"].blocks, found.failed, found.failure) == (0, 0, 0, "")
-    held = nodes(store)
-    for tier in ("device", "host"):
-        mine = [node for node in held if node.tier is not None and node.tier.name == tier]
-        kept = found.tiers[tier]
-        assert (kept.used, kept.blocks) == (sum(n.block.size for n in mine), len(mine))
-        assert kept.used <= kept.budget
-    assert all(node.leases == 0 and not node.moving for node in held)
-    assert found.tiers["disk"].damaged == 0
+    again = store_of(tmp_path, form=rounded)
+    assert not read(again, IDS[:65]).tokens, "asked for exact KV it has none"
+    assert not again.read("acme", IDS[:65], CPU, bound=Bound.of(0.009)).tokens
+    found = again.read("acme", IDS[:65], CPU, bound=bound)
+    assert found.tokens == 64 and [form.name for form in found.forms] == ["rounded"]
+    assert again.fetch("acme", IDS[:65]) == 0 and again.fetch("acme", IDS[:65], bound=bound) == 64
+    assert again.match("acme", IDS[:65]) is None
+    match = again.match("acme", IDS[:65], bound=bound)
+    assert match is not None and match.lost is rounded
+    # What was computed over it is in memory alone, and the exact KV takes its place.
+    match.exact = torch.cat([match.exact, kv_of(IDS[:96])[:, :, :, 64:]], 3)
+    match.pack(0)
+    again.insert("acme", IDS[:96], match, lost=match.lost)
+    match.release()
+    assert again.match("acme", IDS[:97]) is None
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.safetensors")}
+    again.save("acme", IDS[:96], mass)
+    again._pool().device.allocate(12)
+    again.close()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.safetensors")}.keys() == before.keys()
+    exact = PackedSession.of(kv_of(IDS[:32]), store._pool(), keep=0)
+    store.clear()
+    store.insert("acme", IDS[:32], exact)
+    assert read(store, IDS[:33]).tokens == 32
+
+
+def test_small_forms_are_made_of_exact_pages(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="raw pages"):
+        KVStore(form("q4"), BlockPool(form("q4"), 64), form=Rounded())
+    with pytest.raises(UsageError, match="a pool, a folder"):
+        KVStore(form("raw"))
+
+
+def test_a_disk_that_fails_costs_kv_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path, blocks=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_folder, "KVFileWriter", raising(MemoryError()))
+        for n in range(3):
+            keep(store, [n, *IDS[:63]])
+        store.drain()
+    assert store.stats().tiers["disk"].failed and read(store, [2, *IDS[:64]]).tokens == 64
+
+
+CHILD = """
+import os, sys
+from pathlib import Path
+from tests.kv.store.conftest import cut_of, store_of
+
+store = store_of(Path(sys.argv[1]), blocks=0, disk=1 << 30)
+for number in range(200):
+    ids = [number, *range(1023)]
+    store.keep("acme", ids, cut_of(ids))
+while not store.folder.written:
+    pass
+os._exit(0)
+"""
+
+
+def test_a_killed_process_leaves_whole_files_that_the_next_one_finds(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CHILD, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    store = store_of(tmp_path, blocks=0, disk=1 << 30)
+    found = [read(store, [number, *range(1024)]).tokens for number in range(200)]
+    assert set(found) <= {0, 1024} and sum(map(bool, found)) == len(list(tmp_path.glob("*/*.safetensors"))) >= 1
+    assert store.stats().tiers["disk"].damaged == 0

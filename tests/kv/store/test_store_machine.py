@@ -1,190 +1,185 @@
-"""Any sequence of puts, holds, pins, discards and damage: budgets hold, segments in use stay, content is right."""
+"""Any sequence of turns, fetches, pins, erasures and damage: KV is that of its ids, budgets hold, no block is lost."""
+
+from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pltz.archive import NO_SEGMENT
-from pltz.kv.store import warm_file
-from pltz.kv.store.background_worker import BackgroundWorker
-from pltz.kv.store.disk_tier import DiskTier
-from pltz.kv.store.kv_block import KVBlock
-from pltz.kv.store.store import HotStore
-from pltz.plt_codec.errors import CorruptError
+from pltz.kv.errors import PoolFull
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.store import kv_file
 from tests.examples import examples
-from tests.kv.store.peek import nodes
+from tests.kv.store.conftest import Clock, cut_of, kv_of, store_of
 
-SPACE = b"space..........."
-ROOTS = st.integers(1, 4)
-# A tower is (root, child, grandchild): names 1..4, 11..44, 111..444
-TOWERS = st.tuples(ROOTS, ROOTS, ROOTS).map(lambda t: (t[0], t[0] * 10 + t[1], t[0] * 100 + t[1] * 10 + t[2]))
-
-
-def name(number: int) -> bytes:
-    return number.to_bytes(10, "big")
-
-
-def block(number: int, tokens: int) -> KVBlock:
-    ids = np.full(tokens, number, np.int32)
-    return KVBlock.raw(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
-
-
-class ByHand(BackgroundWorker[None]):
-    """Does the work of the queue when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__("by hand", 0)
-        self.pieces: list[Callable[[], None]] = []
-
-    def submit(self, key: Hashable, work: Callable[[], None]) -> Future[None]:
-        self.pieces.append(work)
-        return Future()
-
-    def drain(self) -> None:
-        while self.pieces:
-            self.pieces.pop(0)()
+DEVICE, HOST, DISK = 14, 6, 24_000
+# A session is up to four turns of 5 to 40 ids each, so that beginnings are shared and end within blocks.
+TURNS = {n: [n * 100 + k for k in range(length)] for n, length in enumerate((5, 16, 33, 40), 1)}
+CHOSEN = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+SESSIONS = CHOSEN.map(lambda turns: [one for n in turns for one in TURNS[n]])
+CPU = torch.device("cpu")
 
 
 class Machine(RuleBasedStateMachine):
+    chunk = kv_file.CHUNK
+
     def __init__(self) -> None:
         super().__init__()
+        self.before, kv_file.CHUNK = kv_file.CHUNK, self.chunk
         self.folder = tempfile.TemporaryDirectory()
-        self.now = 1e6
-        budgets: dict[str, Any] = {"folder": self.folder.name, "queue_bytes": 150}
-        self.store = HotStore.open(300, 200, 1600, clock=lambda: self.now, **budgets)
-        self.worker = self.store._worker = ByHand()
-        self.leases: list[tuple[Any, list[int], list[str]]] = []
-        self.pinned: list[list[int]] = []
+        self.clock = Clock()
+        self.held: list[tuple[PackedSession, list[int]]] = []
+        self.pinned: list[tuple[bytes, list[int]]] = []
         self.damaged = False
+        self.begin()
+
+    def begin(self) -> None:
+        place, room = Path(self.folder.name), {"blocks": DEVICE, "host": HOST, "disk": DISK}
+        self.store = store_of(place, **room, clock=self.clock, queue_bytes=20_000)
 
     def teardown(self) -> None:
-        for lease, *_ in self.leases:
-            lease.release()
-        for path in self.pinned:
-            self.store.unpin(SPACE, [name(n) for n in path])
-        self.store.drain()
-        assert all(node.leases == 0 for node in nodes(self.store))
-        found = self.store.stats()
-        assert (found.tiers["queue"].used, found.tiers["queue"].blocks, found.failed) == (0, 0, 0)
+        self.reopen()
         self.folder.cleanup()
+        kv_file.CHUNK = self.before
 
-    @rule(tower=TOWERS, depth=st.integers(1, 3), age=st.sampled_from([0, 100, 100_000]))
-    def put(self, tower: tuple[int, ...], depth: int, age: float) -> None:
-        above = NO_SEGMENT
-        for number in tower[:depth]:
-            self.store.insert(SPACE, name(number), above, block(number, 1 + number % 5), self.now - age)
-            above = name(number)
+    def right(self, found: Any, ids: list[int]) -> None:
+        if found.tokens:
+            assert torch.equal(torch.cat(found.pieces, 3), kv_of(ids)[:, :, :, : found.tokens])
 
-    @rule(tower=TOWERS)
-    def hold(self, tower: tuple[int, ...]) -> None:
-        lease = self.store.hold(SPACE, [name(n) for n in tower])
-        for number, block in enumerate(lease.blocks):
-            try:
-                block.wait()
-            except CorruptError:  # of a file that was damaged behind its beginning
-                assert self.damaged
-                lease.keep(number)
-                break
-        assert lease.segments == [name(n) for n in tower[: len(lease)]]
-        self.leases.append((lease, list(tower[: len(lease)]), lease.tiers))
+    @rule(ids=SESSIONS)
+    def keep(self, ids: list[int]) -> None:
+        self.store.keep("t", ids, cut_of(ids))
 
-    @precondition(lambda self: self.leases)
+    @rule(ids=SESSIONS)
+    def turn(self, ids: list[int]) -> None:
+        """Run what is missing in a pool, as a server does."""
+        session = self.store.match("t", ids)
+        pool = self.store._pool()
+        if session is None:
+            session = PackedSession(pool, [], 0, kv_of([])[:, :, :, :0])
+        session.exact = torch.cat([session.exact, kv_of(ids)[:, :, :, session.tokens :]], 3)
+        try:
+            session.pack(0)
+        except PoolFull:
+            pass
+        self.store.insert("t", ids, session)
+        session.release()
+
+    @rule(ids=SESSIONS)
+    def hold(self, ids: list[int]) -> None:
+        session = self.store.match("t", ids)
+        if session is not None:
+            self.held.append((session, ids))
+
+    @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 100))
-    def release(self, which: int) -> None:
-        lease, *_ = self.leases.pop(which % len(self.leases))
-        lease.release()
+    def end(self, which: int) -> None:
+        self.held.pop(which % len(self.held))[0].release()
 
-    @rule(tower=TOWERS)
-    def pin(self, tower: tuple[int, ...]) -> None:
-        if self.store.pin(SPACE, [name(n) for n in tower[:1]]):
-            self.pinned.append(list(tower[:1]))
+    @rule(ids=SESSIONS)
+    def read(self, ids: list[int]) -> None:
+        self.right(self.store.read("t", ids, CPU), ids)
+
+    @rule(ids=SESSIONS)
+    def fetch(self, ids: list[int]) -> None:
+        self.store.fetch("t", ids)
+
+    @rule(ids=SESSIONS)
+    def save(self, ids: list[int]) -> None:
+        self.store.save("t", ids)
+
+    @rule(ids=SESSIONS)
+    def release(self, ids: list[int]) -> None:
+        self.store.release("t", ids)
+
+    @rule(ids=SESSIONS)
+    def discard(self, ids: list[int]) -> None:
+        shared = self.store.trie.path(self.store._names("t", ids, "", 0))
+        left = next((n + 1 for n in reversed(range(len(shared))) if shared[n].children), 0)
+        if len(shared) == len(ids) // 16 and shared and not shared[-1].children:
+            left = next((n + 1 for n in reversed(range(len(shared) - 1)) if len(shared[n].children) > 1), 0)
+        self.store.discard("t", ids)
+        assert self.store.read("t", [*ids, 1], CPU).tokens <= 16 * left
+        self.pinned = [(name, own) for name, own in self.pinned if self.store.trie.get(name) is not None]
+
+    @rule(ids=SESSIONS)
+    def pin(self, ids: list[int]) -> None:
+        name = self.store.name("t", ids)
+        if self.store.trie.get(name) is not None and len(self.pinned) < 2:
+            self.store.pin(name)
+            self.pinned.append((name, ids))
 
     @precondition(lambda self: self.pinned)
     @rule()
     def unpin(self) -> None:
-        self.store.unpin(SPACE, [name(n) for n in self.pinned.pop()])
+        self.store.unpin(self.pinned.pop()[0])
 
-    @rule(tower=TOWERS, depth=st.integers(0, 2))
-    def discard(self, tower: tuple[int, ...], depth: int) -> None:
-        gone = tower[depth]
-        self.store.discard(SPACE, name(gone))
-        self.pinned = [path for path in self.pinned if gone not in path]
-        assert len(self.store.hold(SPACE, [name(gone)])) == 0
-
-    @rule(seconds=st.sampled_from([1, 100, 10_000]))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @precondition(lambda self: self.worker.pieces)
-    @rule()
-    def one_piece_of_the_queue(self) -> None:
-        self.worker.pieces.pop(0)()
+    @rule(seconds=st.sampled_from([1, 1000]))
+    def age(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.store.expire(500)  # of files nothing goes: they have the machine's time, which is later
 
     @rule()
     def drain(self) -> None:
         self.store.drain()
 
-    @rule(which=st.integers(0, 100), at=st.integers(0, 1000))
+    @rule()
+    def reopen(self) -> None:
+        for session, _ in self.held:
+            session.release()
+        for name, _ in self.pinned:
+            self.store.unpin(name)
+        self.held, self.pinned = [], []
+        self.store.close()
+        assert self.store.stats().failed == 0
+        with self.store._lock:
+            for node in self.store.trie:
+                if node.parent is None:
+                    self.store._free(self.store.trie.remove(node))
+        pool = self.store._pool()
+        assert pool.host is not None and (pool.device.free, pool.host.free) == (DEVICE, HOST)
+        self.begin()
+
+    @rule(which=st.integers(0, 100), at=st.integers(0, 4000))
     def damage(self, which: int, at: int) -> None:
-        [disk] = self.store.shared
-        assert isinstance(disk, DiskTier)
-        files = sorted(disk.folder.glob("*/*.safetensors"))
-        held = {disk.path(SPACE, name(n)) for _, path, _ in self.leases for n in path}
-        files = [f for f in files if f not in held]
-        if files:
+        self.store.drain()
+        if files := sorted(Path(self.folder.name).glob("*/*.safetensors")):
             path = files[which % len(files)]
             data = bytearray(path.read_bytes())
             data[at % len(data)] ^= 4
             path.unlink()
             path.write_bytes(data)
-            self.damaged = True
 
     @invariant()
-    def what_is_leased_is_what_it_was(self) -> None:
-        for lease, path, tiers in self.leases:
-            order = ["disk", "queue", "host", "device"]
-            assert all(order.index(a) >= order.index(b) for a, b in zip(lease.tiers, tiers, strict=True))
-            for number, found in zip(path, lease.blocks, strict=True):
-                assert len(found.ids) == 1 + number % 5
-                assert bool((found.kv == number).all()) and bool((found.ids == number).all())
+    def what_is_held_is_what_it_was(self) -> None:
+        for session, ids in self.held:
+            assert torch.equal(session.kv(), kv_of(ids)[:, :, :, : session.tokens])
 
     @invariant()
     def what_is_pinned_is_in_memory(self) -> None:
-        for path in self.pinned:
-            assert all(self.store.parent(SPACE, name(n)) is not None for n in path)
+        assert all(self.store.tier(name) in ("device", "host") for name, _ in self.pinned)
 
     @invariant()
     def the_books_are_right_and_within_budget(self) -> None:
-        found = self.store.stats()
-        held = {*nodes(self.store)}
-        held |= {node for lease, *_ in self.leases for node in lease._nodes}
-        for name_ in ("device", "host", "queue"):
-            tier = found.tiers[name_]
-            mine = [node for node in held if node.tier is not None and node.tier.name == name_]
-            assert (tier.used, tier.blocks) == (sum(n.block.size for n in mine), len(mine))
-            assert 0 <= tier.used <= tier.budget or (name_ == "queue" and tier.blocks == 1)
-        assert found.tiers["disk"].used <= found.tiers["disk"].budget
+        pool = self.store._pool()
+        for slab in (pool.device, pool.host):
+            assert slab is not None and slab.free == sum(slab.holders(n) == 0 for n in range(slab.blocks))
+        assert self.store.stats().tiers["disk"].used <= DISK
+        for node in self.store.trie:
+            assert node.parent is None or node.parent.children[node.name] is node
 
 
 class ManyChunks(Machine):
     """Threads read every file while the store goes on."""
 
-    def __init__(self) -> None:
-        self.chunk, warm_file.CHUNK = warm_file.CHUNK, 64
-        super().__init__()
-
-    def teardown(self) -> None:
-        super().teardown()
-        warm_file.CHUNK = self.chunk
+    chunk = 64
 
 
-TestHotStore = Machine.TestCase
-TestHotStore.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestHotStoreOfManyChunks = ManyChunks.TestCase
-TestHotStoreOfManyChunks.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)
+TestStore = Machine.TestCase
+TestStore.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestStoreOfManyChunks = ManyChunks.TestCase
+TestStoreOfManyChunks.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

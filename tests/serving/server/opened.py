@@ -15,7 +15,7 @@ import uvicorn
 
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
-from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.store.store import KVStore
 from pltz.models.target.target import Target
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.server.app import app_of
@@ -78,8 +78,9 @@ def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Clien
             key=Secret.chosen(passphrase=passphrase),
             settings=HookSettings(flush_seconds=0.005),
         )  # fmt: skip
-    kind, tokens = options.pop("kind", "raw"), options.pop("tokens", 8192)
-    service = Service(target, BlockPool.of(target, kind, tokens), hook, archive, name="mini", **options)
+    room: dict[str, Any] = {"kind": options.pop("kind", "raw"), "tokens": options.pop("tokens", 8192)}
+    room |= options.pop("store", {})
+    service = Service(target, KVStore.open(target, **room), hook, archive, name="mini", **options)
     config = uvicorn.Config(app_of(service), http=connection_class(), port=0, log_level="warning")
     listening = config.bind_socket()
     server = uvicorn.Server(config)

@@ -117,7 +117,7 @@ class Talker(threading.Thread):
 
 @pytest.mark.slow
 def test_64_clients_with_aborts_and_kills_lose_no_acknowledged_turn(tmp_path: Path) -> None:
-    options = "--tokens", "4096", "--hot", "24", "--host-tokens", "2048", "--idle", "1"
+    options = "--tokens", "4096", "--host-tokens", "2048", "--idle", "1"
     with made(tmp_path) as servers:
         stop = threading.Event()
         servers.append(ServerProcess(tmp_path, *options))

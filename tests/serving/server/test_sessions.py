@@ -27,8 +27,11 @@ def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
         future.set_result(work())
         return future
 
-    parked = SimpleNamespace(drop=options.pop("drop", lambda name: False), tiers=dict)
-    scheduler: Any = SimpleNamespace(target=SimpleNamespace(fingerprint=bytes(16)), parked=parked, call=call)
+    drop = options.pop("drop", lambda name: None)
+    scheduler: Any = SimpleNamespace(
+        target=SimpleNamespace(fingerprint=bytes(16)), call=call, let_go=lambda name, ids: drop(name),
+        block=lambda name, ids: b"", store=SimpleNamespace(tier=lambda block: ""),
+    )  # fmt: skip
     hook: Any = SimpleNamespace(settle=options.pop("settle", lambda seconds: True))
     archive: Any = None
     with patch("pltz.serving.server.sessions.Thawer"):

@@ -1,1 +1,0 @@
-"""Forms of fixed width: q8, q4."""
