@@ -125,7 +125,7 @@ class _Waiting:
 
 
 class KVStore:
-    """The KV of one target, in one kind of pages (see the top of this file).
+    """The KV of one target, in one kind of pages (see the top of this file). Any thread may use it.
 
     Methods that look up take a ``bound`` on what a form may lose: a `Bound`, or bits per token; exact KV only unless
     given.
