@@ -17,5 +17,4 @@ COMMANDS = {
         "train": "pltz.training.commands.train:train",
         "distill": "pltz.training.commands.distill:distill",
     },
-    "bench": {"kv": "pltz.kv.commands.bench.command:kv"},
 }

@@ -12,7 +12,7 @@ they are in the cache, as their authors do.
     quanto, HQQ    transformers' QuantizedCache with the packages optimum-quanto and hqq, as it gives KV back
     PCA            the best basis of each layer's own keys and values, not counted: a bound of every low rank
 
-``python -m pltz.experiments kv`` is `pltz bench kv` with these forms beside ours.
+``python -m pltz.experiments kv`` measures these forms beside ours (`bench_kv.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.experiments import bench_kv as command
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
-from pltz.kv.commands.bench import command
 from pltz.kv.pool.page_format import hadamard
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.plt_codec.errors import UsageError
@@ -286,5 +286,5 @@ kv = click.Command(
     "kv",
     params=command.kv.params,
     callback=lambda **given: command.measured({peer.name: peer for peer in peers()}, **given),
-    help="Measure what our forms of KV and those of others take and lose. Options are those of `pltz bench kv`.",
+    help="Measure what our forms of KV and those of others take and lose.",
 )

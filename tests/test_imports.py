@@ -88,7 +88,7 @@ WINGS = {
         "torture __main__",
     ),
     "experiments": (
-        "neighbours compose three_tiers kv_peers kv_rows",
+        "neighbours compose three_tiers bench_kv kv_peers kv_rows",
         "learned_kv",
         "communities",
         "deployment",

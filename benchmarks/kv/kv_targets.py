@@ -1,4 +1,4 @@
-"""Make the targets that `pltz bench kv` is measured on, beside mini-llama.
+"""Make the targets that `python -m pltz.experiments kv` is measured on, beside mini-llama.
 
     python -m pltz.benchmarks.kv.kv_targets DIR
 

@@ -14,7 +14,7 @@ fastest way to call torch's scaled_dot_product_attention over bf16 keys and valu
 of the other layers of a step, with random weights. Whole steps are timed, too, alone and beside moves of blocks.
 Kernels are first compared with unpack-then-attend.
 
-With ``--loss`` no GPU is needed: it measures what pages lose, as `pltz bench kv` measures forms.
+With ``--loss`` no GPU is needed: it measures what pages lose, as `python -m pltz.experiments kv` measures forms.
 """
 
 from __future__ import annotations

@@ -2,15 +2,13 @@
 
 import click
 
-from pltz.cli import above
 from pltz.cli.ui.groups import LazyGroup
 
 COMMANDS = {
     "codec": "pltz.cli.bench.codec.command:codec",
-    **above.COMMANDS["bench"],
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Measure sizes beside other compressors, and forms of KV.")
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Measure sizes beside other compressors.")
 def bench() -> None:
-    """Measure pltz on your own data: sizes next to its peers, and forms of KV."""
+    """Measure pltz on your own data: sizes next to its peers."""

@@ -75,9 +75,9 @@ def joint(
     Half of the sessions choose thresholds by layer, the other half is measured. Sessions are of one tenant: blocks of
     several are never fused. experiments/README.md says what came out, and why no store does this.
     """
+    from pltz.experiments import bench_kv as kv
     from pltz.experiments.joint import measure
     from pltz.experiments.kv_rows import KVRows
-    from pltz.kv.commands.bench import command as kv
     from pltz.models.target.target import Target
 
     sessions = [record.session for record in corpus.read(data)]

@@ -61,9 +61,9 @@ def lossy(
     Rarity and code length are the target's own; bytes are those of the bundle. The form q4 stands beside them: it
     makes KV smaller, not tokens, and loses less.
     """
+    from pltz.experiments import bench_kv as kv
     from pltz.experiments.kv_rows import KVRows
     from pltz.experiments.lossy import measure
-    from pltz.kv.commands.bench import command as kv
     from pltz.models.target.target import Target
 
     sessions = [record.session for record in corpus.read(data)]

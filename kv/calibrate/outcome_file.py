@@ -3,8 +3,8 @@
     {"benchmark": "kv", "context": 1536, ...}                                      the setting
     {"row": "3f...", "form": "q8", "load": 1.2, "outcome": {"kl": [[...]], ...}}   one line per row and form
 
-A line is written once its row is measured, and reaches the disk before the next row. `pltz bench kv --resume` and
-`fitting.py` keep their rows in such files.
+A line is written once its row is measured, and reaches the disk before the next row. `fitting.py` and
+`experiments/bench_kv.py --resume` keep their rows in such files.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def thaw(
     refused, before anything is loaded where that is known.
 
     With --hot DIR the KV of an archive's session is kept in files, in blocks. Later thaws of the same session, or of
-    one of its tenant with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
+    one of its tenant with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted, and go
+    when nobody used them for 30 days.
     """
     from pltz.kv.thaw.file import thaw as thaw_file
     from pltz.kv.thaw.thawer import Thawer
@@ -198,10 +199,12 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "KVStore | 
 
     room = int(budget * 1e9)
     try:
-        return KVStore.open(model, disk_bytes=room, folder=folder, queue_bytes=room)
+        hot = KVStore.open(model, disk_bytes=room, folder=folder, queue_bytes=room)
     except ModelError as exc:
         click.echo(f"nothing is kept in --hot DIR: {exc}", err=True)
         return None
+    hot.expire(MAX_AGE)
+    return hot
 
 
 def close(hot: "KVStore") -> None:
@@ -217,6 +220,7 @@ def close(hot: "KVStore") -> None:
         )
 
 
+MAX_AGE = 30 * 86_400.0  # seconds that a file of KV stays unused
 PER_TOKEN = 64  # bytes of a log per token of its conversation: three times as many as logs have in the mean
 USUAL = 20  # the same that logs have in the mean: of 16 logs 3 to 20, and over 50 where little is said
 

@@ -61,13 +61,16 @@ class _File:
 
 @dataclass(frozen=True, eq=False)
 class BlockRun:
-    """Blocks that follow each other, in one file. ``names``: of all of them. ``first``: blocks before the run."""
+    """Blocks that follow each other, in one file. ``names``: of all of them. ``first``: blocks before the run.
+
+    ``above``: the name before them."""
 
     path: Path
     form: str
     tenant: bytes
     names: list[bytes]
     first: int
+    above: bytes
 
     def follows(self, names: Sequence[bytes], at: int) -> int:
         """Return how many of ``names`` from place ``at`` the run has."""
@@ -129,7 +132,7 @@ class KVFolder:
 
     def find(self, names: Sequence[bytes], at: int, forms: Sequence[str]) -> tuple[BlockRun, int] | None:
         """Return the run that has block ``at`` of a prefix, in the first of some forms, and how many it has of it."""
-        self._look()
+        self.look()
         with self._lock:
             runs = [run for run in self._at.get(names[at], ()) if run.form in forms]
         found = [(forms.index(run.form), -run.follows(names, at), run) for run in runs]
@@ -143,7 +146,7 @@ class KVFolder:
         with self._lock:
             return any(run.form in forms for run in self._at.get(name, ()))
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """List the folder where it changed since: other processes write and remove files."""
         try:
             changed = self.folder.stat().st_mtime_ns
@@ -170,7 +173,7 @@ class KVFolder:
                 names = names_of(file.parent, ids, self.block)
                 if not names or names[-1].hex() != match[1] or file.start % self.block:
                     raise CorruptError("not the blocks that its name says")
-                run = BlockRun(path, match[2], file.tenant, names, file.start // self.block)
+                run = BlockRun(path, match[2], file.tenant, names, file.start // self.block, file.parent)
             except (PltzError, KeyError) as exc:
                 self._broke(path, exc)
                 return
@@ -191,6 +194,17 @@ class KVFolder:
                     self._at[name] = left
                 else:
                     del self._at[name]
+
+    def leading(self, name: bytes) -> set[bytes]:
+        """Return the names of the blocks in files that lead to a block, that included, as far as is known."""
+        self.look()
+        found, left = set[bytes](), {name}
+        with self._lock:
+            while left:
+                runs = self._at.get(left.pop(), ())
+                left |= {run.above for run in runs} - found
+                found.update(*(run.names for run in runs))
+        return found
 
     # ---- reading
 
@@ -383,7 +397,7 @@ class KVFolder:
 
         Raises WarmFileError where that is not possible.
         """
-        self._look()
+        self.look()
         with self._lock:
             paths = {run.path for name in names for run in self._at.get(name, ())}
         self._remove_all(lambda file: file.path in paths or file.name in names)
@@ -472,7 +486,7 @@ class KVFolder:
                 sizes = [file.size for file in self._files()]
         except OSError:
             return 0, 0, 0
-        self._look()
+        self.look()
         with self._lock:
             return sum(sizes), len(sizes), len(self._at)
 

@@ -337,12 +337,17 @@ class KVStore:
 
     def name(self, tenant: str, ids: Ids, apart: str = "") -> bytes:
         """Return the name of the last block of ids that some tier has, b"" for none."""
-        known = list(takewhile(self.tier, self._names(tenant, ids, apart, 0)))
+        known = self._known(tenant, ids, apart)
         return known[-1] if known else b""
 
     def known(self, tenant: str, ids: Ids, apart: str = "") -> int:
         """Return the number of ids whose KV some tier has."""
-        return self.block * sum(1 for _ in takewhile(self.tier, self._names(tenant, ids, apart, 0)))
+        return self.block * len(self._known(tenant, ids, apart))
+
+    def _known(self, tenant: str, ids: Ids, apart: str) -> list[bytes]:
+        if self.folder is not None:
+            self.folder.look()
+        return list(takewhile(self.tier, self._names(tenant, ids, apart, 0)))
 
     # ---- taking in
 
@@ -528,6 +533,22 @@ class KVStore:
             self._cancel(set(names[shared:]))
         if self.folder is not None:
             self.folder.discard(set(names[shared:]))
+
+    def erase(self, name: bytes) -> None:
+        """Forget the prefix that a block ends, as `discard` does, where nobody has its ids any more.
+
+        Files go with all that they hold. Raises as `discard`.
+        """
+        with self._lock:
+            gone, node = {name}, self.trie.get(name)
+            while node is not None and not node.children:
+                above = node.parent
+                gone.add(node.name)
+                self._free(self.trie.remove(node))
+                node = above
+            self._cancel(gone)
+        if self.folder is not None:
+            self.folder.discard(gone | self.folder.leading(name))
 
     def expire(self, seconds: float) -> None:
         """Forget what was not used for so long, in memory and in files. Raises as `discard`."""

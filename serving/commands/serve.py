@@ -101,6 +101,14 @@ LAST = 4.0  # seconds that turns have to end after a signal
     help="Bits per token that the small form may lose.",
 )
 @click.option(
+    "--max-age",
+    metavar="S",
+    type=click.FloatRange(min=0, min_open=True),
+    default=604_800.0,
+    show_default=True,
+    help="Seconds after which KV that nobody used goes, from files too.",
+)
+@click.option(
     "--new",
     metavar="N",
     type=click.IntRange(min=1),
@@ -137,6 +145,7 @@ def serve(
     disk_bytes: int,
     calibration: str | None,
     max_kl: float,
+    max_age: float,
     new: int,
     idle: float,
     dtype: str | None,
@@ -202,6 +211,7 @@ def serve(
         name = os.path.basename(model.rstrip("/")) or model
         service = Service(
             target, store, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, new=new,
+            max_age=max_age,
             bound=EXACT if form is None else Bound.of(max_kl),
         )
         names = [f"[{host}]" if ":" in host else host, *allowed_host]

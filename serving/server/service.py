@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 WAITING = 256  # requests that wait for the scheduler; one more is refused
 SWEEP = 1.0  # seconds between looks for idle sessions
+AUDIT = 60.0  # seconds between looks for KV that has to go
+MAX_AGE = 604_800.0  # seconds that KV stays unused
 LEAVING = "this server ends: ask again when it is back"
 log = logging.getLogger("pltz.serve")
 
@@ -118,6 +120,7 @@ class Service:
 
     ``name``: of the model, as clients know it. ``idle``: seconds until a session goes cold. ``new``: tokens of a reply
     at most, where the request does not say. ``bound``: what KV of a session may lose on its way through the store.
+    ``max_age``: seconds after which KV that nobody used goes from memory and files.
     """
 
     def __init__(
@@ -133,10 +136,11 @@ class Service:
         rows: int = ROWS,
         new: int = 256,
         bound: Bound = EXACT,
+        max_age: float = MAX_AGE,
     ) -> None:
         self.target, self.store, self.hook, self.name, self.new = target, store, hook, name, new
         self.scheduler = Scheduler(target, store, self._deliver, tenant=tenant, rows=rows, bound=bound)
-        self.pool = self.scheduler.pool
+        self.pool, self.max_age = self.scheduler.pool, max_age
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
         self._texts = ThreadPoolExecutor(1, "pltz-serve-text")
@@ -322,12 +326,17 @@ class Service:
                 self.scheduler.cancel(turn)
 
     async def _sweep(self) -> None:
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(min(SWEEP, self.sessions.idle))
             try:
                 await self.sessions.sweep()
+                if time.monotonic() - looked > min(AUDIT, self.max_age):
+                    looked = time.monotonic()
+                    await self.sessions.audit()
+                    await asyncio.to_thread(self.store.expire, self.max_age)
             except Exception:
-                log.exception("idle sessions do not go cold")
+                log.exception("idle sessions do not go cold, or old KV does not go")
 
     def spawn(self, work: Any, name: str = "sweep") -> None:
         """Run work in a task, which `close` waits for."""

@@ -211,6 +211,30 @@ class Sessions:
         except PltzError as exc:
             log.warning("sessions do not go cold now: %s", exc)
 
+    async def audit(self) -> None:
+        """Drop the KV of cold sessions that the archive has no more: erased, or forgotten, by whatever process."""
+        cold = [one for one in self._records.values() if one.ids is None and not one.busy and one.block]
+        loop = asyncio.get_running_loop()
+        gone = await loop.run_in_executor(self._reader, self._absent, [one.name for one in cold])
+        for record in cold:
+            if record.name in gone and record.ids is None and not record.busy:
+                work = partial(self.scheduler.store.erase, record.block)
+                await asyncio.wrap_future(self.scheduler.call(work))
+                self._records.pop(record.name, None)
+
+    def _absent(self, names: Sequence[str]) -> set[str]:
+        """Return which of some sessions the archive does not have."""
+        found = set()
+        with self._archive.parts.catalog.one_look(0.0):
+            for name in names:
+                try:
+                    self._archive.directory.version(name, self.tenant)
+                except NotFound:
+                    found.add(name)
+                except PltzError:  # what damage hides may be there
+                    continue
+        return found
+
     # ---- looking
 
     def table(self, limit: int = 1000) -> list[dict[str, Any]]:

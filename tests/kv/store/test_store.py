@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -132,7 +134,8 @@ def test_a_full_device_gives_up_what_was_used_least_ends_first() -> None:
     assert [read(store, [n, *IDS[:64]]).tokens for n in (1, 0, 9)] == [32, 64, 32]
     with pytest.raises(PoolFull):
         store._pool().device.allocate(8)
-    assert held is not None and torch.equal(held.kv(), kv_of([0, *IDS])[:, :, :, :16])
+    assert held is not None and store.trie.get(store.name("acme", [0, *IDS[:15]])) is not None, "what is in use stays"
+    assert torch.equal(held.kv(), kv_of([0, *IDS])[:, :, :, :16])
     assert store.stats().dropped > 0
 
 
@@ -234,17 +237,29 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, at: int) -> None:
     assert keep(store, IDS[:64]) == 4
 
 
-def test_a_file_of_other_ids_under_the_name_of_a_block_is_refused(tmp_path: Path) -> None:
+def forge(paths: Sequence[Path], files: Sequence[Any]) -> None:
+    """Put the contents of each of two files under the name of the other, their checksums right."""
+    for path, file, mine in zip(paths, reversed(files), files, strict=True):
+        path.unlink()
+        assert KVFolder(path.parents[1], SPACE, 1 << 20).write(replace(file, name=mine.name))
+
+
+def test_a_file_of_other_ids_under_the_name_of_a_block_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = store_of(tmp_path, blocks=0)
     for ids in (IDS[:32], IDS[100:132]):
         keep(store, ids)
     store.drain()
     one, other = tmp_path.glob("*/*.safetensors")
-    before = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(before)
-    again = store_of(tmp_path, blocks=0)
-    assert not read(again, IDS[:33]).tokens and not read(again, IDS[100:133]).tokens
+    known, again = store_of(tmp_path, blocks=0), store_of(tmp_path, blocks=0)
+    assert read(known, IDS[:33]).tokens == 32  # it knows what the files had
+    files = [store.folder.read(bytes.fromhex(p.name[:64]), "raw") for p in (one, other)]  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(KVFolder, "_learn", lambda self, path: None)  # which would find it out at once
+        forge((one, other), files)
+    for reader in (known, again):
+        assert not read(reader, IDS[:33]).tokens and not read(reader, IDS[100:133]).tokens
 
 
 class Gate(RowForm):
@@ -330,6 +345,29 @@ def test_an_erasure_reaches_every_tier_but_what_others_go_on_from(tmp_path: Path
     assert not list(tmp_path.glob("*/*.safetensors")) and not len(store.trie)
 
 
+def test_a_session_is_erased_by_the_name_of_its_last_block_too(tmp_path: Path) -> None:
+    """All files that lead to it go, though its ids are known to nobody."""
+    store = store_of(tmp_path, blocks=12)
+    one, other = IDS[:96], [*IDS[:32], *range(32)]
+    for ids in (one[:48], one, other):
+        keep(store, ids)
+        store.save("acme", ids)
+    store.drain()
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 3
+    store.erase(store.name("acme", one))
+    assert read(store, [*one, 1]).tokens == 32 and read(store, [*other, 1]).tokens == 64
+    [left] = tmp_path.glob("*/*.safetensors")
+    own = np.asarray(IDS[32:48], np.int32).tobytes()
+    assert own not in left.read_bytes()
+    for ids in (one[:48], one):
+        keep(store, ids)
+        store.save("acme", ids)
+    store.drain()
+    again = store_of(tmp_path)
+    again.erase(again.name("acme", one))
+    assert not any(own in path.read_bytes() for path in tmp_path.glob("*/*.safetensors"))
+
+
 def test_what_is_erased_while_it_is_read_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(tmp_path)
     keep(store, IDS[:64])
@@ -385,7 +423,7 @@ class Rounded(RowForm):
 
 
 def test_a_small_form_is_for_those_who_allow_its_loss_and_is_never_coded_again(tmp_path: Path) -> None:
-    rounded, bound, mass = Rounded(), Bound.of(0.01), np.ones(65, np.float32)
+    rounded, bound, mass = Rounded(), Bound.of(0.01), np.ones(97, np.float32)
     store = store_of(tmp_path, form=rounded)
     keep(store, IDS[:64])
     assert not store.save("acme", IDS[:64]), "it codes by the attention, which nobody saw"

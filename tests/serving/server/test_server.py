@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.requests import ClientDisconnect
 
+from pltz.archive.archive import Archive
 from pltz.archive.errors import Erased, StoreError
 from pltz.kv.errors import PoolFull
 from pltz.models.target.target import Target
@@ -132,6 +133,48 @@ def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> 
         assert not len(service.store.trie)
         [record] = service.sessions._records.values()
         assert record.ids is None and client.ask("GET", "/sessions/one")[1]["tokens"] == record.tokens > 0
+
+
+def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(target: Target, tmp_path: Path) -> None:
+    room = {"folder": tmp_path / "kv", "disk_bytes": 1 << 28}
+    turns = [[SYSTEM, user("Where is order 7? " * 20)], [user("Can I change the address?")], [user("Thanks!")]]
+    said = []
+    with served(target, tmp_path, store=room) as (client, service):
+        for turn in turns[:2]:
+            said.append(client.post(CHAT, messages=turn, session="one", max_tokens=8, temperature=0))
+            assert client.post("/freeze", session="one")["tier"] in ("cold", "disk")  # it is written beside
+            assert eventually(lambda: client.ask("GET", "/sessions/one")[1]["tier"] == "disk", 60)
+        assert client.ask("GET", "/sessions")[1]["tiers"]["disk"] == 1 and not len(service.store.trie)
+    with served(target, tmp_path, store=room) as (client, service):
+        assert client.ask("GET", "/sessions/one")[1]["tier"] == "disk"
+        last = client.post(CHAT, messages=turns[2], session="one", max_tokens=8, temperature=0)
+        before = said[1]["session"]["tokens"]
+        assert before - 17 <= last["usage"]["prompt_tokens_details"]["cached_tokens"] <= before
+        assert 'pltz_kv_tier_hit_tokens_total{tier="disk"}' in client.ask("GET", "/metrics")[1]
+    with served(target, tmp_path / "other") as (client, _):
+        alone = [client.post(CHAT, messages=t, session="one", max_tokens=8, temperature=0) for t in turns]
+    assert [one["choices"][0]["message"] for one in alone] == [one["choices"][0]["message"] for one in (*said, last)]
+
+
+def test_kv_of_a_session_that_is_erased_or_old_goes_from_files(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.serving.server.service.AUDIT", 0.2)
+    room = {"folder": tmp_path / "kv", "disk_bytes": 1 << 28}
+
+    def files() -> list[Path]:
+        return list((tmp_path / "kv").glob("*/*.safetensors"))
+
+    with served(target, tmp_path, store=room) as (client, service):
+        for name in ("one", "two"):
+            client.post(CHAT, messages=[user(f"Who is {name}? " * 20)], session=name, max_tokens=4)
+            client.post("/freeze", session=name)
+        assert eventually(lambda: len(files()) == 2, 60)
+        Archive.open(tmp_path / "cold", bundle="nano").forget("one")
+        assert eventually(lambda: len(files()) == 1, 60)
+        assert client.ask("GET", "/sessions/one")[0] == 404
+        service.max_age = 0.1
+        assert eventually(lambda: not files(), 60)
 
 
 def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) -> None:

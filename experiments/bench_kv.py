@@ -1,4 +1,4 @@
-"""``pltz bench kv``: what each form of KV takes and loses. `experiments/kv_peers.py` adds the forms of others.
+"""``python -m pltz.experiments kv``: what each form of KV takes and loses. `kv_peers.py` adds the forms of others.
 
 A context is prefilled exactly, its KV is coded and decoded, and the session's own next tokens are scored on it
 (`kv/calibrate/measure.py`). Bits count everything that a form stores beside the calibration. The first row is the
@@ -32,10 +32,10 @@ OWN = ("q8", "q4", "predictive")
     cls=Command,
     short_help="Bits and loss of each form of KV.",
     examples=[
-        "pltz bench kv",
-        "pltz bench kv --target ./my-model --calibration my-model.kv.safetensors --data test.jsonl --device cuda",
-        "pltz bench kv --forms q8,q4 --sessions 2 --context 256 --new 64 --json",
-        "pltz bench kv --sessions 32 --resume kv-rows.jsonl",
+        "python -m pltz.experiments kv",
+        "python -m pltz.experiments kv --target ./my-model --calibration my-model.kv.safetensors --data test.jsonl",
+        "python -m pltz.experiments kv --forms q8,q4 --sessions 2 --context 256 --new 64 --json",
+        "python -m pltz.experiments kv --sessions 32 --resume kv-rows.jsonl",
     ],
 )
 @TARGET

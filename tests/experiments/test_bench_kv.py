@@ -1,4 +1,4 @@
-"""``pltz bench kv`` and ``pltz target calibrate``, on a target with random weights."""
+"""``python -m pltz.experiments kv`` and ``pltz target calibrate``, on a target with random weights."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from pltz.cli.root import cli
 from pltz.kv.calibrate import measure
 
 FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
@@ -46,10 +47,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
     return folder
 
 
+def calibrated(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["target", "calibrate", *words], prog_name="pltz")
+
+
 def test_a_target_is_calibrated_and_measured(
     llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
 ) -> None:
-    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL)
+    made = calibrated( str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL)
     assert made.exit_code == 0, made.output
     result = json.loads(made.stdout)
     path = Path(result["file"])
@@ -60,14 +65,14 @@ def test_a_target_is_calibrated_and_measured(
     tight, loose = result["bounds"]
     assert tight == {"max_kl": 1e-9, "max_kl_recall": 4e-9, "measured": False}
     assert loose["most"] <= 0.001 and loose["most_recall"] <= 0.004 and loose["bits"] > 0
-    again = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL[:-1])
+    again = calibrated( str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL[:-1])
     assert again.exit_code == 0, again.output
     assert f"max_kl=0.001 takes {loose['bits']:.2f} bits per element" in again.stdout and "at -8 " in again.stdout
     assert "max_kl=1e-09: no point keeps to it" in again.stdout
-    there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
+    there = calibrated( str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
     assert there.exit_code == 2 and "--force" in there.output
     done = run(
-        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
         "--forms", "q8,predictive", "--greedy", "2", *SMALL,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -78,7 +83,7 @@ def test_a_target_is_calibrated_and_measured(
     assert sum(name.startswith("predictive") for name in rows) == len(result["receipts"]) - 2 >= 10
     point = {row["point"]: row for row in result["receipts"]}[-8]
     bound = run(
-        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
         "--forms", "predictive", "--max-kl", str(1.01 * point["most"]), "--bits", str(1.01 * point["bits"]), *SMALL,
     )  # fmt: skip
     assert bound.exit_code == 0, bound.output
@@ -86,7 +91,7 @@ def test_a_target_is_calibrated_and_measured(
     assert by_kl["receipt"]["most"] <= 1.01 * point["most"] and by_kl["receipt"]["bits"] <= point["bits"]
     assert 0.95 * point["bits"] < by_bits["receipt"]["bits"] <= 1.01 * point["bits"]
     assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
-    other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
+    other = run("kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
 
 
@@ -94,14 +99,14 @@ def test_what_cannot_be_measured_is_refused(
     llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
 ) -> None:
     common = ("--target", str(llama), "--data", str(sessions), *SMALL)
-    assert "--calibration" in run("bench", "kv", "--forms", "predictive", *common).output
-    assert "expected forms among" in run("bench", "kv", "--forms", "zip", *common).output
-    lost = run("target", "calibrate", str(llama), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
+    assert "--calibration" in run("kv", "--forms", "predictive", *common).output
+    assert "expected forms among" in run("kv", "--forms", "zip", *common).output
+    lost = calibrated( str(llama), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
     assert lost.exit_code == 2 and "does not exist" in lost.output
     long = ("--context", "250", "--new", "64", "--json")
-    many = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path / "x"), *long)
+    many = calibrated( str(llama), "--data", str(sessions), "-o", str(tmp_path / "x"), *long)
     assert many.exit_code == 2 and "256 positions" in many.output
-    few = run("target", "calibrate", str(llama), "--data", str(sessions / "1.txt"), "-o", str(tmp_path / "x"), *SMALL)
+    few = calibrated( str(llama), "--data", str(sessions / "1.txt"), "-o", str(tmp_path / "x"), *SMALL)
     assert few.exit_code == 2 and "give more sessions" in few.output and not (tmp_path / "x.work").exists()
 
 
@@ -109,7 +114,7 @@ def test_a_run_goes_on_where_it_was(
     llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    common = ("bench", "kv", "--target", str(llama), "--data", str(sessions), "--resume", str(file), *SMALL)
+    common = ("kv", "--target", str(llama), "--data", str(sessions), "--resume", str(file), *SMALL)
     measured: list[tuple[int, list[str]]] = []
     compare = measure.compare
 

@@ -1,1 +1,0 @@
-"""The measurement of forms of KV: what each takes and loses."""
