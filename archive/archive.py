@@ -189,7 +189,7 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         model_logs: bool = False,
-        model_ids: bool = True,
+        model_ids: bool | None = None,
         merge_turns: bool = True,
     ) -> None:
         """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
@@ -220,7 +220,7 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         model_logs: bool = False,
-        model_ids: bool = True,
+        model_ids: bool | None = None,
         merge_turns: bool = True,
         max_age: float = 0.0,
     ) -> Archive:
@@ -237,7 +237,8 @@ class Archive:
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             model_logs, model_ids: let the model code the text of logs, and the tokens of all else. Else PPMd does, at
-                once, for more bytes, until `shrink`.
+                once, for more bytes, until `shrink`. None: the model codes new sessions of a put of up to 32 KiB in
+                all, about a second of a core, and what is put on a GPU.
             merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process

@@ -19,14 +19,14 @@ class Level(NamedTuple):
         layout: as in `CodingOptions`.
         neighbours: try each session also after an earlier one that is like it.
         model_logs: as in `CodingOptions`.
-        model_ids: as in `Archive.open`. Files have no other way.
+        model_ids: as in `Archive.open`; of an archive None where no level is named. Files have no other way.
     """
 
     bundle: str
     layout: LayoutName
     neighbours: bool
     model_logs: bool
-    model_ids: bool = True
+    model_ids: bool | None = True
 
 
 LEVELS = {

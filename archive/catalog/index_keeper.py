@@ -124,8 +124,8 @@ class IndexKeeper:
         for name in before - catalog.listing.present.lists.keys():
             self._store.delete(object_names.session_list(name))
         for old in absorbed.keys() - made.keys() - catalog.listing.present.indexes:
-            self._store.delete(object_names.index(old))
-            self._store.delete(object_names.table_copy(old))
+            self._store.delete(object_names.index(old), lasting=False)  # nothing names them
+            self._store.delete(object_names.table_copy(old), lasting=False)
         return set(made)
 
     def list_again(self, index: str) -> None:
@@ -155,11 +155,13 @@ class IndexKeeper:
 
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""
-        name = index_file.name_of(data)
-        if not self._store.put(object_names.index(name), data):
-            self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
+        name, table = index_file.name_of(data), index_file.table_of(Held(data))
+        with self._store.ahead([data, table]):
             if not self._store.put(object_names.index(name), data):
-                raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
-        # without the index a manifest would not tell which packs it names
-        self._store.put(object_names.table_copy(name), index_file.table_of(Held(data)))
+                self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
+                if not self._store.put(object_names.index(name), data):
+                    where = object_names.index(name)
+                    raise StoreError(f"{where} holds other bytes than its name says: rebuild or repair")
+            # without the index a manifest would not tell which packs it names
+            self._store.put(object_names.table_copy(name), table)
         return name

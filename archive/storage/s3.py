@@ -254,7 +254,7 @@ class ObjectStore:
         """Delete the object: a bucket cannot overwrite bytes, and one that keeps versions keeps this one."""
         self.delete(name)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, lasting: bool = True) -> None:
         """Delete an object; a missing one is fine. Raises StoreError."""
         import obstore
 

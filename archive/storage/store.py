@@ -130,8 +130,11 @@ class Store(Protocol):
         Raises StoreError; a failure never gives an empty answer.
         """
 
-    def delete(self, name: str) -> None:
-        """Delete an object, durably on return; a missing one is fine. Raises StoreError, WriterFailed."""
+    def delete(self, name: str, *, lasting: bool = True) -> None:
+        """Delete an object, durably on return; a missing one is fine. Raises StoreError, WriterFailed.
+
+        ``lasting``: False: a power cut may bring it back.
+        """
 
     def shred(self, name: str) -> None:
         """Delete an object after overwriting its bytes where the store can.
@@ -321,8 +324,8 @@ class DirectoryStore:
         except OSError as exc:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
-    def delete(self, name: str) -> None:
-        """Delete an object, durably on return. Raises StoreError, WriterFailed."""
+    def delete(self, name: str, *, lasting: bool = True) -> None:
+        """Delete an object as `Store.delete` says. Raises StoreError, WriterFailed."""
         self._check()  # after a failed sync the remaining objects may not be durable
         try:
             self.disk.unlink(name)
@@ -330,7 +333,8 @@ class DirectoryStore:
             return
         except OSError as exc:
             raise _named(f"delete {name}", exc) from exc
-        self._sync_directory(folder_of(name))
+        if lasting:
+            self._sync_directory(folder_of(name))
 
     def shred(self, name: str) -> None:
         """Overwrite an object with zeros, sync it and delete it. Raises StoreError, WriterFailed."""

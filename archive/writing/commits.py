@@ -100,7 +100,7 @@ class Commits:
 
     def __init__(self, catalog: Catalog, last: LastTowers, cutter: SessionCutter, codecs: BundleCodecs) -> None:
         self._catalog, self._last, self.cutter = catalog, last, cutter
-        self._workers = codecs.workers
+        self._codecs, self._workers = codecs, codecs.workers
         self._most = ZSTD_ABOVE
 
     def of(
@@ -192,6 +192,9 @@ class Commits:
                     size += part[-1].size
             except Exception as exc:  # noqa: BLE001 - of the caller's iterator, or its end
                 failed = exc
+            if not seen:  # all of a small put
+                known = sum(r.size for r in part if not (r.size and r.is_log)) if failed else None
+                self._codecs.begin_put(known)
             seen += size
             if seen >= START_BYTES and self._workers.count:
                 self._workers.on = True

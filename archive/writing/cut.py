@@ -13,7 +13,7 @@
 A session goes to the writer in two ways: as tokens of the bundle, and as plain bytes under zstd
 (`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
 of a version shows which codec it was, and its kind whether it is chat, text or ids. Where the model is not to code
-chats and texts, PPMd codes their tokens, and zstd is not tried.
+chats and texts, PPMd codes their tokens, and zstd is tried only where it coded what the session begins with.
 
 The log of an agent (`log_look.is_log`) goes as plain bytes alone, by `logs.LogCodec`: the segments that it begins with,
 told by their ids, then all that is new as one. So a log that grows adds its new lines, in a time like theirs, and one
@@ -160,9 +160,11 @@ class SessionCutter:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
         if tokens is None:
             return by_bytes()
-        codec = self._codecs.of_tokens
+        by_model = self._codecs.by_model(len(content), grows=last is not None)
+        codec = self._codecs.model if by_model else self._codecs.fast
         cut = self._segmented(codec, request, tokens.astype(np.int64), last)
-        return replace(cut, otherwise=[by_bytes()]) if codec is self._codecs.model else cut
+        rivals = by_model or (last is not None and is_bytewise(last.tower.version.tokenizer))
+        return replace(cut, otherwise=[by_bytes()]) if rivals else cut
 
     def _segmented(
         self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None
@@ -284,7 +286,7 @@ class SessionCutter:
             if self._has(tower, request, ids):
                 return tower
         before = last or self._last_ids(request.tenant, request.request.parent or "", codec)
-        by_model = self._codecs.model_codes_ids(ID_BYTES * len(ids))
+        by_model = self._codecs.by_model(ID_BYTES * len(ids), grows=before is not None)
         rows, shared, base = self._id_segments(request, ids, before, MAX_SEGMENT if by_model else PPMD_SEGMENT)
         own = codec if by_model else self._codecs.of_many_ids(codec.tokenizer)
         return _new_session(request, rows, own, shared=shared, base=base)

@@ -231,7 +231,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
     """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
     kind = request.session.kind
     tokens = len(tower.tokens) if kind == "ids" else len(request.text)
-    by_model = kind != "ids" or codecs.model_codes_ids(ID_BYTES * tokens)
+    by_model = kind != "ids" or codecs.by_model(ID_BYTES * tokens, grows=True)
     return PutReceipt(
         tenant=request.tenant,
         name=request.name,

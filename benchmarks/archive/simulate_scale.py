@@ -170,7 +170,7 @@ class CountedBucket:
         self._count("LIST", max(1, -(-len(found) // LISTED)))
         return found
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, lasting: bool = True) -> None:
         self._count("DELETE")
         self._folder(name).pop(object_names.last_part(name), None)
 

@@ -92,7 +92,7 @@ def open_archive(
     threads: int | None = None,
     layout: "LayoutName" = "default",
     model_logs: bool = False,
-    model_ids: bool = True,
+    model_ids: bool | None = None,
     perhaps_sealed: bool = False,
 ) -> "Archive":
     """Open the archive at ``place``, by default that of the running command, with its key where it is sealed.

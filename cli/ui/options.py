@@ -97,7 +97,7 @@ LEVEL: Decorator = click.option(
     help="0, of an archive, codes all by PPMd, until archive shrink. 1 to 3 code with nano, the fastest bundle, 4 "
     "to 6 with mini, 7 with base, the smallest. 1 and 4 thaw sooner on a GPU. 3, 6 and 7 try sessions of a "
     "file after similar ones, and code logs by the bundle too; the others code them by PPMd, at once.  "
-    "[default: 6 of a file, 5 of an archive]",
+    "[default: 6 of a file, of an archive 5 for new sessions of up to 32 KiB in all, else 0]",
 )
 TARGET: Decorator = click.option(
     "--target",
@@ -145,6 +145,8 @@ def level_of(
     if number == 0 and default == FILE_LEVEL:
         raise UsageError("level 0 is of an archive, which shrinks later: a file has levels 1 to 7")
     chosen = level(number) if number is not None and not bundle else LEVELS[default if number is None else number]
+    if number is None:
+        chosen = chosen._replace(model_ids=None)
     return (chosen.bundle if number is not None and not bundle else bundle), chosen
 
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pltz.models.bundle.tokenizer import BundleTokenizer
 
 
+ONCE_BYTES = 1 << 15  # bytes of content, logs left out: a second of a core for the bundle `mini`
+
 _Needs = tuple[int, bytes, bytes]  # method, bundle, tokenizer
 
 
@@ -122,7 +124,8 @@ class BundleCodecs:
     Args:
         registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
         bundles: the first one codes new sessions; all are read.
-        model_logs, model_ids: the text of logs, and tokens of all else, are put by the model; else by PPMd.
+        model_logs, model_ids: the text of logs, and tokens of all else, are put by the model; else by PPMd. None: as
+            `begin_put` decides.
         workers: as in `codecs_of`, where the codecs are made here.
         engine: options of the codecs that are made.
     """
@@ -133,14 +136,16 @@ class BundleCodecs:
         bundles: Sequence[Bundle],
         *,
         model_logs: bool = False,
-        model_ids: bool = True,
+        model_ids: bool | None = True,
         workers: Workers | None = None,
         **engine: Unpack[EngineOptions],
     ) -> None:
         if not registry:
             registry.register(*codecs_of(bundles, workers=workers, **engine))
         self.bundle, self.tokenizer = bundles[0], bundles[0].tokenizer
-        self.registry, self._engine, self._model_ids = registry, engine, model_ids
+        self.registry, self._engine = registry, engine
+        self._model_ids = True if model_ids is None and engine.get("device", "cpu") != "cpu" else model_ids
+        self._small = True
         registry.make = self.codec_for
         self._bundles = bundles
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
@@ -157,10 +162,18 @@ class BundleCodecs:
         """Return the codec of the first bundle's tokens."""
         return self.registry[0]
 
-    @cached_property
-    def of_tokens(self) -> SegmentCodec:
-        """Return the codec of the tokens of chats and texts: the model's, or where that is not to code them PPMd's."""
-        return self.model if self._model_ids else self.fast
+    def begin_put(self, size: int | None) -> None:
+        """Begin a put of so many bytes of content; None: of more than are read at once."""
+        self._small = size is not None and size <= ONCE_BYTES
+
+    def by_model(self, size: int, *, grows: bool) -> bool:
+        """Return whether the model codes the tokens of a session of so many bytes in this put; else PPMd, at once.
+
+        Where nothing else is said, it codes what takes about a second in all, but no turn of a stored session.
+
+        ``grows``: whether it begins with a stored session.
+        """
+        return size <= limits.ZSTD_ABOVE and (self._small and not grows if self._model_ids is None else self._model_ids)
 
     @cached_property
     def fast(self) -> PpmdCodec:
@@ -210,10 +223,6 @@ class BundleCodecs:
     def of_many_ids(self, tokenizer: bytes) -> IdsCodec:
         """Return the codec, by PPMd, of ids of a tokenizer that are too many for the model."""
         return self.registry.for_ids(tokenizer)
-
-    def model_codes_ids(self, size: int) -> bool:
-        """Return whether ids of so many bytes are put by the model; else by PPMd."""
-        return self._model_ids and size <= limits.ZSTD_ABOVE
 
     def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
         """Return the tokenizer with a fingerprint, of a bundle given or at hand. Raises BundleMismatch."""

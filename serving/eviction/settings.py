@@ -20,8 +20,7 @@ class HookSettings:
     ``journal_bytes``: most bytes of all journal files, None for no limit but the disk. ``when_full``: which
     evictions are lost when memory is full. ``segment_bytes``: size of a journal file. ``batch_tokens``:
     tokens per commit. ``nice``: priority of the worker. ``threads``: threads of its coder. ``layout``: of
-    long sessions. ``model_ids``: False: PPMd codes ids, at once, until `pltz archive shrink`. ``merge_turns``: join the
-    last turns of sessions that grow, as there.
+    long sessions. ``model_ids``, ``merge_turns``: as of `Archive.open`.
     """
 
     flush_seconds: Annotated[float, Limits(0.001, 60)] = 0.05
@@ -34,7 +33,7 @@ class HookSettings:
     nice: Annotated[int, Limits(0, 19)] = 19
     threads: Positive = 1
     layout: LayoutName = "default"
-    model_ids: bool = True
+    model_ids: bool | None = None
     merge_turns: bool = True
 
     def __post_init__(self) -> None:

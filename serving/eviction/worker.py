@@ -311,7 +311,7 @@ def drain(
     key: Secret | None = None,
     threads: int | None = None,
     layout: LayoutName = "default",
-    model_ids: bool = True,
+    model_ids: bool | None = None,
     merge_turns: bool = True,
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,

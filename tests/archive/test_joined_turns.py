@@ -103,7 +103,7 @@ def test_sessions_that_grew_come_back_from_everywhere(
     for turns in range(TURNS):
         for name, rows in versions.items():
             (tmp_path / "in.jsonl").write_text(json.dumps({"messages": rows[turns]}) + "\n")
-            place.pltz("put", tmp_path / "in.jsonl", "--name", name, "--bundle", "nano")
+            place.pltz("put", tmp_path / "in.jsonl", "--name", name, "--level", "2")
     assert place.runs() >= 2
     place.has_all(tmp_path, versions)
     # to another archive, to files, and to a .pltz file

@@ -42,10 +42,10 @@ def turns(stream: Tokens, number: int, count: int) -> Tokens:
 def grown(tmp_path: Path, bundle: Bundle, stream: Tokens) -> Archive:
     """Return an archive, just opened, of eight sessions that grew in three puts."""
     place = tmp_path / "cold"
-    cold = Archive.open(place, create=True, bundle=bundle)
+    cold = Archive.open(place, create=True, bundle=bundle, model_ids=True)
     for size in (40, 80, 120):
         list(cold.put_many([PutRequest(str(n), turns(stream, n, size)) for n in range(8)]))
-    return Archive.open(place, bundle=bundle)
+    return Archive.open(place, bundle=bundle, model_ids=True)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ class CountedStore:
         self.listed[folder] += 1
         return {last_part(name): len(data) for name, data in self.objects.items() if folder_of(name) == folder}
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, lasting: bool = True) -> None:
         self.requests["delete"] += 1
         self.objects.pop(name, None)
 

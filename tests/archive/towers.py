@@ -251,6 +251,7 @@ class SessionArchive:
             bundle=[*bundles] or None,
             tokenizers=tokenizers,
             model_logs=model_logs,
+            model_ids=True,
             merge_turns=merge_turns,
             **engine,
         )

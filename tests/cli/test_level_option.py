@@ -59,7 +59,7 @@ def test_the_text_of_a_log_is_coded_as_the_level_of_a_put_says(
     how = heard(monkeypatch, Archive, "open")
     chosen = [] if level is None else ["--level", level]
     assert run("archive", "put", "-r", cold, chats, *chosen).exit_code == 0
-    assert how["model_logs"] is by_model and how["model_ids"] is (level != 0)
+    assert how["model_logs"] is by_model and how["model_ids"] is (None if level is None else level != 0)
 
 
 @pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])

@@ -178,6 +178,24 @@ def test_chats_come_to_what_a_put_by_the_model_takes(place: Place, tmp_path: Pat
     assert place.open().get("shares").value == shares
 
 
+def test_the_model_codes_a_small_put_at_once_and_ppmd_a_large_one(tmp_path: Path) -> None:
+    cold = Archive.open(tmp_path / "cold", create=True, bundle="nano")
+    said = [{"role": "user" if n % 2 == 0 else "assistant", "content": text} for n, text in enumerate(PROSE * 4)]
+    small, large = said[:9], said[:400]
+    assert cold.put("small", small).method == "model"
+    many = [PutRequest(f"{n}", said[n : n + 3]) for n in range(150)]
+    assert {one.method for one in cold.put_many(iter(many))} == {"ppmd"}
+    assert all(one.unchanged for one in cold.put_many(many[:9]))
+    assert {cold.put(name, large).method for name in ("small", "large")} == {"ppmd"}
+    assert cold.put("log", log(400)).method == "log + ppmd" and cold.put("after it", small).method == "model"
+    assert {cold.put(f"ids {n}", [9] * n, prefixes=[4]).method for n in (8192, 8193)} == {"model", "ppmd"}
+    for bundled, ways in ((True, {"model"}), (False, {"ppmd"})):
+        other = Archive.open(tmp_path / "cold", bundle="nano", model_ids=bundled)
+        assert {other.put(f"{bundled}", session).method for session in (small, large)} == ways
+    assert cold.get("small").value == large and cold.shrink().fresh > 150
+    assert cold.shrink().shrunk == 0 and cold.verify(decode=True).sound and cold.get("small").value == large
+
+
 def test_the_budget_ends_it(place: Place) -> None:
     place.put(request(40), fast=True)
     told = place.open().shrink(budget=0)

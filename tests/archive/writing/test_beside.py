@@ -55,7 +55,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def put(place: Path) -> list[PutReceipt]:
-    with Archive.open(place, create=True, bundle="nano", model_logs=True) as cold:
+    with Archive.open(place, create=True, bundle="nano", model_logs=True, model_ids=True) as cold:
         receipts = list(cold.put_many(requests()))
         assert [cold.get(one.name, version=one.version).session for one in receipts] == [r.session for r in requests()]
         return receipts
