@@ -107,7 +107,8 @@ def decode_records(
             groups.setdefault(id(codec), (codec, []))[1].append(number)
     for codec, numbers in groups.values():
         tokens = [wanted[number].item.record.tokens for number in numbers]
-        sizes = dict(zip(numbers, (size // (LOG_SHARE if codec.carries else 1) for size in tokens), strict=True))
+        share = LOG_SHARE * codec.weight if codec.carries else 1
+        sizes = dict(zip(numbers, (size // share for size in tokens), strict=True))
         for part in decodable_groups(numbers, sizes.__getitem__):
             answers = _decode(codec, keys, [wanted[n] for n in part], heard)
             for number, answer in zip(part, answers, strict=True):

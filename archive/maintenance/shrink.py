@@ -13,12 +13,15 @@ lies in the others is about to be moved, and is shrunk there.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, decode_records
@@ -31,19 +34,20 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import RUN, Context, segment_only, tokens_fit
 from pltz.archive.maintenance.domain_records import identities
 from pltz.archive.work_part import WorkPart
-from pltz.archive.writing.commits import Pace
+from pltz.archive.writing.commits import FIRST, Pace
 from pltz.archive.writing.segments import PendingSegment, Row
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise
+from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise, unproved
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_coder import parse
 from pltz.coding.workers import START_BYTES
 from pltz.plt_codec.container.frame import PPMD, TOWER, Method
 from pltz.plt_codec.errors import FormatError, PltzError
 
-COMMIT_BYTES, COMMIT_SECONDS = 1 << 26, 60.0  # of content per commit, at most, and of coding it
-COMMIT_RECORDS = 64  # per commit: each may stand below `REACH` bytes of its log, which are in memory
+PROVERS = 2  # groups that are proved beside each other, on a GPU
+# per commit, at most: of content, of coding it, and records, each of which may stand below `REACH` bytes in memory
+COMMIT_BYTES, COMMIT_SECONDS, COMMIT_RECORDS = 1 << 26, 60.0, 64
 TRIED = 1 << 12  # bytes of a text from which its ratio tells whether a model would shrink it
 NOISE = 0.7  # bytes per byte of such a text that is left as it is: base64 and the like
 SAVED = 0.3  # share of a text in the fast form that a model saves, about: `nano`, of 24 real logs
@@ -93,6 +97,54 @@ class _Fresh(NamedTuple):
     text: int
 
 
+@dataclass
+class _Begun:
+    """Records of ``size`` bytes of content, coded anew and not yet put.
+
+    Attributes:
+        pending: the records that could be read, with their segments.
+        unread, problems: as of `Shrunk`.
+        proof: to come: the seconds in which the segments were decoded. None: nobody does that ahead.
+        seconds: that coding took.
+    """
+
+    size: int
+    pending: list[tuple[Found, PendingSegment]] = field(default_factory=list)
+    unread: int = 0
+    problems: tuple[str, ...] = ()
+    proof: Future[float] | None = None
+    seconds: float = 0.0
+
+
+class _Provers:
+    """Threads that decode what was coded by a GPU, while more is coded; none without one."""
+
+    def __init__(self, log: LogCodec) -> None:
+        self._log, self._own = log, threading.local()
+        self.count = PROVERS * log.has_twins
+        self._pool = ThreadPoolExecutor(PROVERS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, segments: Sequence[PendingSegment]) -> Future[float] | None:
+        """Begin to decode segments. Those that do not give their tokens are left, and refused when they are put."""
+        return self._pool.submit(self._prove, segments) if self.count and segments else None
+
+    def _prove(self, segments: Sequence[PendingSegment]) -> float:
+        began = time.monotonic()
+        if not hasattr(self._own, "twin"):
+            self._own.twin = self._log.twin()
+        coded = [s.coded_by(s.codec, s.mode, s.data, len(s.tokens)) for s in segments]
+        left = set(unproved(self._own.twin.decode, coded, [s.tokens for s in segments]))
+        for n, segment in enumerate(segments):
+            segment.proved = b"" if n in left else segment.data
+        return time.monotonic() - began
+
+
 class Shrinker:
     """Shrinks one archive. Several may run at once, beside writers and collectors."""
 
@@ -119,19 +171,24 @@ class Shrinker:
         tell(report)
         workers = self._codecs.workers
         workers.on |= workers.count > 0 and sum(one.tokens for one in todo) >= START_BYTES
-        pace, at = Pace(COMMIT_BYTES, COMMIT_SECONDS), 0
-        while at < len(todo) and not dry_run:
-            group = _group(todo[at:], pace.limit)
-            size, spent = sum(one.tokens for one in group), time.monotonic() - began
-            if budget is not None and spent + (spent * size / coded if coded else 0) >= budget:
-                break
-            self._catalog.store.want_room()
-            start = time.monotonic()
-            result = self._catalog.decide(partial(self._shrink, group, report))
-            pace.took(size, time.monotonic() - start)
-            vars(report).update(vars(result))
-            at, coded = at + len(group), coded + size
-            tell(report)
+        with _Provers(self._log) as provers:
+            first = COMMIT_BYTES // 2 if provers.count else FIRST  # a GPU codes many as soon as few
+            pace, at = Pace(COMMIT_BYTES, COMMIT_SECONDS, last=1, first=first), 0
+            waiting = deque[_Begun]()
+            while (at < len(todo) and not dry_run) or waiting:
+                group = _group(todo[at:], pace.limit)
+                size, spent = sum(one.tokens for one in group), time.monotonic() - began
+                late = budget is not None and spent + (spent * size / coded if coded else 0) >= budget
+                if group and not late:
+                    at, coded = at + len(group), coded + size
+                    waiting.append(self._begun(group, provers))
+                    if len(waiting) <= provers.count:
+                        continue
+                elif late:
+                    at = len(todo)
+                if waiting:
+                    pace.took(*self._put(waiting.popleft(), report))
+                    tell(report)
         report.left = report.fresh - report.done
         if report.shrunk:
             self._indexes.write_if_due()
@@ -201,20 +258,52 @@ class Shrinker:
 
     # ---- code them anew
 
-    def _shrink(self, group: Sequence[_Fresh], before: Shrunk) -> Shrunk:
-        """Code some records anew and put those that are shorter. Raises Outdated where others changed what is there.
+    def _begun(self, group: Sequence[_Fresh], provers: _Provers) -> _Begun:
+        """Code some records anew, and begin to prove them. Raises Fenced, StoreError."""
+        began = time.monotonic()
+        self._catalog.store.want_room()
+        begun = self._catalog.decide(partial(self._code, group))
+        begun.proof = provers.submit([segment for _, segment in begun.pending if segment.codec.carries])
+        begun.seconds = time.monotonic() - began
+        return begun
+
+    def _code(self, group: Sequence[_Fresh]) -> _Begun:
+        """Return records with their segments, coded anew. Raises Outdated where others changed what is there."""
+        begun = _Begun(sum(one.tokens for one in group))
+        items = self._standing([self._catalog.lookup.at(one.location) for one in group])
+        begun.pending = self._pending(items, begun)
+        self._writer.encode([segment for _, segment in begun.pending])
+        return begun
+
+    def _standing(self, items: Sequence[Found]) -> list[Found]:
+        """Return those of some records that are there, in packs that stay, and have no shorter one."""
+        packs = self._catalog.listing.packs.keys() - self._catalog.listing.condemned
+        return [i for i in items if i.location.pack in packs and self._text(i) and not self._has_shorter(i)]
+
+    def _put(self, begun: _Begun, report: Shrunk) -> tuple[int, float]:
+        """Put the records that are shorter, and count them. Returns the bytes that were coded, and seconds.
+
+        Raises Fenced, StoreError, WriterFailed.
+        """
+        began = time.monotonic()
+        proved = begun.proof.result() if begun.proof else 0.0
+        waited = time.monotonic() - began
+        vars(report).update(vars(self._catalog.decide(partial(self._publish, begun, report))))
+        return begun.size, begun.seconds + proved + time.monotonic() - began - waited
+
+    def _publish(self, begun: _Begun, before: Shrunk) -> Shrunk:
+        """Put the records that are shorter. Raises Outdated where others changed what is there.
 
         ``before``: the result so far.
         """
-        catalog, report = self._catalog, replace(before)
-        standing = catalog.listing.packs.keys() - catalog.listing.condemned
-        items = [catalog.lookup.at(one.location) for one in group if one.location.pack in standing]
-        items = [item for item in items if self._text(item) and not self._has_shorter(item)]
-        pending = self._pending(items, report)
-        self._writer.encode([segment for _, segment in pending])
+        keys, report = self._catalog.keys, replace(before)
+        report.unread, report.problems = before.unread + begun.unread, before.problems + begun.problems
         rows, new, relied = list[Row](), dict[bytes, PendingSegment](), set[bytes]()
-        for item, segment in pending:
-            size, shorter = len(catalog.keys.bits(item.context, item.record)), len(segment.data)
+        items = self._standing([item for item, _ in begun.pending])
+        segments = {item.location: segment for item, segment in begun.pending}
+        for item in items:
+            segment = segments[item.location]
+            size, shorter = len(keys.bits(item.context, item.record)), len(segment.data)
             if shorter >= size or not tokens_fit(len(segment.tokens), shorter):
                 report.kept += 1
                 continue
@@ -228,7 +317,7 @@ class Shrinker:
             self._writer.copy(rows, new, relied=relied, fence=partial(self._fence, items))
         return report
 
-    def _pending(self, items: Sequence[Found], report: Shrunk) -> list[tuple[Found, PendingSegment]]:
+    def _pending(self, items: Sequence[Found], report: _Begun) -> list[tuple[Found, PendingSegment]]:
         """Return records with their segments, decoded, to be coded anew. Those that cannot be read are left out.
 
         A part of a log is coded after what its record was: what stands below it hangs on that.

@@ -310,7 +310,7 @@ def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list
     found = []
     for codec in {id(s.codec): s.codec for s in segments}.values():
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]
-        most = BATCH_BYTES if isinstance(codec, LogCodec) else BATCH_TOKENS
+        most = BATCH_BYTES * codec.weight if isinstance(codec, LogCodec) else BATCH_TOKENS
         # a segment reaches as many tokens above it as its codec does, at most
         ends = list(accumulate(len(segments[n].tokens) + bool(segments[n].up) * codec.reach for n in numbers))
         begin = done = 0

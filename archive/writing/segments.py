@@ -62,10 +62,11 @@ class PendingSegment:
         stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
         recalled: of a log, what is left of it without the passages that it recalls; None: all.
         source: of a log, what it recalls them from.
+        proved: the bitstring that was decoded already, and gave these tokens; empty: none was.
     """
 
     __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "recalled",
+        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "proved", "recalled",
         "source", "stored", "tokens", "up",
     )  # fmt: skip
 
@@ -73,7 +74,7 @@ class PendingSegment:
         self.context, self.mode = context, ALONE
         self.depth: int = up.depth + 1 if up else 0
         self.codec, self.up, self.tokens = codec, up, tokens
-        self.id = self.digest = self.data = b""
+        self.id = self.digest = self.data = self.proved = b""
         self.coded = False
         self.part: Above | None = None
         self.stored: tuple[bytes, int] | None = None

@@ -30,7 +30,7 @@ from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, L
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.record import FORGET, TICK_BITS, tokens_fit
+from pltz.archive.format.record import FORGET, TICK_BITS, Record, tokens_fit
 from pltz.archive.writing.batch import (
     Contexts,
     PendingVersion,
@@ -59,7 +59,7 @@ from pltz.coding.codecs.codec import (
     shortest,
     unproved,
 )
-from pltz.plt_codec.container.frame import FAST
+from pltz.plt_codec.container.frame import CODING, FAST
 from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:
@@ -145,15 +145,21 @@ class Publisher:
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written.
 
+        Bytes that are those that were decoded already, in the same mode, are not decoded again.
+
         Raises ArchiveError, ContentError.
         """
         keys = self.catalog.keys
-        proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
-        for codec, numbers in batches([s for _, s in proving]):
+        proving: list[tuple[Record, bytes, PendingSegment]] = []
+        for (context, record), segment in zip(rows, new, strict=True):
+            if segment:
+                bits = keys.bits(context, record) if keys.cipher else record.bitstring
+                if bits != segment.proved or record.mode & CODING != segment.mode & CODING:
+                    proving.append((record, bits, segment))
+        for codec, numbers in batches([s for _, _, s in proving]):
             part = [proving[n] for n in numbers]
-            bits = [keys.bits(c, r) if keys.cipher else r.bitstring for (c, r), _ in part]
-            coded = [s.coded_by(s.codec, r.mode, b, r.tokens) for ((_, r), s), b in zip(part, bits, strict=True)]
-            if unproved(codec.decode, coded, [s.tokens for _, s in part]):
+            coded = [s.coded_by(s.codec, r.mode, bits, r.tokens) for r, bits, s in part]
+            if unproved(codec.decode, coded, [s.tokens for _, _, s in part]):
                 raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:

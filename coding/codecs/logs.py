@@ -28,7 +28,7 @@ from pltz.plt_codec.container.frame import TOWER, Method, tokenizer_of_bytes
 from pltz.plt_codec.lanes import Tokens
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Parts, Progress
+    from pltz.coding.parts import Coder, Doubling, Parts, Progress
     from pltz.coding.workers import Later, Workers
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
@@ -73,16 +73,25 @@ class LogCodec(SegmentCodec):
         slow.by_model = slow._any_size = True
         return slow
 
-    def twin(self, coder: Coder) -> LogCodec:
-        """Return the same codec over another coder of the same tokens, for another thread."""
+    def twin(self, coder: Coder | None = None) -> LogCodec:
+        """Return the same codec over another coder of the same tokens, for another thread; None: over its twin."""
         twin = copy(self)
-        twin._coder = self._coder.twin(coder)
+        twin._coder = self._coder.twin(coder or cast("Doubling", self._coder.coder).twin())
         return twin
+
+    @property
+    def has_twins(self) -> bool:
+        """Return whether its coder, on a GPU, can have others beside it."""
+        return hasattr(self._coder.coder, "twin")
 
     @cached_property
     def _coder(self) -> LogCoder:
         coder = self._given or cast("Bundle", self._bundle).coder(self._device, self._threads)
         return LogCoder(self._bundle, coder, self.workers)
+
+    @property
+    def weight(self) -> int:  # type: ignore[override]
+        return max(1, self._coder.side_by_side // 2)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -84,7 +86,8 @@ class Draft:
 
     Attributes:
         past: the text above that counts; its tokens only where the model may code the text.
-        columns, opaque: parts of its table.
+        columns, opaque: parts of its table, the second under zstd where that is shorter,
+        unpacked: and its bytes without it; None: it is as it was.
         count: bytes of its text.
         by_ppmd: its text in PPMd bytes.
         tokens: of its text, (T,), where the model may code it; else none.
@@ -96,6 +99,7 @@ class Draft:
     past: Text
     columns: bytes
     opaque: bytes
+    unpacked: int | None
     count: int
     by_ppmd: bytes
     tokens: Tokens = field(default_factory=_none)
@@ -242,7 +246,7 @@ class LogTables:
         if (part := Above.of(content, above)).to_follow:
             self._texts.put(part.key, text)
         by_ppmd = ppmd.encode(text, learnt(past.data, len(content)))
-        draft = Draft(past, split.columns, split.opaque, len(text), by_ppmd)
+        draft = Draft(past, split.columns, *_packed(split.opaque), len(text), by_ppmd)
         if by_model and text:
             draft.tokens = self._said(data, [VOICES[piece.voice] for piece in split.pieces])
             draft.copies = repeats.find(draft.tokens, past.tokens)
@@ -349,6 +353,11 @@ class LogCoder:
         twin.coder = coder
         return twin
 
+    @property
+    def side_by_side(self) -> int:
+        """Return how many contents are split or joined at once."""
+        return 1 + self._workers.count * self._workers.on
+
     # ---- content -> frame
 
     def begin(self, content: bytes, above: Above | None, by_model: bool) -> Later | None:
@@ -432,26 +441,31 @@ class LogCoder:
             literals = one.count - sum(copy.length for copy in taken[n])
             items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n].tokens))
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
-        texts = {n: repeats.expand(tokens, taken[n], pasts[n].tokens) for n, tokens in found.items()}
+        tokens = {n: repeats.expand(literals, taken[n], pasts[n].tokens) for n, literals in found.items()}
         known = sources or [None] * len(batch)
-        return [
-            self._decoded(one, pasts[n], texts.get(n), count, above, source) if one else Decoded(above, bytes)
-            for n, (one, (_, count, above), source) in enumerate(zip(parsed, batch, known, strict=True))
-        ]
+
+        def text(n: int) -> bytes:
+            one, count = parsed[n], batch[n][1]
+            return self._tables.text(one, learnt(pasts[n].data, one.own or count), tokens.get(n)) if one else b""
+
+        several = len(batch) > 1 and self.side_by_side > 1  # PPMd holds no lock
+        with ThreadPoolExecutor(self.side_by_side) if several else nullcontext() as pool:
+            texts = (pool.map if pool else map)(text, range(len(batch)))
+            return [
+                self._decoded(one, text, count, above, source) if one else Decoded(above, bytes)
+                for one, text, (_, count, above), source in zip(parsed, texts, batch, known, strict=True)
+            ]
 
     def _decoded(
         self,
         parsed: Parsed,
-        past: Text,
-        tokens: Tokens | None,
+        text: bytes,
         count: int,
         above: Above | None,
         source: Source | None,
     ) -> Decoded:
-        """Begin to join the content of a frame. ``tokens``: of its text, (T,), where the model coded it."""
-        own = parsed.own or count
-        text = self._tables.text(parsed, learnt(past.data, own), tokens)
-        part = Above.made_of(parsed.columns, parsed.bits, text, own, above, count)
+        """Begin to join the content of a frame, of which the text is decoded."""
+        part = Above.made_of(parsed.columns, parsed.bits, text, parsed.own or count, above, count)
         later = self._workers.submit("content", part)
 
         def content() -> bytes:
@@ -467,11 +481,17 @@ class LogCoder:
         return Decoded(part, content)
 
 
+def _packed(opaque: bytes) -> tuple[bytes, int | None]:
+    """Return opaque bytes under zstd, and how many they are; None, and as they are, where that is not shorter."""
+    if Fallback().fast_size(opaque) < len(opaque) and len(shorter := Fallback().compress(opaque)) + 4 < len(opaque):
+        return shorter, len(opaque)
+    return opaque, None
+
+
 def _frame(content: bytes, draft: Draft, coded: Encoded | None, recalled: Recalled | None) -> bytes:
     """Return the shorter frame of a content. ``coded``: its literals by the model, None where PPMd codes the text."""
-    head, opaque, unpacked = 0, draft.opaque, list[int]()
-    if Fallback().fast_size(opaque) < len(opaque) and len(shorter := Fallback().compress(opaque)) + 4 < len(opaque):
-        head, opaque, unpacked = PACKED, shorter, [len(opaque)]
+    head, opaque = 0 if draft.unpacked is None else PACKED, draft.opaque
+    unpacked = [] if draft.unpacked is None else [draft.unpacked]
     kind, count, text = 0, draft.count, draft.by_ppmd
     if coded is not None:
         copies = repeats.pack(draft.copies) if draft.copies else b""

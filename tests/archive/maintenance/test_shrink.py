@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.work_part import WorkPart
-from pltz.archive.writing.writer import ArchiveWriter
+from pltz.archive.writing.writer import ArchiveWriter, Publisher
 from pltz.coding.codecs.logs import method_of
 from pltz.models.session.session import Session
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
+from pltz.plt_codec.engines.native.coder import NativeCoder
 from tests.archive.sealed import RAW
 from tests.archive.simulated_disk import SimDisk
 
@@ -315,3 +317,39 @@ def test_a_crash_leaves_either_form(secret: Secret | None) -> None:
         assert cold.verify(decode=True).sound
         outcomes.add(cold.shrink(dry_run=True).fresh)
     assert outcomes == {0, 2} and len(left) > 5
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_a_gpu_codes_is_proved_beside_it_or_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool
+) -> None:
+    place, threads, again = Place(tmp_path / "cold", None), list[str](), list[int]()
+    place.put(*(request(60 + n, str(n), n) for n in range(5)), fast=True)
+    wanted = Place(tmp_path / "other", None)
+    wanted.put(*(request(60 + n, str(n), n) for n in range(5)), fast=False)
+
+    class Twin(NativeCoder):
+        def twin(self, *, urgent: bool = False) -> Twin:
+            return self
+
+        def decode(self, items: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            found = super().decode(items, **options)
+            return [ids[::-1] for ids in found] if fault and "Pool" in threads[-1] else found
+
+    proves = Publisher._prove_decoding
+
+    def proving(self: Publisher, rows: Any, new: Any) -> None:
+        before = len(threads)
+        proves(self, rows, new)
+        again.append(len(threads) - before)
+
+    monkeypatch.setattr(Publisher, "_prove_decoding", proving)
+    archive = place.open()
+    archive.codecs.log._coder.coder.__class__ = Twin
+    assert archive.shrink().shrunk == 5
+    assert any("Pool" in name for name in threads), (threads, again)
+    assert [n > 0 for n in again] == [fault]
+    assert {name: bits for name, (_, bits) in place.bitstrings().items()} == {
+        name: bits for name, (_, bits) in wanted.bitstrings().items()
+    }
