@@ -91,6 +91,7 @@ class LogCodec(SegmentCodec):
 
     @property
     def weight(self) -> int:  # type: ignore[override]
+        """Return half the contents that are split or joined at once: 1 on two cores."""
         return max(1, self._coder.side_by_side // 2)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
