@@ -70,9 +70,6 @@ FORMATS: tuple[InputFormat, ...] = (
 )
 
 
-_OF_VALUE = [(known, known.of_value) for known in FORMATS if known.of_value]
-
-
 def of_head(head: bytes) -> InputFormat | None:
     """Return the format of a file that begins with these bytes, or None."""
     return next((known for known in FORMATS if known.of_head and known.of_head(head)), None)
@@ -90,8 +87,8 @@ def of_value(value: Any) -> InputFormat | None:
     'openai'
     >>> of_value({"messages": "oops"})
     """
-    tried = _OF_VALUE if value else ()  # {} and [] may be a million of a file
-    return next((known for known, fits in tried if fits(value)), None)
+    tried = FORMATS if value else ()  # {} and [] may be a million of a file
+    return next((known for known in tried if known.of_value and known.of_value(value)), None)
 
 
 def of_row(value: Any) -> InputFormat | None:

@@ -17,4 +17,4 @@ def is_messages(value: Any, test: Callable[[Any], bool] | None = None) -> bool:
 
 def is_message(value: Any) -> bool:
     """Return whether a value is an object with a role, or a speaker in the style of ShareGPT."""
-    return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ("role", "from"))
+    return isinstance(value, dict) and (isinstance(value.get("role"), str) or isinstance(value.get("from"), str))
