@@ -49,10 +49,6 @@ class PeerForm(CompactForm):
     def __init__(self, name: str, change: Change) -> None:
         self.name, self.change = name, change
 
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the bytes of the KV. See `KVCodec.size`."""
-        return kv.numel() * kv.element_size()
-
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the changed KV, of the same shape, and its size as the name of an empty part."""
         changed, bits = self.change(kv.float())

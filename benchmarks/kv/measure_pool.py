@@ -423,7 +423,7 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
 class Pages:
     """Pages as a form, for the measurement of forms. ``keep``: tokens at the end that stay exact."""
 
-    exact, compact, receipt = False, False, None
+    exact, receipt = False, None
 
     def __init__(self, pages: PageFormat, keep: int) -> None:
         self.pages, self.keep = pages, keep
@@ -442,10 +442,6 @@ class Pages:
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Do nothing: nothing was read."""
-
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the bytes of the KV."""
-        return kv.nbytes
 
     def near(self, parts: Parts, device: torch.device) -> Parts:
         """Return the parts where they are."""

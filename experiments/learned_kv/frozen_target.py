@@ -110,10 +110,6 @@ class ChangedForm(CompactForm):
     def __init__(self, name: str, frozen: FrozenTarget, change: Change, bits: float) -> None:
         self.name, self.frozen, self.change, self.bits = name, frozen, change, bits
 
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the bytes of the KV. See `KVCodec.size`."""
-        return kv.numel() * kv.element_size()
-
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the KV, and the size of what is kept of it as the name of an empty part."""
         sinks = kv[:, :, :, :SINKS].numel() if self.bits else 0

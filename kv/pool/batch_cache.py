@@ -38,8 +38,8 @@ class BatchKVCache(Cache):
     """
 
     def __init__(self, sessions: Sequence[PackedSession], *, keep: int = KEEP) -> None:
-        if not sessions or any(one.spilled or one.pool is not sessions[0].pool for one in sessions):
-            raise UsageError("expected at least one session, all on the device of one pool: call `warm` first")
+        if not sessions or any(one.pool is not sessions[0].pool for one in sessions):
+            raise UsageError("expected at least one session, all of one pool")
         self.pool, self.keep = sessions[0].pool, keep
         self.tables = [list(one.blocks) for one in sessions]
         self.packed = [one.packed for one in sessions]

@@ -27,14 +27,13 @@ class PackedSession:
     """One session. It holds its blocks until `release`. One thread uses it at a time.
 
     ``packed``: tokens that pages hold, from position 0; the first of them are sinks, whose rows are not looked at.
-    ``blocks``: their table, of the host's slab while the session is spilled. ``exact``: (layers, 2, heads, E, D) in
+    ``blocks``: their table, of the device's slab. ``exact``: (layers, 2, heads, E, D) in
     the KV's type, keys at their positions: the sinks if any token is packed, then the tail. ``lost``: a form that some
     of it was in before, and that lost something. ``warmed``: tokens that were in host memory when it was matched.
     """
 
     def __init__(self, pool: BlockPool, blocks: Sequence[int], packed: int, exact: torch.Tensor) -> None:
         self.pool, self.blocks, self.packed, self.exact = pool, list(blocks), packed, exact
-        self.spilled = False
         self.lost: KVCodec | None = None
         self.warmed = 0
 
@@ -71,7 +70,6 @@ class PackedSession:
 
     def pack(self, keep: int = KEEP) -> None:
         """Move all but the last ``keep`` exact tokens into pages. No token is ever packed twice."""
-        self._check()
         tail = self.exact[:, :, :, self.sinks :]
         count = tail.shape[3] - keep
         if count <= self.pool.form.sinks:
@@ -87,7 +85,6 @@ class PackedSession:
         """Return the KV of all tokens, (layers, 2, heads, T, D): pages unpacked, the rest exact."""
         import torch
 
-        self._check()
         rows = self.pool.device.read(self.blocks, 0, self.packed)
         pages = self.pool.form.unpack(rows, 0)[:, :, :, self.sinks :]
         sinks, tail = self.exact[:, :, :, : self.sinks], self.exact[:, :, :, self.sinks :]
@@ -99,7 +96,6 @@ class PackedSession:
 
     def cut(self, tokens: int) -> None:
         """Drop all but the first ``tokens`` tokens. Blocks beyond them are given back."""
-        self._check()
         if not 0 <= tokens <= self.tokens:
             raise UsageError(f"the session has {self.tokens} tokens: cannot cut it to {tokens}")
         exact = self.sinks + max(tokens - self.packed, 0)
@@ -113,32 +109,13 @@ class PackedSession:
 
     def fork(self) -> PackedSession:
         """Return another session of the same tokens that goes its own way. Its blocks are shared until one writes."""
-        self._check()
         self.pool.device.retain(self.blocks)
         return PackedSession(self.pool, self.blocks, self.packed, self.exact)
 
-    def spill(self) -> None:
-        """Move the session to host memory, in one copy per tensor. Raises PoolFull where there is no room."""
-        self._check()
-        self.blocks = self.pool.spill(self.blocks)
-        self.exact, self.spilled = self.exact.cpu(), True
-
-    def warm(self) -> None:
-        """Move the session back to the device. Raises PoolFull where there is no room. Once there, it does nothing."""
-        if self.spilled:
-            self.blocks = self.pool.warm(self.blocks)
-            self.exact, self.spilled = self.exact.to(self.pool.device.device), False
-
     def release(self) -> None:
         """Give the blocks back, and drop all tokens. A second call does nothing."""
-        slab = self.pool.host if self.spilled else self.pool.device
-        if slab is not None:
-            slab.release(self.blocks)
+        self.pool.device.release(self.blocks)
         self.blocks, self.packed, self.exact = [], 0, self.exact[:, :, :, :0]
-
-    def _check(self) -> None:
-        if self.spilled:
-            raise UsageError("the session is in host memory: call `warm` first")
 
 
 def extended(pool: BlockPool, blocks: Sequence[int], packed: int, kv: torch.Tensor) -> list[int]:

@@ -30,16 +30,9 @@ class RowForm:
     Its name has the centre in it where there is one: rows of another mean other numbers.
     """
 
-    compact = True
-
     def __init__(self, pages: PageFormat, receipt: Receipt | None = None) -> None:
         self.pages, self.receipt, self.exact = pages, receipt, pages.kind == "raw"
         self.name = pages.kind if pages.centre is None else f"{pages.kind}-{pages_id(pages)}"
-
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the most bytes that the parts of ``kv`` can take. See `KVCodec.size`."""
-        sinks = kv[:, :, :, : self.pages.sinks]
-        return kv.shape[3] * self.pages.token_bytes + sinks.numel() * sinks.element_size()
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the rows, and the sinks of KV from position 0. See `KVCodec.encode`."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Parts = Mapping[str, torch.Tensor]
 
-PIECE = 1 << 22  # bytes copied to a device at once
-
 
 @dataclass
 class _Progress:
@@ -121,16 +119,3 @@ def wait(parts: Parts, name: str | None = None, elements: int | None = None) -> 
 def replaced(parts: Parts, name: str, tensor: torch.Tensor) -> Parts:
     """Return parts with another tensor in place of an empty one."""
     return parts.replaced(name, tensor) if isinstance(parts, ArrivingParts) else {**parts, name: tensor}
-
-
-def pieces(parts: Parts, name: str) -> Iterator[slice]:
-    """Yield ranges of a flattened part, each once it is there. Together they are all of it. Raises CorruptError."""
-    whole = shells(parts)[name]
-    if not isinstance(parts, ArrivingParts):
-        yield slice(0, whole.numel())
-        return
-    each, at = max(1, PIECE // whole.element_size()), 0
-    while at < whole.numel():
-        there = parts.wait(name, min(at + each, whole.numel()))
-        yield slice(at, there)
-        at = there

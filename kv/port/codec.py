@@ -72,15 +72,8 @@ class KVCodec(Protocol):
         """Return whether `decode` gives back every bit that `encode` was given."""
 
     @property
-    def compact(self) -> bool:
-        """Return whether the parts are fewer bytes than the KV: they are made before a copy, and copied undecoded."""
-
-    @property
     def receipt(self) -> Receipt | None:
         """Return what was measured of this form on held-out sessions, or None where nothing was."""
-
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the most bytes that the parts of ``kv`` can take; (layers, 2, heads, T, D), any float type."""
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the parts of ``kv``, (layers, 2, heads, T, D), on its device. Their names begin with "kv".
@@ -97,7 +90,7 @@ class KVCodec(Protocol):
         """
 
     def near(self, parts: Parts, device: torch.device) -> Parts:
-        """Return parts of which `decode` makes the KV on a device, if they are compact, with few bytes over the bus."""
+        """Return parts of which `decode` makes the KV on a device, with few bytes over the bus."""
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check names, types and shapes of parts that are read from a file. Waits for those only whose values it needs.
@@ -106,17 +99,8 @@ class KVCodec(Protocol):
         """
 
 
-class ExactCodec(KVCodec, Protocol):
-    """A form whose `exact` is true. Its blocks may be coded again."""
-
-    def outline(self, parts: Parts) -> torch.Tensor:
-        """Return a tensor of the shape and type of the KV of parts, without decoding them."""
-
-
 class CompactForm:
     """The part of a codec that compact forms share: their parts may be decoded on any device."""
-
-    compact = True
 
     def near(self, parts: Parts, device: torch.device) -> Parts:
         """Return the parts on a device. See `KVCodec.near`."""
@@ -128,12 +112,7 @@ class RawCodec:
 
     name = "raw"
     exact = True
-    compact = False
     receipt = None
-
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the bytes of ``kv``. See `KVCodec.size`."""
-        return kv.numel() * kv.element_size()
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return ``kv`` itself, without a copy. See `KVCodec.encode`."""
@@ -146,10 +125,6 @@ class RawCodec:
     def near(self, parts: Parts, device: torch.device) -> Parts:
         """Return the tensor where it is. See `KVCodec.near`."""
         return parts
-
-    def outline(self, parts: Parts) -> torch.Tensor:
-        """Return the tensor itself, which may still arrive. See `ExactCodec.outline`."""
-        return shells(parts)[PREFIX]
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the tensor. See `KVCodec.check`."""

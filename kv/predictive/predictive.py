@@ -54,7 +54,6 @@ class PredictiveCodec:
     """
 
     exact = False
-    compact = True
 
     def __init__(
         self,
@@ -83,17 +82,6 @@ class PredictiveCodec:
         if kernels is None:
             return host
         return CudaEngine(kernels, self.calibration, self.layers, self.rotary, self.point, host)
-
-    def size(self, kv: torch.Tensor) -> int:
-        """Return the most bytes of the parts of ``kv``. See `KVCodec.size`.
-
-        An integer takes at most 48 bits; a block settles at what it really takes.
-        """
-        shape, tokens = self.calibration.shape, kv.shape[3]
-        elements, count = shape.layers * shape.width, groups(tokens, shape.layers * shape.width)
-        sizes = (shape.layers, shape.width)
-        each = 4 * LANES * stream_count(*sizes) + 4 * sections(*sizes)  # bytes per group
-        return 6 * tokens * elements + 2 * tokens + count * each + SUM
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return words, states and ends. See `KVCodec.encode`."""

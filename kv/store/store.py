@@ -360,14 +360,14 @@ class KVStore:
         apart: str = "",
         lost: KVCodec | None = None,
     ) -> int:
-        """Offer the full blocks of a session on the device. Returns how many are new here.
+        """Offer the full blocks of a session. Returns how many are new here.
 
         ``ids``: of its tokens, at least of those that are packed. ``lost``: a form that lost something of it, or of
         what it was computed over. A full pool takes none, and nothing else happens. Raises UsageError for too few ids.
         """
         pool = self._pool()
-        if len(ids) < session.packed or session.spilled or session.pool is not pool:
-            raise UsageError("expected a session of this pool, on the device, and the ids of all its packed tokens")
+        if len(ids) < session.packed or session.pool is not pool:
+            raise UsageError("expected a session of this pool, and the ids of all its packed tokens")
         root = root_of(tenant, apart)
         array = np.asarray(ids[: session.packed], np.int32)
         parent, added = None, 0

@@ -128,7 +128,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel, ids: An
 
 def back(codec: KVCodec, kv: torch.Tensor, span: Span) -> torch.Tensor:
     parts = codec.encode(kv, span)
-    assert sum(p.numel() * p.element_size() for p in parts.values()) <= codec.size(kv)
     codec.check(parts, len(span.ids))
     again = codec.decode(parts, span)
     assert (again.shape, again.dtype) == (kv.shape, kv.dtype)
