@@ -164,7 +164,8 @@ class Answer:
     def _usage(self) -> dict[str, Any]:
         done = [reply.done for reply in self._replies if reply.done is not None]
         new, given = sum(one.new_tokens for one in done), done[0].prompt_tokens
-        found = {"cached_tokens": done[0].cached_tokens}
+        cached = done[0].cached
+        found = {"cached_tokens": sum(cached.values()), "cached_from": cached}
         return {
             "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
             "prompt_tokens_details": found,

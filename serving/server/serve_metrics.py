@@ -49,6 +49,7 @@ class ServeCollector:
         )
         for name, text, value in counters:
             yield core.CounterMetricFamily(f"pltz_serve_{name}", text, value=value)
+        yield from service.first_token.collect()
         slab = service.pool.device
         yield core.GaugeMetricFamily("pltz_serve_pool_free_blocks", "Blocks that are free.", value=slab.free)
         yield core.GaugeMetricFamily("pltz_serve_pool_blocks", "Blocks of the pool.", value=slab.blocks)

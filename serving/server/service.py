@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from prometheus_client import Histogram
 
 from pltz.kv.store.store import EXACT
 from pltz.plt_codec import PltzError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 WAITING = 256  # requests that wait for the scheduler; one more is refused
 SWEEP = 1.0  # seconds between looks for idle sessions
 AUDIT = 60.0  # seconds between looks for KV that has to go
+FIRST = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)  # seconds to a first token: ends of buckets
 MAX_AGE = 604_800.0  # seconds that KV stays unused
 LEAVING = "this server ends: ask again when it is back"
 log = logging.getLogger("pltz.serve")
@@ -48,11 +50,14 @@ log = logging.getLogger("pltz.serve")
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply. ``session``: name, tokens and digest as acknowledged; None where none was named."""
+    """The end of a reply. ``session``: name, tokens and digest as acknowledged; None where none was named.
+
+    ``cached``: tokens of the prompt whose KV was there, by where it was.
+    """
 
     reason: str
     prompt_tokens: int
-    cached_tokens: int
+    cached: dict[str, int]
     new_tokens: int
     session: dict[str, Any] | None
 
@@ -82,6 +87,7 @@ class Reply:
     _texts: deque[str] = field(default_factory=deque)  # that `halts` has made
     _held: list[tuple[int, Likelihood]] = field(default_factory=list)  # of ids whose text is not out yet
     _count: int = 0
+    _begun: float = field(default_factory=time.monotonic)
 
     def halts(self, one: int) -> bool:
         """Return whether an id completes a stop string. Called in the scheduler's thread, which then makes the text."""
@@ -95,6 +101,8 @@ class Reply:
             return
         if self.turn.sampling.top is not None and one not in self.service.target.eos_ids:
             self._held.append((one, self.turn.likelihoods[self._count]))
+        if not self._count:
+            self.service.first_token.observe(time.monotonic() - self._begun)
         self._count += 1
         if piece := self._texts.popleft() if self.turn.halts else self.text.add(one):
             self._give(piece)
@@ -143,6 +151,8 @@ class Service:
         self.pool, self.max_age = self.scheduler.pool, max_age
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
+        what = "Seconds from the ids of a prompt to the first of its reply."
+        self.first_token = Histogram("pltz_serve_first_token_seconds", what, registry=None, buckets=FIRST)
         self._texts = ThreadPoolExecutor(1, "pltz-serve-text")
         self._files = ThreadPoolExecutor(2, "pltz-serve-files")
         self._events: dict[Turn, Callable[[int | None], None]] = {}  # what takes the ids of each
@@ -287,7 +297,7 @@ class Service:
             if record is not None:
                 await self.sessions.keep(record, np.asarray([*turn.ids, *turn.new], np.int32))
                 acknowledged = {"name": record.name, "tokens": record.tokens, "digest": record.digest}
-            found = reply.done = Done(turn.end, len(turn.ids), turn.tiers.total(), len(turn.new), acknowledged)
+            found = reply.done = Done(turn.end, len(turn.ids), dict(+turn.tiers), len(turn.new), acknowledged)
         except PltzError as exc:
             found = exc
         except Exception:

@@ -14,6 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pltz.datasets import sample_sessions
+from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.pool.row_form import RowForm
+from pltz.kv.port.bound import Bound
+from pltz.kv.port.codec import Span
+from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.store import ANY, KVStore
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -265,6 +270,44 @@ def test_kv_that_was_let_go_comes_back_from_files(
         assert scheduler.prefilled - before <= len(ids) + 1 - turn.tiers["disk"] and turn.tiers["memory"] == 0
         if kind == "raw":
             assert found == alone
+
+
+class Watched(RowForm):
+    """A form of raw pages that codes by attention, measured to lose 0.01 bits, and that keeps what it was told."""
+
+    def __init__(self, target: Target) -> None:
+        receipt = Receipt("watched", 0, 64, 8, 64, 8.0, 0.01, 0.0, 0.01, 0.01, 1.0, 0.0, 0.01, 0.01)
+        super().__init__(PageFormat.of(target, "raw"), receipt)
+        self.name, self.exact, self.masses = "watched", False, list[Any]()
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Any:
+        self.masses.append(span.observed())
+        return super().encode(kv, span)
+
+
+def test_a_small_form_is_told_the_attention_and_comes_back_to_its_session_alone(
+    target: Target, texts: Texts, scheduler_of: Make, tmp_path: Path
+) -> None:
+    form = Watched(target)
+    scheduler = scheduler_of(folder=tmp_path, disk_bytes=1 << 28, form=form, bound=Bound.of(0.01))
+    ids = [*texts[0], *run(scheduler, Turn(texts[0], GREEDY, "one"))[0]]
+    scheduler.let_go("one", np.asarray([*ids, 3]))
+    scheduler.store.drain()
+    whole = len(ids) // 16 * 16
+    [mass] = form.masses
+    assert mass.shape == (whole,) and mass.max() > 10 * np.median(mass) > 0, "as a prefill of its ids shows it"
+    stateless, turn = Turn([*ids, 3], GREEDY), Turn([*ids, 3], GREEDY, "one")
+    for one, found in ((turn, whole), (stateless, 0)):
+        scheduler.fetch(one)
+        assert one.tiers["disk"] == found
+        before = scheduler.prefilled
+        run(scheduler, one)
+        assert scheduler.prefilled - before == len(ids) + 1 - found
+    assert turn.lost is form and stateless.lost is None and stateless.new == turn.new
+    files = set(tmp_path.glob("*/*.safetensors"))
+    scheduler.let_go("one", np.asarray([*turn.ids, *turn.new, 3]))
+    scheduler.store.drain()
+    assert set(tmp_path.glob("*/*.safetensors")) == files, "what was computed over it is in no file"
 
 
 def test_a_turn_without_new_ids_makes_a_session_hot(texts: Texts, scheduler: Scheduler) -> None:

@@ -149,7 +149,9 @@ def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(target
         assert client.ask("GET", "/sessions/one")[1]["tier"] == "disk"
         last = client.post(CHAT, messages=turns[2], session="one", max_tokens=8, temperature=0)
         before = said[1]["session"]["tokens"]
-        assert before - 17 <= last["usage"]["prompt_tokens_details"]["cached_tokens"] <= before
+        cached = last["usage"]["prompt_tokens_details"]
+        assert before - 17 <= cached["cached_tokens"] <= before and list(cached["cached_from"]) == ["disk"]
+        assert "pltz_serve_first_token_seconds_count 1.0" in client.ask("GET", "/metrics")[1]
         assert 'pltz_kv_tier_hit_tokens_total{tier="disk"}' in client.ask("GET", "/metrics")[1]
     with served(target, tmp_path / "other") as (client, _):
         alone = [client.post(CHAT, messages=t, session="one", max_tokens=8, temperature=0) for t in turns]
