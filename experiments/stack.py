@@ -64,7 +64,7 @@ def stack(
     )
     with tempfile.TemporaryDirectory(prefix="pltz-stack-") as folder:
         place = Path(folder) / "cold"
-        cold = Archive.open(place, create=True, bundle=bundle, threads=threads)
+        cold = Archive.open(place, create=True, model_ids=True, bundle=bundle, threads=threads)
         start = time.perf_counter()
         coded = here.put_prompts(cold, target)
         coded[LEVELS[3]] = 0

@@ -50,7 +50,7 @@ REMEMBERED = 4  # commits
 SAFETY = 0.7  # share of the time that is aimed at
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
-PARTS_AHEAD = 32  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
+PARTS_AHEAD = 64  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
 GROUP, GROUP_BYTES = 64, 1 << 19  # sessions that a process tokenises in one call, or their bytes
 
 Refused = Callable[[PutRequest, PltzError], None]

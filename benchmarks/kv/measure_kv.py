@@ -85,7 +85,7 @@ class Bench:
         layout: LayoutName = "default",
     ) -> None:
         self.target, self.device, self.folder, self.tokens, self.ids = target, target.device, folder, len(ids), ids
-        self.cold = Archive.open(folder / "cold", create=True, device=device, layout=layout)
+        self.cold = Archive.open(folder / "cold", create=True, model_ids=True, device=device, layout=layout)
         list(self.cold.put_many([PutRequest(NAME, Session("ids", ids), tokenizer=target.tokenizer_json)]))
         cache, logits = target.prefill(ids)
         self.room = 2 * self.tokens * target.token_bytes + (1 << 26)

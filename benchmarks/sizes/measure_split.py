@@ -168,7 +168,7 @@ def by_archive(
     """
     requests = [PutRequest(str(n), record.session, record.source) for n, record in enumerate(records)]
     with tempfile.TemporaryDirectory(prefix="pltz-bench-") as folder:
-        cold = Archive.open(folder, create=True, bundle=bundle, device=device)
+        cold = Archive.open(folder, create=True, model_ids=True, bundle=bundle, device=device)
         step = commit or len(requests)
         for begin in range(0, len(requests), step):
             for _ in cold.put_many(requests[begin : begin + step]):

@@ -215,7 +215,7 @@ def measured_put(
     raw = sum(len(one.to_bytes()) for one in sessions)
     with (
         tempfile.TemporaryDirectory() as place,
-        Archive.open(place, create=True, bundle=bundle, device=device, threads=threads) as cold,
+        Archive.open(place, create=True, model_ids=True, bundle=bundle, device=device, threads=threads) as cold,
     ):
         workers = cold.codecs.workers
         if alone:

@@ -379,7 +379,7 @@ def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int
 def _grown(
     place: Path, bundle: Bundle, way: str, ends: Sequence[int], sessions: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any]:
-    archive = Archive.open(place, create=True, bundle=bundle, merge_turns=way != APART)
+    archive = Archive.open(place, create=True, bundle=bundle, model_ids=True, merge_turns=way != APART)
     # The first put loads the bundle, and is not timed.
     archive.put("warm", sessions[0][::-1][:100].copy(), tenant="another")
     empty = _bytes_of(place)

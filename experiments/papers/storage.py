@@ -36,7 +36,8 @@ def rows(work: Work) -> list[PaperRow]:
     levels = here.levels()
     prompts = sum(len(one) for level in list(levels.values())[:3] for one in level)
     with tempfile.TemporaryDirectory(prefix="pltz-bench-") as folder:
-        cold = Archive.open(Path(folder) / "cold", create=True, bundle=work.bundle, threads=work.threads)
+        place = Path(folder) / "cold"
+        cold = Archive.open(place, create=True, bundle=work.bundle, threads=work.threads, model_ids=True)
         shared = sum(here.put_prompts(cold, target).values())
         before = _size(Path(folder))
         steps, own, done = [], 0, 0

@@ -233,7 +233,7 @@ class ThawBench:
         stream, _ = bench_options.sample_tokens(codec)
         self.ids = bench_options.cut(stream, many + 1, tokens)
         place = folder / "cold"
-        how: dict[str, Any] = {"bundle": loaded, "device": device, "threads": threads}
+        how: dict[str, Any] = {"bundle": loaded, "device": device, "threads": threads, "model_ids": True}
         self.cold = Archive.open(place, create=True, merge_turns=False, **how)
         whole = np.asarray(self.ids[0])
         items = [PutRequest(GROWN, Session("ids", whole[: tokens // 2])), PutRequest(GROWN, Session("ids", whole))]

@@ -217,7 +217,7 @@ def test_an_archive_joins_turns_where_it_may_and_there_are_enough_tokens(
     if few is not None:
         monkeypatch.setattr(join, "FEW", few)
     ids = np.arange(20)
-    cold = pltz.Archive.open(tmp_path, create=True, merge_turns=merge_turns)
+    cold = pltz.Archive.open(tmp_path, create=True, merge_turns=merge_turns, model_ids=True)
     for end in range(4, 21, 4):
         cold.put("a", ids[:end])
     assert len(peek(cold, "a")) == records
