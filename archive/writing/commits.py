@@ -60,14 +60,14 @@ class Pace:
     """The size of commits: at most ``most_bytes`` of content, or what is coded in ``most_seconds``.
 
     The slowest of the ``last`` commits counts: sessions that zstd codes in no time stand between those that the model
-    codes. ``first``: bytes of the first one.
+    codes. ``first``: bytes of the first one; 0: `FIRST`.
 
         pace.is_full(size, began)     # before a session is added to a commit
         pace.took(size, seconds)      # after a commit: the next ones are as large as can be coded in that time
     """
 
     def __init__(
-        self, most_bytes: int, most_seconds: float, *, last: int = REMEMBERED, first: int = FIRST
+        self, most_bytes: int, most_seconds: float, *, last: int = REMEMBERED, first: int = 0
     ) -> None:
         self._most_bytes, self._most_seconds, self._first = most_bytes, most_seconds, first
         self._rates: deque[float] = deque(maxlen=last)  # bytes per second of commits
@@ -76,7 +76,7 @@ class Pace:
     def limit(self) -> int:
         """Return the bytes of content from which a commit is full."""
         if not self._rates:
-            return min(self._most_bytes, self._first)
+            return min(self._most_bytes, self._first or FIRST)
         return min(self._most_bytes, int(SAFETY * self._most_seconds * min(self._rates)))
 
     def is_full(self, size: int, began: float) -> bool:
