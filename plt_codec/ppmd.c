@@ -1,14 +1,15 @@
 /* PPMd variant H, with the range coder of 7-zip, in an arena of the caller. Spec: FORMAT.md, "PPMd bytes".
  *
- *     trained(arena, order, full, primer) -> model         bytes: what stands in the arena after the primer
+ *     trained(arena, order, primer) -> model                      bytes: what stands in the arena after the primer
  *     encode(arena, model, [(past, text)]) -> streams             None where one would be as long as its text
  *     decode(arena, model, [(past, stream, count)]) -> texts      ValueError says what is wrong
  *
  * A context is the last bytes, and has a state per symbol that followed: its frequency, and its successor, the context
  * one symbol longer, or the place in the text where it would begin to be read. A symbol is looked for in the longest
  * context, and after an escape in the next shorter one, without those that were not it. `step` codes one; which of the
- * three it is (encode, decode, train), the mode says, so that all keep the same model. After Dmitry Shkarin's PPMd,
- * which is in the public domain, as 7-zip's method PPMD has it.
+ * three it is (encode, decode, train), the mode says, so that all keep the same model. What is trained keeps the range
+ * that coding it leaves, since the text goes on in that. After Dmitry Shkarin's PPMd, which is in the public domain, as
+ * 7-zip's method PPMD has it.
  *
  * The arena holds the model, the text and the units, and all references are offsets in it: a copy of it goes on.
  *
@@ -26,6 +27,7 @@ enum { MIN_ORDER = 2, MAX_ORDER = 64, MAX_FREQ = 124, UNIT = 12, CLASSES = 38, M
 enum { LINE_BITS = 6 }; /* of the bytes of a line */
 enum { INT_BITS = 7, PERIOD_BITS = 7, BIN_BITS = INT_BITS + PERIOD_BITS, SEES = 25 };
 enum { TOP = 1 << 24, SPARE = 4 }; /* the least range; zeros that may be read behind a stream */
+enum { TEXT = 8 };                 /* the part of an arena that is for text, as 7-zip has it */
 typedef enum { ENCODE, DECODE, TRAIN } Mode;
 
 typedef struct {
@@ -58,7 +60,7 @@ typedef struct {
 typedef struct {
     Changes *changes; /* NULL: they are not noted */
     uint32_t size, units, text, top; /* of the arena; where units begin; ends of text and of units */
-    uint32_t added, full;            /* contexts and symbols; how many with the bytes of text make it begin anew */
+    uint32_t range;                  /* of the coder behind all that was coded */
     uint32_t free[CLASSES];          /* lists of blocks, by their size */
     uint32_t longest, context, found;
     int32_t order, fall, run, least_run;
@@ -74,7 +76,6 @@ typedef struct {
     size_t at, end; /* of either buffer */
     const char *wrong;
     uint32_t mark, masked[256]; /* the symbols that are masked have the mark */
-    Changes *changes;
 } Coder;
 
 static const char NO_MEMORY[] = "the model is larger than its memory", CUT[] = "the stream ends before the text",
@@ -175,13 +176,13 @@ static void cut(Model *m, void *block, unsigned class, unsigned smaller)
 
 /* ---- the model */
 
-static void begin(Model *m, uint32_t size, int order, uint32_t full)
+static void begin(Model *m, uint32_t size, int order)
 {
     memset(m, 0, sizeof *m);
     m->size = size;
-    m->full = full;
+    m->range = UINT32_MAX;
     m->text = sizeof *m;
-    m->units = m->top = (uint32_t)((sizeof *m + full + UNIT) & ~(size_t)7);
+    m->units = m->top = (uint32_t)((sizeof *m + size / TEXT) & ~(size_t)7);
     m->order = m->fall = order;
     m->run = m->least_run = -(order < 12 ? order : 12) - 1;
     Context *root = allocate(m, 0);
@@ -295,7 +296,6 @@ static Context *create(Model *m, int known)
         *longer = (Context){.count = 1, .one = next, .suffix = ref(m, c)};
         touch(m, leads[--many], sizeof(State));
         lead(leads[many], ref(m, longer));
-        m->added++;
         c = longer;
     } while (many);
     return c;
@@ -340,7 +340,6 @@ static int add(Model *m, Context *c, const State *found, uint32_t to, unsigned c
     *s = (State){found->symbol, (uint8_t)freq, 0, 0};
     lead(s, to);
     c->count = (uint16_t)(many + 1);
-    m->added++;
     return 1;
 }
 
@@ -373,6 +372,8 @@ static int learn(Model *m)
         lead(found, m->longest = m->context = ref(m, c));
         return 1;
     }
+    if (m->text + 1 == m->units) /* a reference to the end of the text would be one to a unit */
+        return 0;
     *(uint8_t *)at(m, m->text++) = found->symbol;
     uint32_t to = m->text;
     if (next) {
@@ -410,12 +411,13 @@ static inline int go(Model *m)
 
 /* ---- the range coder */
 
-static inline void begin_coder(Coder *c, Mode mode)
+/* Begin to decode, in the range of the model. Return 0: it is not in that. */
+static inline int begin_decoder(Coder *c, const Model *m)
 {
-    c->range = UINT32_MAX;
-    if (mode == DECODE)
-        for (; c->at < SPARE; c->at++)
-            c->number = c->number << 8 | (c->at < c->end ? c->in[c->at] : 0);
+    for (; c->at < SPARE; c->at++)
+        c->number = c->number << 8 | (c->at < c->end ? c->in[c->at] : 0);
+    c->wrong = c->number < m->range ? NULL : UNLIKE;
+    return !c->wrong;
 }
 
 /* Carry one into the bytes that were put out. */
@@ -430,7 +432,7 @@ static inline int take(Coder *c, uint32_t from, uint32_t width, Mode mode)
 {
     if (mode == DECODE)
         c->number -= from;
-    else {
+    else if (mode == ENCODE) {
         c->number += from;
         if (c->number < from)
             carry(c);
@@ -438,6 +440,8 @@ static inline int take(Coder *c, uint32_t from, uint32_t width, Mode mode)
     c->range = width;
     while (c->range < TOP) {
         c->range <<= 8;
+        if (mode == TRAIN)
+            continue;
         if (c->at >= c->end + (mode == DECODE ? SPARE : 0))
             return 0;
         if (mode == DECODE)
@@ -457,18 +461,18 @@ static int finish(Coder *c)
     if (c->number > UINT32_MAX - (TOP - 1))
         carry(c);
     const uint8_t last = (uint8_t)((c->number + (TOP - 1)) >> 24);
-    if (c->at == c->end)
+    if (last && c->at == c->end)
         return 0;
-    c->out[c->at] = last;
-    c->at += last > 0;
+    if (last)
+        c->out[c->at++] = last;
     return 1;
 }
 
-/* Return what is wrong with the end of a stream that was decoded. */
+/* Return what is wrong with the end of a stream that was decoded: it is the one that `finish` makes, or none. */
 static const char *ended(const Coder *c)
 {
     const size_t put = c->at - SPARE; /* bytes of the encoder before its last one */
-    return c->end > put + 1 || (c->end > put && !c->in[put]) ? LONGER : NULL;
+    return c->end > put + 1 || (c->end > put && !c->in[put]) ? LONGER : c->number < TOP ? NULL : UNLIKE;
 }
 
 /* ---- symbols */
@@ -499,7 +503,7 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
         const unsigned mean = (*p + (1u << (PERIOD_BITS - 2))) >> PERIOD_BITS;
         if (mode == DECODE ? coder->number < part : s->symbol == *symbol) {
             *p = (uint16_t)(*p + (1 << INT_BITS) - mean);
-            if (mode != TRAIN && !take(coder, 0, part, mode))
+            if (!take(coder, 0, part, mode))
                 return coder->wrong = CUT, 0;
             m->found = ref(m, s);
             touch(m, s, sizeof *s);
@@ -510,14 +514,14 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
             return go(m) || (coder->wrong = NO_MEMORY, 0);
         }
         *p = (uint16_t)(*p - mean);
-        if (mode != TRAIN && !take(coder, part, coder->range - part, mode))
+        if (!take(coder, part, coder->range - part, mode))
             return coder->wrong = CUT, 0;
         m->escape = ESCAPES[*p >> 10];
         m->success = 0;
         coder->masked[s->symbol] = coder->mark;
     } else {
         State *first = states(m, c), *end = first + masked;
-        const uint32_t total = c->many.sum, unit = mode == TRAIN ? 0 : coder->range / total;
+        const uint32_t total = c->many.sum, unit = coder->range / total;
         const uint32_t number = mode == DECODE ? coder->number / unit : 0;
         uint32_t low = 0;
         if (mode == DECODE && number >= total)
@@ -525,7 +529,7 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
         for (s = first; s != end && (mode == DECODE ? number >= low + s->freq : s->symbol != *symbol); s++)
             low += s->freq;
         if (s != end) {
-            if (mode != TRAIN && !take(coder, low * unit, s->freq * unit, mode))
+            if (!take(coder, low * unit, s->freq * unit, mode))
                 return coder->wrong = CUT, 0;
             m->success = s == first && 2u * s->freq > total;
             m->run += (int32_t)m->success;
@@ -543,7 +547,7 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
         }
         if (low >= total)
             return coder->wrong = UNLIKE, 0;
-        if (mode != TRAIN && !take(coder, low * unit, (total - low) * unit, mode))
+        if (!take(coder, low * unit, (total - low) * unit, mode))
             return coder->wrong = CUT, 0;
         m->success = 0;
         m->high = high(((State *)at(m, m->found))->symbol);
@@ -575,14 +579,14 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
         }
         for (s = first; s != end; s++)
             sum += open_freq(coder, s);
-        const uint32_t unit = mode == TRAIN ? 0 : coder->range / (sum + escape);
+        const uint32_t unit = coder->range / (sum + escape);
         const uint32_t number = mode == DECODE ? coder->number / unit : 0;
         if (mode == DECODE && number >= sum + escape)
             return coder->wrong = UNLIKE, 0;
         for (s = first; s != end && (mode == DECODE ? number >= low + open_freq(coder, s) : s->symbol != *symbol); s++)
             low += open_freq(coder, s);
         if (s != end) {
-            if (mode != TRAIN && !take(coder, low * unit, s->freq * unit, mode))
+            if (!take(coder, low * unit, s->freq * unit, mode))
                 return coder->wrong = CUT, 0;
             if (see->shift < PERIOD_BITS && !--see->count) {
                 see->sum = (uint16_t)(see->sum << 1);
@@ -599,7 +603,7 @@ static inline __attribute__((always_inline)) int step(Model *m, Coder *coder, ui
             m->run = m->least_run;
             return learn(m) || (coder->wrong = NO_MEMORY, 0);
         }
-        if (mode != TRAIN && !take(coder, sum * unit, escape * unit, mode))
+        if (!take(coder, sum * unit, escape * unit, mode))
             return coder->wrong = CUT, 0;
         see->sum = (uint16_t)(see->sum + sum + escape);
         masked = c->count;
@@ -638,30 +642,28 @@ static int restore(Model *m, size_t size, const Py_buffer *kept, Changes *change
     return 1;
 }
 
-/* Code so many bytes. Return 0 with what is wrong. `kept`: the model that is put back where this one is full. */
-static inline __attribute__((always_inline)) int
-code(Model *m, Coder *c, uint8_t *text, size_t size, const Py_buffer *kept, const Mode mode)
+/* Code so many bytes. Return 0 with what is wrong. */
+static inline __attribute__((always_inline)) int code(Model *m, Coder *c, uint8_t *text, size_t size, const Mode mode)
 {
-    for (size_t i = 0; i < size; i++) {
+    for (size_t i = 0; i < size; i++)
         if (!step(m, c, text + i, mode))
             return 0;
-        if (m->text - sizeof *m + m->added >= m->full) {
-            if (!kept || !restore(m, m->size, kept, c->changes))
-                return c->wrong = NO_MEMORY, 0;
-        }
-    }
     return 1;
 }
 
-static int train(Model *m, Coder *c, const Py_buffer *text, const Py_buffer *kept)
+/* Learn a text, whose coding the range shows alone. Return 0 with what is wrong. */
+static int train(Model *m, Coder *c, const Py_buffer *text)
 {
-    return code(m, c, text->buf, (size_t)text->len, kept, TRAIN);
+    c->range = m->range;
+    const int fine = code(m, c, text->buf, (size_t)text->len, TRAIN);
+    m->range = c->range;
+    return fine;
 }
 
-/* Return whether an arena can be one, beside so many bytes of text. Set an error if not. */
-static int is_arena(const Py_buffer *arena, size_t text)
+/* Return whether an arena can be one. Set an error if not. */
+static int is_arena(const Py_buffer *arena)
 {
-    if ((size_t)arena->len > sizeof(Model) + text + UNIT * (MOST_UNITS + 2) && arena->len <= UINT32_MAX &&
+    if ((size_t)arena->len > 2 * sizeof(Model) && arena->len <= UINT32_MAX &&
         (uintptr_t)arena->buf % 8 == 0)
         return 1;
     PyErr_SetString(PyExc_ValueError, "no memory that a model can have");
@@ -673,19 +675,18 @@ static PyObject *py_trained(PyObject *self, PyObject *args)
     (void)self;
     Py_buffer arena, text;
     int order;
-    unsigned full;
-    if (!PyArg_ParseTuple(args, "w*iIy*", &arena, &order, &full, &text))
+    if (!PyArg_ParseTuple(args, "w*iy*", &arena, &order, &text))
         return NULL;
     PyObject *found = NULL;
     Model *m = arena.buf;
     Coder coder = {0};
     if (order < MIN_ORDER || order > MAX_ORDER)
         PyErr_SetString(PyExc_ValueError, "an order that no model has");
-    else if (is_arena(&arena, full)) {
+    else if (is_arena(&arena)) {
         int fine;
         Py_BEGIN_ALLOW_THREADS;
-        begin(m, (uint32_t)arena.len, order, full);
-        fine = train(m, &coder, &text, NULL);
+        begin(m, (uint32_t)arena.len, order);
+        fine = train(m, &coder, &text);
         Py_END_ALLOW_THREADS;
         if (!fine)
             PyErr_SetString(PyExc_ValueError, coder.wrong);
@@ -708,16 +709,15 @@ typedef struct {
 } Job;
 
 /* Code a text after its past. The arena has the model. */
-static void do_job(Model *m, Job *job, const Py_buffer *kept, Changes *changes, Mode mode)
+static void do_job(Model *m, Job *job, Mode mode)
 {
     uint8_t *made = (uint8_t *)PyBytes_AS_STRING(job->made), *data = job->data.buf;
-    Coder c = {.out = made, .in = data, .end = (size_t)job->data.len, .changes = changes};
-    begin_coder(&c, mode);
-    if (!train(m, &c, &job->past, kept))
+    Coder c = {.out = made, .in = data, .end = (size_t)job->data.len - (mode == ENCODE && job->size)};
+    if (!train(m, &c, &job->past))
         job->wrong = c.wrong;
     else if (mode == DECODE)
-        job->wrong = code(m, &c, made, job->size, kept, DECODE) ? ended(&c) : c.wrong;
-    else if (!code(m, &c, data, job->size, kept, ENCODE) || !finish(&c))
+        job->wrong = begin_decoder(&c, m) && code(m, &c, made, job->size, DECODE) ? ended(&c) : c.wrong;
+    else if (!code(m, &c, data, job->size, ENCODE) || !finish(&c))
         job->wrong = NO_MEMORY;
     job->size = c.at;
 }
@@ -757,7 +757,7 @@ static PyObject *code_many(PyObject *args, Mode mode)
     int fine = jobs && changes.map && changes.list;
     if (!fine)
         PyErr_NoMemory();
-    fine = fine && is_arena(&arena, 0);
+    fine = fine && is_arena(&arena);
     for (size_t i = 0; fine && i < count; i++)
         fine = take_job(jobs + i, PyList_GET_ITEM(rows, (Py_ssize_t)i), mode);
     Model *m = arena.buf;
@@ -772,7 +772,7 @@ static PyObject *code_many(PyObject *args, Mode mode)
             if (!there)
                 jobs[i].wrong = NO_MEMORY;
             else
-                do_job(m, jobs + i, &kept, m->changes, mode);
+                do_job(m, jobs + i, mode);
         }
         Py_END_ALLOW_THREADS;
         found = PyList_New((Py_ssize_t)count);
@@ -801,7 +801,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args) { return (void)self, 
 static PyObject *py_decode(PyObject *self, PyObject *args) { return (void)self, code_many(args, DECODE); }
 
 static PyMethodDef METHODS[] = {
-    {"trained", py_trained, METH_VARARGS, "trained(arena, order, full, text): a model that has seen a text."},
+    {"trained", py_trained, METH_VARARGS, "trained(arena, order, text): a model that has seen a text."},
     {"encode", py_encode, METH_VARARGS, "encode(arena, model, [(past, text)]): streams; None: as long as its text."},
     {"decode", py_decode, METH_VARARGS, "decode(arena, model, [(past, stream, count)]): texts."},
     {NULL, NULL, 0, NULL},

@@ -91,7 +91,7 @@ def main(arguments: Iterable[str]) -> None:
     source, target = map(Path, arguments)
     lines = chosen(read(source))
     primer = b"".join(line + b"\n" for line in lines)
-    target.write_bytes(len(primer).to_bytes(4, "little") + ppmd.encode(primer, kind=ppmd.ALONE))
+    target.write_bytes(len(primer).to_bytes(4, "little") + ppmd.encode(primer, primer=ppmd.NO_PRIMER))
     print(json.dumps({"lines": len(lines), "bytes": len(primer), "packed": target.stat().st_size}))
 
 

@@ -396,7 +396,7 @@ class IdsCodec(SegmentCodec):
             raise ContentError("expected ids of 0 to 2^32 - 1 as tokens, found another")
         width = max(1, (most.bit_length() + 7) // 8)
         rows = ids.astype(">u4").view(np.uint8).reshape(-1, ID_WIDTH)
-        return bytes([width]) + ppmd.encode(rows[:, -width:].tobytes(), kind=ppmd.ALONE)
+        return bytes([width]) + ppmd.encode(rows[:, -width:].tobytes(), primer=ppmd.NO_PRIMER)
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""
@@ -408,7 +408,7 @@ class IdsCodec(SegmentCodec):
         width = data[0] if data else 0
         if not (count and 0 < width <= ID_WIDTH):
             raise CorruptError(f"expected {count} ids of 1 to {ID_WIDTH} bytes, found {width}: the file is damaged")
-        found = np.frombuffer(ppmd.decode(data[1:], width * count), np.uint8)
+        found = np.frombuffer(ppmd.decode(data[1:], width * count, primer=ppmd.NO_PRIMER), np.uint8)
         rows = np.zeros((count, ID_WIDTH), np.uint8)
         rows[:, ID_WIDTH - width :] = found.reshape(count, width)
         return rows.view(">u4").reshape(count).astype("<u4")
@@ -440,7 +440,7 @@ class PpmdCodec(SegmentCodec):
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment. Raises ContentError for ids out of range."""
         rows = [(_pairs(plain.above), _pairs(plain.tokens)) for plain in batch]
-        return self._map(lambda part: ppmd.encode_many(part, own=self._primer), rows)
+        return self._map(lambda part: ppmd.encode_many(part, primer=self._primer), rows)
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""

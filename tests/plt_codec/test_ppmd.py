@@ -19,6 +19,8 @@ from hypothesis import given, strategies as st
 
 from pltz.plt_codec import _ppmd, ppmd
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.varint import read_varint
+from tests.second_reader import ppmd as second
 
 SHIPPED = True
 ROOT = Path(__file__).parents[2]
@@ -39,7 +41,7 @@ def read(coded: bytes, count: int, past: bytes = b"") -> bytes | None:
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_a_text_comes_back_after_its_past(text: bytes, past: bytes) -> None:
     coded = ppmd.encode(text, past)
-    assert len(coded) <= len(text) + 1 and ppmd.decode(coded, len(text), past) == text
+    assert len(coded) <= len(text) and ppmd.decode(coded, len(text), past) == text
 
 
 @given(
@@ -74,7 +76,7 @@ def test_a_past_saves_bytes_and_is_needed() -> None:
 def test_streams_are_those_of_the_library_without_its_first_byte_and_its_end(order: int) -> None:
     """`pyppmd` has the sources of 7-zip; it loses bytes of what is not handed to it in pieces."""
     memory, dice = mmap.mmap(-1, ppmd.MEMORY), random.Random(order)
-    model = _ppmd.trained(memory, order, ppmd.FULL, b"")
+    model = _ppmd.trained(memory, order, b"")
     noise = bytes(dice.choices(range(200), k=60_000))
     few = bytes(dice.choices(range(3), k=30_000))
     for text in (TEXT, TEXT[::-1] + TEXT, noise + noise[:9000], few, b"a" * 9000, b"!"):
@@ -86,31 +88,39 @@ def test_streams_are_those_of_the_library_without_its_first_byte_and_its_end(ord
         assert stream or len(text) < 2
 
 
-def test_a_model_that_is_full_is_again_what_it_was_before_the_past() -> None:
-    dice = random.Random(3)
-    noise = bytes(dice.choices(range(90), k=40_000))
-    memory = mmap.mmap(-1, ppmd.MEMORY)
-    sizes = []
-    for full in (1 << 16, 1 << 17, ppmd.FULL):
-        model = _ppmd.trained(memory, ppmd.ORDER, full, TEXT)
-        [stream] = _ppmd.encode(memory, model, [(TEXT[:99], noise + TEXT)])
-        assert stream and _ppmd.decode(memory, model, [(TEXT[:99], stream, len(noise + TEXT))]) == [noise + TEXT]
-        many = [(b"", TEXT[:300]), (TEXT[:99], noise + TEXT), (b"", noise), (b"", TEXT[:300])]
-        assert _ppmd.encode(memory, model, many) == [_ppmd.encode(memory, model, [row])[0] for row in many]
-        sizes.append(len(stream))
-    assert max(sizes) < 1.1 * min(sizes) and len(set(sizes)) == 3
+def test_a_long_text_is_slices_each_after_what_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ppmd.primer() == second.of_logs()
+    for module in (ppmd, second):
+        monkeypatch.setattr(module, "SLICE", 3000)
+        monkeypatch.setattr(module, "PAST", 2000)
+    noise = random.Random(3).randbytes(3000)
+    text = TEXT[:6000] + noise + TEXT
+    coded = ppmd.encode(text, TEXT[:99])
+    assert ppmd.decode(coded, len(text), TEXT[:99]) == second.by_ppmd(coded, len(text), TEXT[:99]) == text
+    size, at = read_varint(coded, 0)
+    assert coded[at : at + size] == ppmd.encode(text[:3000], TEXT[:99])
+    size, at = read_varint(coded, at + size)
+    assert coded[at : at + size] == ppmd.encode(text[3000:6000], text[1000:3000])
+    assert noise in coded and len(coded) < 3000 + len(text) // 2
+    for wrong in (coded[:-1], coded + b"\0", coded[:at], b""):
+        assert read(wrong, len(text), TEXT[:99]) is None
+    rows = [(b"", noise), (TEXT[:99], text), (b"", b""), (noise, TEXT[:70])]
+    many = ppmd.encode_many(rows)
+    assert many == [ppmd.encode(text, past) for past, text in rows] and many[1] == coded
+    told = [(past, one, len(text)) for one, (past, text) in zip(many, rows, strict=True)]
+    assert ppmd.decode_many(told) == [text for _, text in rows]
 
 
 def test_a_model_that_outgrows_its_memory_is_none() -> None:
     memory = mmap.mmap(-1, 1 << 18)
-    model = _ppmd.trained(memory, ppmd.ORDER, 1 << 17, b"")
+    model = _ppmd.trained(memory, ppmd.ORDER, b"")
     noise = random.Random(3).randbytes(20_000)
     assert _ppmd.encode(memory, model, [(b"", noise), (noise, b"!")]) == [None, None]
     with pytest.raises(ValueError, match="memory"):
         _ppmd.decode(memory, model, [(noise, b"", 1)])
-    for order, full, size in ((1, 9, 1 << 18), (65, 9, 1 << 18), (16, 1 << 18, 1 << 18), (16, 9, 1 << 12)):
+    for order, size in ((1, 1 << 18), (65, 1 << 18), (16, 1 << 15)):
         with pytest.raises(ValueError, match=r"model has|model can have"):
-            _ppmd.trained(mmap.mmap(-1, size), order, full, b"")
+            _ppmd.trained(mmap.mmap(-1, size), order, b"")
 
 
 def test_the_primer_is_the_one_of_the_format() -> None:
@@ -141,7 +151,7 @@ def test_nothing_is_lost_of_memory() -> None:
         for number in range(times):
             coded = bytearray(ppmd.encode(TEXT[number % 5000 :][:2000]))
             for _ in range(10):
-                coded[dice.randrange(1, len(coded))] ^= 1 << dice.randrange(8)
+                coded[dice.randrange(len(coded))] ^= 1 << dice.randrange(8)
                 read(bytes(coded), 2000, TEXT[:500])
 
     work(100)
@@ -156,14 +166,14 @@ def test_what_is_cut_longer_or_damaged_is_refused(past: bytes) -> None:
     coded = ppmd.encode(text, past)
     wrong = [coded[:end] for end in range(len(coded))]
     wrong += [coded + more for more in (b"\0", b"\1", b"\0\0\0\0\1", b"\xff" * 50)]
-    wrong += [coded[:at] + bytes([coded[at] ^ 1 << at % 8]) + coded[at + 1 :] for at in range(1, len(coded))]
+    wrong += [coded[:at] + bytes([coded[at] ^ 1 << at % 8]) + coded[at + 1 :] for at in range(len(coded))]
     assert not [data for data in wrong if read(data, len(text), past) == text]
-    assert not [end for end in range(len(coded) - 4) if read(coded[:end], len(text), past)]
+    assert sum(read(coded[:end], len(text), past) is not None for end in range(len(coded) - 4)) < len(coded) // 50
     for count in (0, 1, len(text) // 2, 1 << 30):
         assert read(coded, count, past) is None
 
 
-UNMADE = [b"", b"\3ab", b"\xffab", b"\1", b"\1\xff\xff\xff\xff\1", b"\1\0\0\0\0\0\0\0\0"]
+UNMADE = [b"\xff", b"\xff\xff\xff\xff\1", b"\0\0\0\0\0\0", b"longer than 7"]
 
 
 @pytest.mark.parametrize("data", UNMADE)
@@ -176,10 +186,10 @@ def test_garbage_is_refused_within_bounds() -> None:
     dice = random.Random(1)
     for number in range(300):
         size = dice.choice((8, 80, 800, 8000))
-        data = bytes([dice.choice((1, 2))]) + dice.randbytes(size)
+        data = dice.randbytes(size)
         if number % 2:
             coded = bytearray(ppmd.encode(TEXT[size : 2 * size + 99]))
-            coded[dice.randrange(1, len(coded))] ^= 1 << dice.randrange(8)
+            coded[dice.randrange(len(coded))] ^= 1 << dice.randrange(8)
             data = bytes(coded)
         read(data, dice.choice((size, 9 * size)), TEXT[: dice.choice((0, 900))])
 
@@ -203,7 +213,7 @@ def archive_of(stream: bytes, order: int, memory: int, content: bytes) -> bytes:
 
 @pytest.mark.skipif(SEVEN_ZIP is None, reason="needs 7-zip's own program (Debian: 7zip)")
 def test_seven_zip_reads_it(tmp_path: Path) -> None:
-    stream = b"\0" + ppmd.encode(TEXT, kind=ppmd.ALONE)[1:] + bytes(ppmd.SPARE)
+    stream = b"\0" + ppmd.encode(TEXT, primer=ppmd.NO_PRIMER) + bytes(ppmd.SPARE)
     file = tmp_path / "text.7z"
     file.write_bytes(archive_of(stream, ppmd.ORDER, 27, TEXT))
     done = subprocess.run([str(SEVEN_ZIP), "x", "-so", file], capture_output=True, check=False)

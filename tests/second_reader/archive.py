@@ -265,7 +265,7 @@ class Archive:
         if c.method == BYTES and not c.raw:
             width = Fields(data).number(1)
             refuse(not 0 < width <= 4, "ids of no width")
-            rows = by_ppmd(data[1:], width * count, b"")
+            rows = by_ppmd(data[1:], width * count, primer=b"")
             return [int.from_bytes(rows[at : at + width]) for at in range(0, len(rows), width)]
         bundle = self._bundles[c.bundle] if any(c.bundle) else None
         if c.method == BYTES:

@@ -225,11 +225,11 @@ def xz_filters(length: int) -> list[dict[str, int]]:
 def ppmd_peer() -> Peer:
     """Return PPMd variant H, without primer and past."""
     memory = mmap.mmap(-1, ppmd.MEMORY)
-    model = _ppmd.trained(memory, PPMD_ORDER, ppmd.FULL, b"")
+    model = _ppmd.trained(memory, PPMD_ORDER, b"")
 
     def encode(data: bytes) -> bytes:
         [stream] = _ppmd.encode(memory, model, [(b"", data)])
-        return data if stream is None or len(stream) >= len(data) else stream
+        return data if stream is None else stream
 
     def decode(data: bytes, length: int) -> bytes:
         return data if len(data) == length else _ppmd.decode(memory, model, [(b"", data, length)])[0]
