@@ -265,12 +265,13 @@ class KVStore:
         at = 0
         if self.pool is not None:
             with self._lock:
+                warm = sum(node.spilled for node in self.trie.path(names))
                 path = self._held(names, bound)
                 try:
-                    for spilled, group in groupby(path, key=lambda node: node.spilled):
-                        nodes = list(group)
-                        pieces.append(self._kv_of(nodes).to(device))
-                        tiers[HOST if spilled else DEVICE] += len(nodes) * self.block
+                    for _, group in groupby(path, key=lambda node: node.spilled):
+                        pieces.append(self._kv_of(list(group)).to(device))
+                    tiers += Counter({HOST: min(warm, len(path)) * self.block})
+                    tiers += Counter({DEVICE: max(len(path) - warm, 0) * self.block})
                     forms = [node.lost or self.rows for node in path]
                     at = len(path)
                 finally:

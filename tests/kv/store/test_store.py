@@ -113,6 +113,8 @@ def test_rows_are_the_same_in_every_tier(kind: str, tmp_path: Path) -> None:
     away = store.read("acme", IDS[:97], CPU, bound=ANY)
     assert away.tiers == {"host": 96} and torch.equal(torch.cat(away.pieces, 3), before)
     store._pool().device.release(blocker)
+    assert store.read("acme", IDS[:97], CPU, bound=ANY).tiers == {"host": 96}, "where it was, though it moved"
+    assert store.read("acme", IDS[:97], CPU, bound=ANY).tiers == {"device": 96}
     assert store.save("acme", IDS[:96])
     store.close()
     for again in (store, lossy(kind, folder=tmp_path)):
