@@ -180,6 +180,8 @@ class KVFolder:
             except (OSError, MemoryError):
                 return
         with self._lock:
+            if path in self._runs:  # another thread was first
+                return
             self._runs[path] = run
             if run is not None:
                 for name in run.names:

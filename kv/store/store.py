@@ -627,7 +627,7 @@ class KVStore:
             return
         waits = {name for one in self._waiting for name in one.names}
         new = [n for n in nodes if n.lost is None and not self._filed(n.name) and n.name not in waits]
-        for chain in chains(new):
+        for chain in (*chains([n for n in new if not n.spilled]), *chains([n for n in new if n.spilled])):
             seen = [node.mass for node in chain if node.mass is not None]
             mass = np.concatenate(seen) if len(seen) == len(chain) else None
             if self.lossy and mass is None:

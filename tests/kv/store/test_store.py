@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -197,6 +199,16 @@ def test_what_leaves_memory_is_written_in_runs_and_found_by_the_next_process(tmp
     again = store_of(tmp_path, blocks=8)
     assert all(read(again, [n, *IDS[:64]]).tokens == 64 for n in range(2))
     assert again.fetch("acme", [0, *IDS[:64]]) == 64 and tiers(again, [0, *IDS[:63]]) == {"device": 4}
+
+
+def test_a_session_of_which_a_part_is_in_host_memory_is_saved_as_it_is(tmp_path: Path) -> None:
+    store = store_of(tmp_path, blocks=6, host=6)
+    keep(store, IDS[:96])
+    store._pool().device.release(store._pool().device.allocate(2))
+    assert tiers(store, IDS[:96]) == {"device": 4, "host": 2}
+    assert store.save("acme", IDS[:96])
+    store.close()
+    assert read(store_of(tmp_path, blocks=0), IDS[:97]).tiers == {"disk": 96}
 
 
 def test_a_store_without_a_pool_keeps_files_and_writes_each_block_once(tmp_path: Path) -> None:
@@ -497,3 +509,40 @@ def test_a_killed_process_leaves_whole_files_that_the_next_one_finds(tmp_path: P
     found = [read(store, [number, *range(1024)]).tokens for number in range(200)]
     assert set(found) <= {0, 1024} and sum(map(bool, found)) == len(list(tmp_path.glob("*/*.safetensors"))) >= 1
     assert store.stats().tiers["disk"].damaged == 0
+
+
+def test_threads_get_the_kv_of_their_ids_and_no_block_is_lost(tmp_path: Path) -> None:
+    """Any calls at once, in tiers that are too small for all."""
+    store = store_of(tmp_path, blocks=14, host=8, disk=40_000, queue_bytes=20_000)
+    pool = store._pool()
+    assert pool.host is not None
+
+    def call(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(400):
+            ids = [draw.randrange(3), *range(draw.randrange(16, 90))]
+            match draw.choice(("keep", "read", "fetch", "save", "match", "release", "discard", "erase")):
+                case "keep":
+                    keep(store, ids)
+                case "read":
+                    read(store, ids)
+                case "fetch":
+                    store.fetch("acme", ids)
+                case "save":
+                    store.save("acme", ids)
+                case "release":
+                    store.release("acme", ids)
+                case "match" if (found := store.match("acme", ids)) is not None:
+                    assert torch.equal(found.kv(), kv_of(ids)[:, :, :, : found.tokens])
+                    found.release()
+                case "discard" if draw.random() < 0.2:
+                    store.discard("acme", ids)
+                case "erase" if draw.random() < 0.2:
+                    store.erase(store.name("acme", ids))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(call, range(4)))
+    store.close()
+    assert store.stats().failed == store.stats().tiers["disk"].damaged == 0
+    store.clear()
+    assert (pool.device.free, pool.host.free, len(store._own)) == (14, 8, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,15 @@ SESSIONS = CHOSEN.map(lambda turns: [one for n in turns for one in TURNS[n]])
 CPU = torch.device("cpu")
 
 
+class Inline(ThreadPoolExecutor):
+    """Does its work at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 class Machine(RuleBasedStateMachine):
     chunk = kv_file.CHUNK
 
@@ -40,6 +51,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         place, room = Path(self.folder.name), {"blocks": DEVICE, "host": HOST, "disk": DISK}
         self.store = store_of(place, **room, clock=self.clock, queue_bytes=20_000)
+        self.store._writer = Inline()  # else what is found depends on when a thread has written it
 
     def teardown(self) -> None:
         self.reopen()
