@@ -26,9 +26,9 @@ def test_own_tests_come_before_those_of_the_folder_and_of_the_room() -> None:
 
 
 def test_the_nearest_tests_of_each_file_come_first() -> None:
-    found = selected(["coding/sketch.py", "archive/format/parity.py", "tests/kv/store/test_tier.py"], TESTS)
+    found = selected(["coding/sketch.py", "archive/format/parity.py", "tests/kv/store/test_kv_file.py"], TESTS)
     assert found[2:5] == [
-        "tests/coding/test_sketch.py", "tests/archive/format/test_parity.py", "tests/kv/store/test_tier.py"
+        "tests/coding/test_sketch.py", "tests/archive/format/test_parity.py", "tests/kv/store/test_kv_file.py"
     ]  # fmt: skip
     assert {Path(test).parts[1] for test in found[2:]} == {"coding", "archive", "kv"}
 

@@ -5,7 +5,7 @@ The ways take turns in one process. The best round of each counts, since other w
     prefill            the target over given ids: the lower bound of every thaw
     thaw               all of it: catalogue, records, decoding, prefill, insertion into the hot store
     thaw, fast layout  the same for a session that was frozen in the fast layout
-    thaw, ... hot      the same call with half or all of the session in the store: on device, in host memory, in files
+    thaw, ... hot      the same call with half or all of the session in the store: on the device, in files
     safetensors        the KV as one file, by its own library, into fresh tensors on the device
     host memory        the KV in page-locked memory, copied to the device
 
@@ -256,9 +256,8 @@ class ThawBench:
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = tokens * self.target.token_bytes
         room = 2 * self.kv_bytes + (1 << 24)
-        self.hot = self.thawer(device_bytes=room)
-        self.host = self.thawer(device_bytes=0, host_bytes=room)
-        self.files = self.thawer(device_bytes=0, disk_bytes=room, folder=folder / "warm")
+        self.hot = self.thawer(tokens=2 * tokens + 1024)
+        self.files = self.thawer(disk_bytes=room, folder=folder / "warm")
 
     def join(self, count: int, layout: LayoutName) -> bool:
         """Join the turns of a session as a collector does; return False where they would take more bytes joined."""
@@ -393,7 +392,6 @@ def ways(bench: ThawBench) -> Iterator[Way]:
     yield way("thaw, fast layout", bench.stored[FAST], only(None), bench.hot, FAST, FAST)
     yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), bench.hot, GROWN)
     yield way("thaw, hot on the device", kv, only(WHOLE), bench.hot, WHOLE)
-    yield way("thaw, hot in host memory", kv, lambda: bench.host[1].thaw(WHOLE), bench.host, WHOLE)
     yield way("thaw, warm files in the page cache", kv, warm, bench.files, WHOLE)
     yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
     copied = lambda: [t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]

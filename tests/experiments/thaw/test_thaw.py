@@ -28,7 +28,7 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkey
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     rows = {row["way"]: row for row in found["rows"]}
-    assert len(rows) == 11 and next(iter(rows)) == "prefill"
+    assert len(rows) == 10 and next(iter(rows)) == "prefill"
     for row in rows.values():
         assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
     assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
@@ -44,7 +44,7 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkey
     for layout in ("default", "fast"):
         assert {("apart", layout, 1, 1), ("apart", layout, 5, 5), ("joined", layout, 5, 2)} < grown
     checked = found["checked"]
-    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * len(grown) and max(checked["kv"], checked["logits"]) < 0.06
+    assert checked["thaws"] == 3 * 6 + 3 * (1 + 3) + 3 * len(grown) and max(checked["kv"], checked["logits"]) < 0.06
     assert shape != "embedded" or checked["same_next"] == checked["thaws"]
     assert any(line.startswith("safetensors on the disk") for line in table)
 
