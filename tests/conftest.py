@@ -53,10 +53,9 @@ settings.register_profile("pltz", deadline=None, derandomize=True, max_examples=
 settings.load_profile("pltz")
 
 LONG = (  # files that take more than 20 s of a processor, the longest first
-    "test_cuda.py", "test_documents.py", "test_guarantees.py", "test_cuda_sanitized.py", "test_torture.py",
-    "test_kill.py", "test_coder.py", "test_exactness.py", "test_sanitize.py", "test_sanitized.py", "test_wheel.py",
-    "test_crash.py", "test_faults.py", "test_scheduler.py", "test_server.py", "test_agent_memory.py", "test_train.py",
-    "test_joined_turns.py",
+    "test_cuda.py", "test_schedules.py", "test_documents.py", "test_guarantees.py", "test_cuda_sanitized.py",
+    "test_torture.py", "test_kill.py", "test_coder.py", "test_exactness.py", "test_sanitize.py", "test_sanitized.py",
+    "test_wheel.py", "test_scheduler.py", "test_server.py", "test_agent_memory.py", "test_train.py",
 )  # fmt: skip
 
 

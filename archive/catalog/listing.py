@@ -353,8 +353,8 @@ class Listing:
         """
         change = partial(self._next, edit, dict(made), frozenset(replaced), relied, fence)
         changed = self.register.swap(change, anew=anew)
-        if (manifest := self.register.manifest) and manifest is not self.manifest:
-            self.take(manifest)
+        if (manifest := self.register.manifest) and manifest is not self.manifest and not self.take(manifest):
+            self._follow()  # others replaced an index that it names
         self._pending.clear()
         return changed
 

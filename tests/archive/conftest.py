@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
@@ -100,9 +99,10 @@ class S3Server:
     bucket = "cold"
 
     def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
-        self._app = self._behind()
+        self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._door, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -121,15 +121,8 @@ class S3Server:
             )
         ).close()
 
-    def _behind(self) -> Any:
-        """Return the server behind the proxy, as a WSGI application."""
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-        return DomainDispatcherApplication(create_backend_app)
-
     def reset(self) -> None:
         """Stop all faults."""
-        self.slow = 0.0  # seconds that the answer of a failing request takes, if it is no other
         self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, ""
         self.cut = False  # whether failing requests have half of their answer
         self.only = ""  # method
@@ -167,7 +160,6 @@ class S3Server:
                 answer = list(self._app(environ, (lambda *args: None) if fails else start))
         if not fails:
             return answer
-        time.sleep(self.slow)  # others are served meanwhile
         start(self.failing, [("Content-Length", "0")])
         return [b""]
 

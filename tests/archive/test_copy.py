@@ -108,32 +108,6 @@ def test_what_is_erased_from_a_copy_while_it_is_made_is_named(
         copied(source, to)
 
 
-def test_what_a_collector_moves_again_and_again_is_copied(
-    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check a case that was reported as lost, though nothing was."""
-    disk = SimDisk()
-    source, to = TowerArchive.create(DirectoryStore(disk), [codec]), made(codec, None)
-    other = TowerArchive.open(DirectoryStore(disk), [codec])
-    for n in range(4):
-        source.put([NewSession(f"s{n}", [PROMPT + n])])
-    read, turns = source.parts.reader._towers, 0
-
-    def moved(*words: Any, **named: Any) -> Any:
-        nonlocal turns
-        if turns < 3:
-            turns += 1
-            other.put([NewSession(f"more{turns}", [PROMPT + 50 + turns])])
-            other.collect()
-            other.collect()
-        return read(*words, **named)
-
-    monkeypatch.setattr(source.parts.reader, "_towers", moved)
-    done = list(towers.copy(source, list(source.ls()), to))
-    assert turns == 3 and not any(d.erased for d in done)
-    assert [to.get(f"s{n}").tokens.tolist() for n in range(4)] == [(PROMPT + n).tolist() for n in range(4)]
-
-
 @pytest.mark.parametrize("collected", [False, True])
 def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec, collected: bool) -> None:
     disk = SimDisk()

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz.archive.catalog import index_keeper as module
-from pltz.archive.catalog.listing import Listing
-from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
+from pltz.archive.errors import StoreError, WriterFailed
 from pltz.archive.format import index_file as index
-from pltz.archive.maintenance.collect import Collector
-from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.marker import Marker
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.simulated_disk import SimDisk
@@ -188,96 +183,3 @@ def test_more_packs_than_an_index_covers(
 
 
 # Collectors and the packs that others are using
-
-
-@pytest.mark.parametrize("deleted", [False, True])
-def test_what_others_do_while_one_lists_is_no_damage(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
-) -> None:
-    """Let another process put a pack and an index, or collect indexed packs, between the two lists."""
-    for n in range(2):
-        archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    archive.write_index()
-    reader = reopen(disk, codec)
-    listed = reader.store.list
-
-    def then_more(folder: str) -> dict[str, int]:
-        if folder == ("packs" if deleted else "index"):
-            monkeypatch.setattr(reader.store, "list", listed)
-            if deleted:
-                monkeypatch.setattr(archive, "write_index", lambda: None)  # it is killed before
-                archive.collect()
-                archive.collect()
-            else:
-                archive.put([NewSession("new", [PROMPT])])
-                archive.write_index()
-        return listed(folder)
-
-    monkeypatch.setattr(reader.store, "list", then_more)
-    reader.catalog.refresh()
-    assert reader.catalog.listing.missing() == set()
-
-
-@pytest.mark.parametrize("verb", ["forget", "restore"])
-def test_a_version_that_a_collector_moves_while_it_is_marked(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    """Remove the pack of a version between look-up and mark: it is looked up again."""
-    for n in range(2):
-        archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    other, put = reopen(disk, codec), Marker._put
-    version = archive.version("s0")
-    if verb == "restore":
-        archive.forget([version])
-
-    def late(marker: Marker, *what: Any) -> None:
-        monkeypatch.setattr(Marker, "_put", put)
-        other.collect()
-        other.collect()
-        put(marker, *what)
-
-    monkeypatch.setattr(Marker, "_put", late)
-    if verb == "forget":
-        assert archive.forget([version]) == 1
-        assert [v.name for v in reopen(disk, codec).ls()] == ["s1"]
-    else:
-        with pytest.raises(NotFound, match="no longer"):  # it was collected
-            archive.undelete([version])
-
-
-def test_two_collectors_at_once(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(2):
-        archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    archive.collect()
-    slow, moves = reopen(disk, codec), Collector._copy
-
-    def late(self: Collector, census: LiveSet) -> int:
-        monkeypatch.setattr(Collector, "_copy", moves)
-        archive.collect()
-        return moves(self, census)
-
-    monkeypatch.setattr(Collector, "_copy", late)
-    with pytest.raises(ArchiveError, match="collect again"):
-        slow.collect()
-    slow.collect()
-    assert [v.name for v in reopen(disk, codec).ls()] == ["s0", "s1"]
-
-
-def test_a_collector_counts_what_another_moves(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(2):
-        archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    archive.collect()
-    slow, scan = reopen(disk, codec), Listing.scan
-
-    def late(self: Listing, pack: bytes) -> Iterator[Any]:
-        monkeypatch.setattr(Listing, "scan", scan)
-        archive.collect()
-        return scan(self, pack)
-
-    monkeypatch.setattr(Listing, "scan", late)
-    done = slow.collect(dry_run=True)
-    assert (done.live_versions, done.live_segments) == (2, 2)

@@ -290,16 +290,6 @@ class AlikeMachine(ArchiveMachine):
         return NewSession(name, [own, *others], tenant)
 
 
-@pytest.mark.parametrize("call", range(3, 16))
-def test_a_pack_that_found_no_room_is_not_missed(call: int) -> None:
-    """Its entries were known before it had its name, so the collector of this process stopped."""
-    machine = ArchiveMachine()
-    machine.start()
-    machine.put_with_a_fault(call=call, code=errno.ENOSPC, handle=1, kept=False)
-    machine.collect(handle=1, share=0.01)
-    machine.everything_is_there()
-
-
 class BucketMachine(ArchiveMachine):
     """The same machine over a bucket of a real server. Requests fail before or after the server has done its work."""
 

@@ -13,7 +13,6 @@ from pltz.archive.format.ids import BASE
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.object_names import MANIFEST, table_copy
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import DirectoryStore
@@ -251,29 +250,6 @@ def test_what_repair_names_may_rely_on_what_was_condemned(
     archive.collect(dead_share=0.01)
     fresh = reopen(disk, codec)
     assert fresh.verify(decode=True).sound and fresh.get("c").tokens.tolist() == [*range(9), *range(5)]
-
-
-def test_a_collector_keeps_what_it_found_where_another_took_that_out(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two collectors of different packs, each of which found a live record in a pack of the other."""
-    copy = disk.seen.files()
-    archive.collect(dead_share=0.01)
-    one, two = reopen(disk, codec), reopen(disk, codec)
-    prove, state = Collector._prove, {"armed": True}
-
-    def slow(self: Collector, condemned: frozenset[bytes]) -> None:
-        prove(self, condemned)
-        if self.catalog is one.catalog and state.pop("armed", False):
-            for _ in range(3):
-                two.collect(dead_share=0.01)
-
-    monkeypatch.setattr(Collector, "_prove", slow)
-    with suppress(ArchiveError):
-        one.collect(dead_share=0.01)
-    fresh = reopen(disk, codec)
-    assert copy and [fresh.get(name).tokens.tolist() for name in "ab"] == [tokens("a"), tokens("b")]
-    assert fresh.verify(decode=True).sound
 
 
 def test_a_manifest_of_another_archive_is_not_used(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:

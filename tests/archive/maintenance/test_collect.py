@@ -1,4 +1,4 @@
-"""Collect: two runs free forgotten sessions and merge packs; what is live is never deleted. Crashes: test_crash.py."""
+"""Collect: two runs free forgotten sessions and merge packs; what is live is never deleted."""
 
 from __future__ import annotations
 

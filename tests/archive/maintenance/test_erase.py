@@ -9,7 +9,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.box import KEY, unit_of, unseal
 from pltz.archive.encryption.domain_keys import MAX_ROWS, DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -576,27 +575,6 @@ def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: Segm
 
 
 # Erasing at once with others
-
-
-def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Erase while a session that shares segments moves from one pack to another, so that no listed pack holds it."""
-    sealed.put([chat("a", [1, 2], [3])])
-    sealed.put([chat("b", [1, 2], [4])])
-    sealed.collect()
-    eraser, listed = reopen(disk, codec), RecordLookup.all_versions
-
-    def late(self: RecordLookup, domain: bytes | None = None) -> list[Version]:
-        monkeypatch.setattr(RecordLookup, "all_versions", listed)
-        sealed.collect()
-        return listed(self, domain)
-
-    monkeypatch.setattr(RecordLookup, "all_versions", late)
-    done = eraser.erase("acme", "a")
-    assert (done.segments, done.shared) == (1, 1)
-    fresh = reopen(disk, codec)
-    assert tokens(fresh, "b") == [1, 2, 4] and [v.name for v in fresh.ls("acme")] == ["b"]
 
 
 def test_a_version_that_is_put_before_writers_know_is_erased_too(

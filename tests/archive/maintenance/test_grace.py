@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import RecordLookup
-from pltz.archive.errors import ArchiveError, NotFound
-from pltz.archive.format.index_file import MARKS
+from pltz.archive.errors import ArchiveError
 from pltz.archive.format.record import FORGET
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -155,50 +152,3 @@ def test_a_mark_tells_its_time_and_a_later_one_wins(disk: SimDisk, codec: Segmen
     archive.undelete([version])
     archive.forget([version])
     assert archive.catalog.lookup.mark(version.id)[1] < 1 << 32
-
-
-def test_an_undelete_looks_again_where_a_collector_moved_its_mark(
-    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The walks found it: the mark was seen nowhere, so the undelete said that nothing was forgotten."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    archive.put([NewSession("a", [np.arange(9)])])
-    [version] = archive.history("a")
-    archive.forget([version])
-    find, moved = RecordLookup.find, [1]
-
-    def without_the_mark_once(self: RecordLookup, section: int, identity: bytes) -> list[Found]:
-        if section == MARKS and moved:
-            moved.clear()
-            self._listing.note_stale()
-            return []
-        return find(self, section, identity)
-
-    monkeypatch.setattr(RecordLookup, "find", without_the_mark_once)
-    assert archive.undelete([version]) == 1 and not moved
-    assert archive.get("a").tokens.tolist() == [*range(9)]
-
-
-@pytest.mark.parametrize("look", [1, 2])
-def test_an_undelete_whose_version_is_freed_meanwhile_says_so(
-    look: int, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The walks found it: a collector freed the mark and the version between two looks, and nothing was to do."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    archive.put([NewSession("a", [np.arange(9)])])
-    [version] = archive.history("a")
-    archive.put([NewSession("a", [np.arange(9, 20)])])
-    archive.forget([version])
-    find, left = RecordLookup.find, [look]
-
-    def beside_a_collector(self: RecordLookup, section: int, identity: bytes) -> list[Found]:
-        left[0] -= section == MARKS
-        if section == MARKS and left[0] == 0:
-            for _ in range(3):
-                TowerArchive.open(DirectoryStore(disk), [codec]).collect(grace=0, dead_share=0.01)
-        return find(self, section, identity)
-
-    monkeypatch.setattr(RecordLookup, "find", beside_a_collector)
-    with pytest.raises(NotFound, match="no longer"):
-        archive.undelete([version])
-    assert left[0] <= 0

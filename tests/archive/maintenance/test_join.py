@@ -1,6 +1,6 @@
 """The last turns of a session that grows are joined put by put: few records, few tokens coded anew, nothing changed.
 
-Crashes: test_crash.py; against the model: test_machine.py.
+Crashes: test_schedules.py; against the model: test_machine.py.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import pltz
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.catalog.listing import Listing
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import TENANT
@@ -27,7 +25,6 @@ from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import Plain, SegmentCodec
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
@@ -222,65 +219,6 @@ def test_an_archive_joins_turns_where_it_may_and_there_are_enough_tokens(
         cold.put("a", ids[:end])
     assert len(peek(cold, "a")) == records
     assert cold.get("a").ids.tolist() == ids.tolist()
-
-
-def forget_and_collect(archive: TowerArchive, times: int) -> None:
-    """Forget the first versions in another process, and collect until their marks are gone too."""
-    other = again(archive)
-    other.forget(other.history("a", "acme")[:2])
-    for _ in range(times):
-        other.collect(dead_share=0.001)
-
-
-WHILE, AFTER = "while it is coded", "after the last look"
-
-
-@pytest.mark.parametrize("how", ["by put", "as a collector does"])
-@pytest.mark.parametrize(("moment", "times"), [(WHILE, 0), (WHILE, 1), (WHILE, 3), (AFTER, 1), (AFTER, 3)])
-def test_versions_forgotten_meanwhile_do_not_come_back(
-    empty: TowerArchive, moment: str, times: int, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run had them as older versions. Three runs of a collector had deleted their marks before it was put."""
-    place, name = (join, "encoded") if moment == WHILE else (ArchiveWriter, "copy")
-    work, begun = getattr(place, name), list[int]()
-
-    def late(*args: Any, **options: Any) -> Any:
-        if not begun and (moment == WHILE or args[0].catalog is empty.catalog):
-            begun.append(1)
-            forget_and_collect(empty, times)
-        return work(*args, **options)
-
-    grow(empty, "a", TURNS[:3])
-    with monkeypatch.context() as patch:
-        patch.setattr(place, name, late)
-        if how == "by put":
-            grow(empty, "a", TURNS[:4], begin=4)
-        else:
-            empty.join()
-    count = 4 if how == "by put" else 3
-    assert begun and [*contents(again(empty)).values()] == [*wanted("a", TURNS[:count]).values()][2:]
-    assert again(empty).verify(decode=True).sound and not empty.problems
-    grow(empty, "a", TURNS[: count + 1], begin=count + 1)  # the next put joins what is left
-    assert [*contents(again(empty)).values()][-1] == wanted("a", TURNS)["a", count + 1]
-
-
-def test_a_collector_between_a_run_and_its_manifest_keeps_the_run_out(
-    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
-    grow(archive, "a", TURNS[:3])
-    publish, begun = Listing.publish, list[int]()
-
-    def late(self: Listing, *args: Any, **options: Any) -> bool:
-        if options.get("relied") and not begun:
-            begun.append(1)
-            forget_and_collect(archive, 3)
-        return publish(self, *args, **options)
-
-    monkeypatch.setattr(Listing, "publish", late)
-    archive.join()
-    assert begun and [*contents(again(archive)).values()] == [wanted("a", TURNS)["a", 3]]
-    assert again(archive).verify(decode=True).sound
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no room on the device"), MemoryError(), OSError("no")])

@@ -1,6 +1,6 @@
 """Runs of stored sessions: ids, versions, sharing, erasure and later puts stay as they are when turns are joined.
 
-Crashes: test_crash.py; against the model: test_machine.py.
+Crashes: test_schedules.py; against the model: test_machine.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import pytest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import RUN, segment_only
@@ -207,23 +206,6 @@ def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerAr
     archive = again(empty)
     towers = [Chains(archive.catalog, archive.codecs).tower(v.leaf) for v in archive.history("a", "acme")]
     assert [[name for name, _ in tower] for tower in towers] == [[n for n, _ in row] for row in before.values()]
-
-
-def test_a_session_erased_meanwhile_is_not_joined(
-    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
-    grow(archive)
-    slow, copy = reopen(disk, codec), archive.parts.writer.copy
-
-    def late(rows: object, **options: Any) -> None:
-        archive.erase("acme", "a")
-        copy(rows, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(slow.parts.writer, "copy", late)
-    assert slow.join() == 0
-    with pytest.raises(NotFound):
-        reopen(disk, codec).get("a", "acme")
 
 
 def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:

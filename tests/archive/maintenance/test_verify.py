@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.encryption.keys import Secret
@@ -53,28 +52,6 @@ def test_a_damaged_session_is_named_or_counted(archive: TowerArchive, disk: SimD
     disk.overwrite(pack, bytes(data))
     report = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
     assert not report.lost and report.unreadable == 1 and not report.sound
-
-
-@pytest.mark.parametrize("decode", [False, True])
-def test_what_others_put_and_collect_meanwhile_is_no_damage(
-    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec, decode: bool
-) -> None:
-    """A pack that came after the packs were listed was called gone, for its parity was there."""
-    other = TowerArchive.open(DirectoryStore(disk), [codec])
-    for n in range(4):
-        other.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
-    seen = 0
-
-    def run_alongside(report: Report) -> None:
-        nonlocal seen
-        seen += 1
-        other.put([NewSession(f"t{seen}", [np.array([seen, 7])])])
-        if seen > 1:
-            other.collect()
-
-    report = archive.verify(decode=decode, progress=run_alongside)
-    assert seen > 1 and report.sound, (report.problems, report.lost)
-    assert other.verify(decode=True).sound and len(list(other.ls())) == 4 + seen
 
 
 @pytest.mark.parametrize("key", [None, RAW])
@@ -140,30 +117,6 @@ def test_a_token_of_another_archive_and_one_that_is_none(archive: TowerArchive, 
     assert not report.sound and "the token is of archive" in report.problems[0].what
     with pytest.raises(UsageError, match="expected a token"):
         archive.verify(expect="yesterday")
-
-
-def test_a_record_whose_parent_a_collector_moved_meanwhile_is_no_damage(
-    disk: SimDisk, tower_codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The child's pack is large and stays; the prompt's is small, and is merged and deleted beside verify."""
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
-    prompt, noise = np.arange(300), np.random.default_rng(0).integers(0, 1 << 30, 2000)
-    archive.put([NewSession("prompt", [prompt])])
-    archive.put([NewSession("other", [np.arange(5)])])
-    archive.put([NewSession("child", [prompt, np.concatenate([prompt, noise])])])
-    archive.collect(small=4000)
-    catalog = Catalog(archive.store, archive.keys)
-    verifier = verify.Verifier(catalog, archive.codecs, archive.settings)
-    walk = verifier._walk
-
-    def late(*args: Any) -> Any:
-        archive.collect(small=4000)
-        return walk(*args)
-
-    monkeypatch.setattr(verifier, "_walk", late)
-    report = verifier.run(decode=True)
-    assert report.sound, report
-    assert report.decoded
 
 
 def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(

@@ -6,8 +6,9 @@ import errno
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -570,6 +571,37 @@ def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec)
             assert found.verify(decode=True).sound
             ends = [found.tower(v).tokens[-6::5].tolist() for v in found.history("b")]
             assert not kept or [turn, int(late)] in ends
+
+
+class StaleListings:
+    """A store whose listings leave out what was put since they were frozen, and still have what was deleted."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._frozen = {of: store.list(of) for of in ("packs", "index", "lists", "parity", "manifest", "keys")}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, folder: str) -> dict[str, int]:
+        return dict(self._frozen[folder])
+
+
+def test_puts_and_gets_do_not_need_listings(s3: S3Server, codec: SegmentCodec, tmp_path: Path) -> None:
+    """With a manifest. A collector with such listings may refuse to work, and takes nothing that is needed."""
+    store = ObjectStore(s3.place(), tmp_path)
+    TowerArchive.create(store, [codec])
+    stale = cast(Store, StaleListings(store))
+    for turn in range(40):  # one of them puts an index
+        TowerArchive.open(stale, [codec]).put([session(f"s{turn}", turn)])
+    reader = TowerArchive.open(stale, [codec])
+    assert all(reader.get(f"s{turn}").tokens[-1] == turn for turn in range(40))
+    for _ in range(2):
+        with suppress(ArchiveError):
+            TowerArchive.open(stale, [codec]).collect()
+    TowerArchive.open(store, [codec]).collect()
+    last = TowerArchive.open(store, [codec])
+    assert len(list(last.ls())) == 40 and last.verify(decode=True).sound
 
 
 @pytest.mark.parametrize("place", ["", "http://cold/x", "file:///tmp/cold"])
