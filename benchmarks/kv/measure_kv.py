@@ -120,7 +120,7 @@ class Bench:
         """Return a store that holds the session in one tier, and a thawer over it that allows any loss."""
         import torch
 
-        room: dict[str, Any] = {"tokens": self.tokens} if tier == "device" else {}
+        room: dict[str, Any] = {"tokens": self.tokens + BLOCK} if tier == "device" else {}
         if tier == "host":
             room = {"tokens": BLOCK, "host_tokens": self.tokens}
         if tier == "disk":

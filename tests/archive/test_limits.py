@@ -122,6 +122,6 @@ def test_the_hook_joins_turns(
         with EvictionHook.open(tmp_path / "journal") as hook:
             hook.on_evict(EvictionRequest("a", [*range(end)]))
             assert hook.flush(20)
-        drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, merge_turns=merge_turns)
+        drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, model_ids=True, merge_turns=merge_turns)
     assert cold.get_ids("a").ids.tolist() == [*range(20)]
     assert len(peek(cold, "a")) == (2 if merge_turns else 5)
