@@ -281,9 +281,13 @@ class ThawBench:
     def thawer(self, **budgets: Any) -> "tuple[KVStore, Thawer]":
         """Return a store and a thawer over it."""
         from pltz.kv.store.store import KVStore
+
+        return self.over(KVStore.open(self.target, **budgets))
+
+    def over(self, store: "KVStore") -> "tuple[KVStore, Thawer]":
+        """Return a store and a new thawer over it."""
         from pltz.kv.thaw.thawer import Thawer
 
-        store = KVStore.open(self.target, **budgets)
         return store, Thawer(self.cold, self.target, store)
 
     def synchronize(self) -> None:
@@ -364,15 +368,16 @@ def ways(bench: ThawBench) -> Iterator[Way]:
         name: str,
         stored: int,
         before: Callable[[], object],
-        tier: "tuple[KVStore, Thawer]",
+        tier: "Callable[[], tuple[KVStore, Thawer]]",
         session: str,
         tenant: str = "default",
     ) -> Way:
-        return Way(name, stored, before, lambda: tier[1].thaw(session, tenant))
+        return Way(name, stored, before, lambda: tier()[1].thaw(session, tenant))
 
     def only(session: str | None, number: int | None = None) -> Callable[[], None]:
         def before() -> None:
             bench.hot[0].clear()
+            bench.hot = bench.over(bench.hot[0])  # one that remembers no ids
             if session:
                 bench.hot[1].thaw(session, version=number)
 
@@ -388,12 +393,12 @@ def ways(bench: ThawBench) -> Iterator[Way]:
 
     kv = bench.kv_bytes
     yield Way("prefill", 0, nothing, lambda: bench.target.prefill(bench.ids[0]))
-    yield way("thaw", bench.stored[WHOLE], only(None), bench.hot, WHOLE)
-    yield way("thaw, fast layout", bench.stored[FAST], only(None), bench.hot, FAST, FAST)
-    yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), bench.hot, GROWN)
-    yield way("thaw, hot on the device", kv, only(WHOLE), bench.hot, WHOLE)
-    yield way("thaw, warm files in the page cache", kv, warm, bench.files, WHOLE)
-    yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
+    yield way("thaw", bench.stored[WHOLE], only(None), lambda: bench.hot, WHOLE)
+    yield way("thaw, fast layout", bench.stored[FAST], only(None), lambda: bench.hot, FAST, FAST)
+    yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), lambda: bench.hot, GROWN)
+    yield way("thaw, hot on the device", kv, only(WHOLE), lambda: bench.hot, WHOLE)
+    yield way("thaw, warm files in the page cache", kv, warm, lambda: bench.files, WHOLE)
+    yield way("thaw, warm files on the disk", kv, dropped, lambda: bench.files, WHOLE)
     copied = lambda: [t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]
     yield Way("host memory", kv, nothing, copied)
     yield Way("safetensors in the page cache", kv, nothing, load)
