@@ -69,6 +69,7 @@ from pltz.coding.host_work import HostWork
 from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
+from pltz.plt_codec import ppmd
 from pltz.plt_codec.errors import ContentError, UsageError, refusing
 
 if TYPE_CHECKING:
@@ -1068,8 +1069,9 @@ class Archive:
         return made
 
     def load(self) -> None:
-        """Load the bundle now, and not at the first coding. Raises ModelError."""
+        """Load the bundle and PPMd's primer now, and not at the first coding. Raises ModelError."""
         assert self.codecs
+        ppmd.encode(b" ")
 
     @cached_property
     def sessions(self) -> SessionReader:

@@ -86,8 +86,10 @@ class LogCodec(SegmentCodec):
 
     @cached_property
     def _coder(self) -> LogCoder:
-        coder = self._given or cast("Bundle", self._bundle).coder(self._device, self._threads)
-        return LogCoder(self._bundle, coder, self.workers)
+        def make() -> Coder:
+            return self._given or cast("Bundle", self._bundle).coder(self._device, self._threads)
+
+        return LogCoder(self._bundle, make, self.workers)
 
     @property
     def weight(self) -> int:  # type: ignore[override]

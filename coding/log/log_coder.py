@@ -10,7 +10,7 @@ A part of a log is coded after the part above it: the state of its table, the pa
 model are what that one left. A log that grows stores its new lines alone. Which method the part above has, and by which
 bundle it is coded, is all the same: its table and its text are, so it can be coded anew without the parts below it.
 
-    coder = LogCoder(bundle, bundle.coder())
+    coder = LogCoder(bundle, bundle.coder)
     batch = [(first_lines, None), (new_lines, Above.of(first_lines))]
     frames = coder.encode_begun(batch, [coder.begin(*one) for one in batch], [True, True])
     [first] = coder.decode_begun([(frames[0], len(first_lines), None)])
@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -339,13 +340,19 @@ class LogCoder:
 
     Same input, same bytes, on every machine. One thread uses it at a time.
 
-    ``workers``: processes with `LogTables`; None: none.
+    ``make``: makes the coder of tokens when it is needed first: PPMd needs none. ``workers``: processes with
+    `LogTables`; None: none.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
-        self.coder = coder
+    def __init__(self, bundle: Parts, make: Callable[[], Coder], workers: Workers | None = None) -> None:
+        self._make = make
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
+
+    @cached_property
+    def coder(self) -> Coder:
+        """Return the coder of tokens."""
+        return self._make()
 
     def twin(self, coder: Coder) -> LogCoder:
         """Return the same over another coder of the same tokens, for another thread. What both remember is shared."""
@@ -396,7 +403,8 @@ class LogCoder:
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where PPMd is near, and a sample tells so."""
         asked = [(draft, draft.looks) for draft in drafts if draft.looks]
-        sizes = look.expected_sizes(self.coder, [(draft.literals, samples) for draft, samples in asked])
+        looks = [(draft.literals, samples) for draft, samples in asked]
+        sizes = look.expected_sizes(self.coder, looks) if looks else ()
         lost = set[int]()
         for (draft, _), size in zip(asked, sizes, strict=True):
             copies = len(repeats.pack(draft.copies)) if draft.copies else 0
@@ -440,7 +448,7 @@ class LogCoder:
             assert one is not None
             literals = one.count - sum(copy.length for copy in taken[n])
             items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n].tokens))
-        found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
+        found = dict(zip(numbers, self.coder.decode(items, progress=progress) if items else (), strict=True))
         tokens = {n: repeats.expand(literals, taken[n], pasts[n].tokens) for n, literals in found.items()}
         known = sources or [None] * len(batch)
 

@@ -209,7 +209,7 @@ LINES = (
 @pytest.mark.parametrize("by_model", [False, True], ids=["zstd", "model"])
 def test_grown_logs(by_model: bool) -> None:
     make, product, second = log_maker(), ProductBundle.load("nano"), bundle("nano")
-    coder = FrameCoder(product, product.coder())
+    coder = FrameCoder(product, product.coder)
     long = json.dumps({"said": "a word, " * 9000 + "\ud800"}).encode() + b"\n"
     up, tables, methods = None, list[log.Table](), set[bool]()
     for content in (make.log(0, 8), b"\n" + long, make.log(8, 12), make.log(12, 14)):

@@ -31,7 +31,7 @@ def test_golden_frames_thaw_and_freeze_again(path: Path) -> None:
     content, _, by_model, fast = maker().CASES[case]
     assert int(version) == table.VERSION
     bundle = Bundle.find(bytes.fromhex(bundle_id))
-    coder = FrameCoder(bundle, bundle.coder())
+    coder = FrameCoder(bundle, bundle.coder)
     with pytest.MonkeyPatch.context() as patch:  # a reader splits nothing
         patch.setattr(Splitter, "content", lambda *_: pytest.fail("a reader split a log"))
         assert decoded(coder, path).content() == content

@@ -22,7 +22,7 @@ from tests.coding.log.frame_coder import FrameCoder
 @pytest.fixture(scope="module")
 def coder() -> FrameCoder:
     bundle = Bundle.load()
-    return FrameCoder(bundle, bundle.coder())
+    return FrameCoder(bundle, bundle.coder)
 
 
 WORDS = (Path(__file__).parents[3] / "LICENSE").read_text().split()

@@ -74,7 +74,7 @@ def name(case: str, bundle: Bundle) -> str:
 def main() -> None:
     """See the head of this file."""
     bundle = Bundle.load(sys.argv[1] if len(sys.argv) > 1 else "mini")
-    coder = LogCoder(bundle, bundle.coder())
+    coder = LogCoder(bundle, bundle.coder)
     for case, (content, _, by_model, fast) in CASES.items():
         path = HERE / name(case, bundle)
         if path.exists():
