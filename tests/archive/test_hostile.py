@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,7 +249,8 @@ def test_an_index_over_packs_that_cannot_be(
     data = build([lies], {pack: size})
     assert DirectoryStore(disk).put(f"index/{name_of(data)}", data)
     named = frozenset({name_of(data)})
-    archive.catalog.listing.publish(lambda manifest: replace(manifest, indexes=named))
+    with suppress(ManifestLost):  # it looks at what it named
+        archive.catalog.listing.publish(lambda manifest: replace(manifest, indexes=named))
     with pytest.raises(ManifestLost):
         TowerArchive.open(DirectoryStore(disk), [codec])
     Repairer(DirectoryStore(disk)).run()

@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 
@@ -37,6 +38,13 @@ ALL = bool(os.environ.get("PLTZ_ALL_FAULTS"))
 GROWN, SHORT, GONE, TURNS, ALONE = ("x", "grown"), ("x", "short"), ("x", "gone"), ("x", "turns"), ("y", "alone")
 AT_MOST = 16, 3  # calls of an operation that something else comes before, of a sealed archive and of an open one
 Files = frozenset[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounds_end() -> Iterator[None]:
+    """End what machines patched that other tests go on from."""
+    yield
+    mock.patch.stopall()
 
 
 def files_of(state: DiskState) -> Files:
