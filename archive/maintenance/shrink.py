@@ -43,7 +43,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_coder import parse
 from pltz.coding.workers import START_BYTES
 from pltz.plt_codec.container.frame import PPMD, TOWER, Method
-from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.plt_codec.errors import FormatError, ModelError, PltzError
 
 PROVERS = 2  # groups that are proved beside each other, on a GPU
 # per commit, at most: of content, of coding it, and records, each of which may stand below `REACH` bytes in memory
@@ -136,12 +136,13 @@ class _Provers:
 
     def _prove(self, segments: Sequence[PendingSegment]) -> float:
         began = time.monotonic()
-        if not hasattr(self._own, "twin"):
-            self._own.twin = self._log.twin()
-        coded = [s.coded_by(s.codec, s.mode, s.data, len(s.tokens)) for s in segments]
-        left = set(unproved(self._own.twin.decode, coded, [s.tokens for s in segments]))
-        for n, segment in enumerate(segments):
-            segment.proved = b"" if n in left else segment.data
+        with suppress(ModelError):  # no room beside the coder that codes: they are decoded when they are put
+            if not hasattr(self._own, "twin"):
+                self._own.twin = self._log.twin()
+            coded = [s.coded_by(s.codec, s.mode, s.data, len(s.tokens)) for s in segments]
+            left = set(unproved(self._own.twin.decode, coded, [s.tokens for s in segments]))
+            for n, segment in enumerate(segments):
+                segment.proved = b"" if n in left else segment.data
         return time.monotonic() - began
 
 

@@ -226,7 +226,7 @@ class ArchiveWriter:
             raise Outdated("a collector took what a log stands on: nothing was acknowledged, try again")
         ways = [way for session in sessions for way in (session, *session.otherwise)]
         contexts = Contexts(self.codecs, self.catalog.keys)
-        drafts, segments = draft(ways, contexts)
+        drafts, segments = draft(ways, contexts, dry_run=dry_run)
         names = [s.id for s in segments]
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)

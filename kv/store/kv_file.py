@@ -244,7 +244,7 @@ class _Header:
         self.places: dict[str, tuple[str, tuple[int, ...], int]] = {}
         at = end
         for name, kind, shape in shapes:
-            if kind not in DTYPES:
+            if kind not in DTYPES or (kind == "BF16" and not name.startswith(PREFIX)):
                 raise CorruptError(f"tensor {name[:40]!r} is of the type {kind}")
             self.places[name] = DTYPES[kind], shape, at
             at += _size(DTYPES[kind], shape)

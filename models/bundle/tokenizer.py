@@ -48,7 +48,7 @@ SPLIT = (
     r"'(?:[sdmtSDMT]|ll|ve|re|LL|VE|RE)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How tokenizers that are trained here split a text into words, before BPE."""
+"""Splits a text into words, before BPE, in tokenizers that are trained here."""
 
 _SPLITS = [
     {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False},

@@ -157,8 +157,10 @@ def test_a_session_erased_during_a_put_of_many_stops_no_other(
     done = sealed.put_many(requests(), refused=lambda request, exc: left.append(f"{request.name} {type(exc).__name__}"))
     assert [receipt.name for receipt in done] == ["x", "z"] and left == ["y StaysErased"]
     assert names(sealed.list()) == ["x", "z"]
-    with pytest.raises(StaysErased):
-        sealed.put("y", "to be erased")
+    for dry_run in (True, False):
+        with pytest.raises(StaysErased):
+            sealed.put("y", "to be erased", dry_run=dry_run)
+    assert sealed.put("y", "to be erased", erased_too=True, dry_run=True).size and names(sealed.list()) == ["x", "z"]
 
 
 # ---- put and get

@@ -59,7 +59,7 @@ def _open_umask() -> Iterator[None]:
 
 
 def test_runs_of_blocks(tmp_path: Path) -> None:
-    """Of two targets, two tenants and two kinds of pages, in one folder."""
+    """Swap files of two targets, two tenants and two kinds of pages, in one folder."""
     folder, kinds = tmp_path / "new" / "kv", ("raw", "q8")
     ids = list(range(32))
 

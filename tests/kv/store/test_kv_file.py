@@ -175,3 +175,12 @@ def test_a_sparse_file_of_any_size_takes_no_memory(folder: KVFolder) -> None:
 def test_parts_of_any_other_name_are_not_written(folder: KVFolder) -> None:
     assert not folder.write(KVFile("ids", SPACE, bytes(32), {}, {"other": torch.zeros(1)}))
     assert not folder.write(KVFile("ids", SPACE, bytes(32), {}, {"kv": torch.zeros(1, dtype=torch.complex64)}))
+
+
+def test_ids_in_numbers_that_numpy_has_not_are_damage(folder: KVFolder) -> None:
+    data = KVFile("raw", SPACE, bytes(32), {"ids": torch.zeros(16, dtype=torch.bfloat16)})
+    folder.path(data.name, data.form).touch(0o600)
+    with folder.path(data.name, data.form).open("r+b") as stream:
+        kv_file.KVFileWriter(data).fill(stream.fileno())
+    folder.look()
+    assert folder.damaged == 1 and not folder.path(data.name, data.form).exists()

@@ -288,7 +288,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
 
 
 def test_files_serve_the_next_process(cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path) -> None:
-    """What they have is neither decoded nor run again."""
+    """Neither decode nor run again what files have."""
     hot = KVStore.open(kin, **DISK, folder=tmp_path / "warm")
     thawer_of(cold, kin, hot).thaw("a/1")
     hot.close()

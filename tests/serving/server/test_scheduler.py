@@ -251,7 +251,7 @@ def test_kv_serves_only_the_ids_it_was_computed_from(texts: Texts, scheduler: Sc
 def test_kv_that_was_let_go_comes_back_from_files(
     texts: Texts, scheduler_of: Make, kind: str, tmp_path: Path
 ) -> None:
-    """Of an idle session, in this process and the next one."""
+    """Let an idle session go, and take it back in this process and in the next one."""
     ids = texts[0]
     for number in range(2):
         scheduler = scheduler_of(kind, folder=tmp_path, disk_bytes=1 << 28)
