@@ -62,7 +62,7 @@ Pending = tuple[EntryFrame, JournalEntry]
 class Drained:
     """The result of moving a journal to an archive.
 
-    ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries the
+    ``stored``: entries that became a version, ``by_model`` of them by the model. ``unchanged``: entries the
     archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``: entries laid
     aside; ``refused``: (tenant, name, reason) of the last of them. ``erased``: entries of sessions that were
     erased from the archive; they are dropped, and nothing of them stays in the journal. ``damaged``: bytes laid aside
@@ -72,7 +72,7 @@ class Drained:
     """
 
     stored: int = 0
-    by_zstd: int = 0
+    by_model: int = 0
     unchanged: int = 0
     tokens: int = 0
     raw: int = 0
@@ -280,7 +280,7 @@ class Worker:
     def _count(self, put: PutReceipt) -> None:
         self.done.unchanged += put.unchanged
         self.done.stored += not put.unchanged
-        self.done.by_zstd += not put.by_model and not put.unchanged
+        self.done.by_model += put.by_model and not put.unchanged
         self.done.tokens += put.tokens
         self.done.raw += 4 * put.tokens
         self.done.frozen += put.size

@@ -57,7 +57,7 @@ class JournalSource:
         """Return the result of a drain as a tally."""
         stored, unchanged = done["stored"], done["unchanged"]
         tally = RunStats(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged)
-        tally.by_model = stored - done["by_zstd"]
+        tally.by_model = done["by_model"]
         tally.bytes = tally.bytes_seen = done["raw"]
         tally.tokens, tally.frozen_bytes = done["tokens"], done["frozen"]
         for tenant, name, reason in done["refused"]:
