@@ -64,6 +64,8 @@ class JournalSource:
             facts = [self.name, "journal", name, tenant, "ContentError", reason, None]
             tally.refuse(RefusedSession(digest(b"pltz refused", repr(facts).encode()).hex(), *facts))
         tally.refused = done["rejected"]
+        for _ in range(done["erased"]):
+            tally.leave(self.name, "erased before", "a session that was erased from the archive")
         if done["busy"]:
             tally.failures.append(f"source {self.name!r}: another worker has the journal")
         if done["failure"]:

@@ -412,3 +412,12 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     nightly.sources = '[[source]]\nkind = "journal"\npath = "nowhere"\n'
     report = nightly.run()
     assert report["exit_code"] == 7 and "journal" in report["failures"][0]
+
+
+def test_what_a_journal_has_of_erased_sessions_is_told() -> None:
+    from pltz.serving.eviction.worker import Drained
+    from pltz.serving.nightly.sources.journal import JournalSource
+
+    source = JournalSource("evicted", ".")
+    tally = source._tally(Drained(stored=1, erased=2).as_fields())
+    assert (tally.seen, tally.frozen, tally.left_out["erased before"]) == (3, 1, 2)
