@@ -395,14 +395,19 @@ class KVFolder:
     # ---- removing
 
     def discard(self, names: Collection[bytes]) -> None:
-        """Remove every file with one of these blocks, or named so, and unfinished writes of it, by any process.
+        """Remove every file with one of these blocks, or named so, by any process, and those that may have one.
 
-        Raises WarmFileError where that is not possible.
+        These are unfinished runs, and those that could not be read now. Raises WarmFileError where it cannot.
         """
         self.look()
         with self._lock:
             paths = {run.path for name in names for run in self._at.get(name, ())}
-        self._remove_all(lambda file: file.path in paths or file.name in names)
+            known = set(self._runs)
+
+        def may_have(file: _File) -> bool:
+            return file.form not in (IDS, *LASTING) and not (file.whole and file.path in known)
+
+        self._remove_all(lambda file: file.path in paths or file.name in names or may_have(file))
 
     def expire(self, before: float) -> None:
         """Remove what was used last before a time, in seconds since 1970, but nothing that must stay.

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pltz.kv.errors import MemoryFailed, WarmFileError
+from pltz.kv.store import kv_file
 from pltz.kv.store.kv_file import KVFile
 from pltz.kv.store.kv_folder import AGENT, KVFolder
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -310,3 +311,14 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     workers = [subprocess.Popen([*words, str(seed), "30000"]) for seed in range(2)]
     assert [worker.wait(300) for worker in workers] == [0, 0]
     assert 0 < KVFolder(tmp_path, SPACE, 30_000).usage()[0] <= 30_000
+
+
+def test_a_run_that_cannot_be_read_now_is_discarded_with_any_block(
+    folder: KVFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = written(folder, file(1))
+    monkeypatch.setattr(kv_file, "peek", raising(OSError(24, "too many open files")))
+    runs = [written(folder, file(2, form="raw")), folder.path(bytes([3]) * 32, "raw").with_suffix(".0123abcd.part")]
+    runs[1].touch()
+    folder.discard({b"x" * 32})
+    assert kept.exists() and not any(path.exists() for path in runs)
