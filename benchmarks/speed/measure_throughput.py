@@ -211,11 +211,12 @@ def measured(codec: Codec, sessions: list[Session], layout: LayoutName, *, threa
 def measured_put(
     bundle: Bundle, sessions: list[Session], device: str, threads: int | None, *, alone: bool
 ) -> dict[str, Any]:
-    """Return size, seconds and phases of putting sessions. ``alone``: without processes, in commits of 4 MB."""
+    """Return size, seconds and phases of sessions put by the model. ``alone``: no processes, commits of 4 MB."""
     raw = sum(len(one.to_bytes()) for one in sessions)
+    how: dict[str, Any] = {"bundle": bundle, "device": device, "threads": threads}
     with (
         tempfile.TemporaryDirectory() as place,
-        Archive.open(place, create=True, model_ids=True, bundle=bundle, device=device, threads=threads) as cold,
+        Archive.open(place, create=True, model_ids=True, model_logs=True, **how) as cold,
     ):
         workers = cold.codecs.workers
         if alone:
