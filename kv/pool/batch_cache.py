@@ -63,9 +63,9 @@ class BatchKVCache(Cache):
 
     def extract(self, row: int, tokens: int | None = None) -> PackedSession:
         """Return the session of a row, of its first ``tokens`` tokens, all for None. It holds blocks of its own."""
+        exact = self.exact[:, :, row, :, self.real[row, : self.columns].nonzero()[:, 0]]
         self.pool.device.retain(self.tables[row])
-        columns = self.real[row, : self.columns].nonzero()[:, 0]
-        session = PackedSession(self.pool, self.tables[row], self.packed[row], self.exact[:, :, row, :, columns])
+        session = PackedSession(self.pool, self.tables[row], self.packed[row], exact)
         if tokens is not None:
             session.cut(tokens)
         return session

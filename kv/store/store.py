@@ -60,7 +60,7 @@ log = logging.getLogger("pltz.kv")
 
 EXACT, ANY = Bound(0.0, 0.0), Bound(np.inf, np.inf)
 QUEUE_BYTES = 1 << 30  # of runs that wait to be written; one alone may be larger
-LEAST = 64  # blocks that leave a full tier at once, so that files are not of a block each
+LEAST = 64  # blocks that leave a full tier at once, so that a file or a look for them is not of one each
 DEVICE, HOST, DISK = "device", "host", "disk"
 
 
@@ -577,7 +577,8 @@ class KVStore:
         pool = self._pool()
         slab = pool.host if spilled else pool.device
         assert slab is not None
-        wanted = missing if self.folder is None else max(missing, min(LEAST, slab.blocks // 8))
+        has_below = self.folder is not None or (not spilled and pool.host is not None)
+        wanted = max(missing, min(LEAST, slab.blocks // 8)) if has_below else missing
         victims = self.trie.leaving(spilled, wanted, self._idle)
         if not victims:
             return False

@@ -139,9 +139,9 @@ class Trie:
 
         There are fewer where no more may leave. ``idle``: whether nobody but the trie holds a node's blocks.
         """
-        order = list(self._nodes.values())
-        if (rank := self.rank) is not None:
-            order.sort(key=lambda node: rank(node.name))  # stable: of equal ranks the least recently used first
+        order: Iterable[Node] = self._nodes.values()
+        if (rank := self.rank) is not None:  # stable: of equal ranks the least recently used first
+            order = sorted(order, key=lambda node: rank(node.name))
         found, gone, again = list[Node](), set[bytes](), True
         while missing > 0 and again:  # a block of a low rank may stand above one of a high rank, which goes first
             again = False

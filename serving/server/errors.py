@@ -8,6 +8,8 @@ from pltz.archive import ArchiveError, Erased
 from pltz.kv.errors import PoolFull
 from pltz.plt_codec import ContentError, PltzError, TargetMismatch, UsageError
 
+LEAVING = "this server ends: ask again when it is back"
+
 
 class Refused(PltzError):
     """A request that is not served. ``status``: of HTTP. ``code``: that clients of OpenAI's API know."""

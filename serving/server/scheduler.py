@@ -33,6 +33,7 @@ from pltz.kv.port.bound import Bound
 from pltz.kv.store.store import ANY, EXACT, HOST, KVStore, empty
 from pltz.models import cache_argument
 from pltz.plt_codec import PltzError, UsageError
+from pltz.serving.server.errors import LEAVING, Refused
 from pltz.serving.server.turn import Turn, choose
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, turn: Turn) -> None:
-        """Queue a turn. Raises ContentError for ids that the target cannot take, and UsageError where it has no room.
+        """Queue a turn. Raises ContentError for ids that the target cannot take, UsageError where it has no room, and
+        Refused where the server ends.
 
         The last id of a turn is never in the KV, so ids and ``limit`` may fill all positions.
         """
@@ -132,7 +134,7 @@ class Scheduler:
             )
         with self._changed:
             if self._closing:
-                raise UsageError("this scheduler is closed")
+                raise Refused(503, LEAVING)
             self._waiting.append(turn)
             self._changed.notify_all()
 
@@ -327,33 +329,27 @@ class Scheduler:
         # A chunk that others may share attends to all before it in pages. So its KV depends on its ids and theirs
         # alone, not on whether these were here before: their exact tail would not be.
         one.cache.keep = 0 if self._lossy and one.done <= one.alike else KEEP
-        try:
+        try:  # until it is in a list again, nobody else could end the turn
             logits = self._pass(one.cache, [chunk], [one.done]) if chunk else None
-        except Exception as exc:  # noqa: BLE001  # of the model or of torch
-            one.cache.release()
-            self._end(turn, "error", exc)
-            return
-        one.done += len(chunk)
-        self.prefilled += len(chunk)
-        if one.done < len(ids):
-            self._prefilling.append(one)
-            return
-        one.cache.keep = KEEP
-        self._offer_prefix(one)
-        try:
+            one.done += len(chunk)
+            self.prefilled += len(chunk)
+            if one.done < len(ids):
+                self._prefilling.append(one)
+                return
+            one.cache.keep = KEEP
+            self._offer_prefix(one)
             over = not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0])
             if one.again and not over:
                 over = self._step([turn], one.cache)[0]
+            turn.lost = one.lost
+            if not over:
+                self._join(turn, one.cache)
+                return
+            self._park(turn, one.cache, 0)
         except Exception as exc:  # noqa: BLE001  # of the model or of torch
-            one.cache.release()
             self._end(turn, "error", exc)
-            return
-        turn.lost = one.lost
-        if not over:
-            self._join(turn, one.cache)
-            return
-        self._park(turn, one.cache, 0)
-        self._end(turn, turn.end or "length")
+        else:
+            self._end(turn, turn.end or "length")
         one.cache.release()
 
     def _join(self, turn: Turn, cache: BatchKVCache) -> None:
@@ -364,9 +360,11 @@ class Scheduler:
             sessions = [self._batch.extract(row) for row in range(len(self._decoding))] + [cache.extract(0)]
             for old in (self._batch, cache):
                 old.release()
-            self._batch = BatchKVCache.merge(sessions)
-            for session in sessions:
-                session.release()
+            try:
+                self._batch = BatchKVCache.merge(sessions)
+            finally:
+                for session in sessions:
+                    session.release()
         self._decoding.append(turn)
 
     def _decode(self) -> None:
@@ -455,17 +453,18 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         with self._changed:
-            gone = [turn for turn in self._waiting if turn.cancelled]
-            self._waiting = deque(turn for turn in self._waiting if not turn.cancelled)
+            for turn in [turn for turn in self._waiting if turn.cancelled]:
+                self._waiting.remove(turn)
+                self._end(turn, "cancelled")
         for one in [one for one in self._prefilling if one.turn.cancelled]:
-            one.cache.release()
             self._prefilling.remove(one)
-            gone.append(one.turn)
-        if any(turn.cancelled for turn in self._decoding):
-            gone += [turn for turn in self._decoding if turn.cancelled]
-            self._keep([row for row, turn in enumerate(self._decoding) if not turn.cancelled])
-        for turn in gone:
-            self._end(turn, "cancelled")
+            self._end(one.turn, "cancelled")
+            one.cache.release()
+        gone = [turn.cancelled for turn in self._decoding]  # one look at each: others may be cancelled meanwhile
+        if any(gone):
+            for turn in (turn for row, turn in enumerate(self._decoding) if gone[row]):
+                self._end(turn, "cancelled")
+            self._keep([row for row, over in enumerate(gone) if not over])
 
     def _fail_all(self, why: str) -> None:
         """End all turns after a step that failed, so that nobody waits for ever."""

@@ -26,7 +26,7 @@ from prometheus_client import Histogram
 from pltz.kv.store.store import EXACT
 from pltz.plt_codec import PltzError
 from pltz.serving.server.ask import Ask
-from pltz.serving.server.errors import Refused
+from pltz.serving.server.errors import LEAVING, Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
 from pltz.serving.server.scheduler import ROWS, Events, Scheduler
 from pltz.serving.server.sessions import ServedSession, Sessions
@@ -44,7 +44,6 @@ SWEEP = 1.0  # seconds between looks for idle sessions
 AUDIT = 60.0  # seconds between looks for KV that has to go
 FIRST = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)  # seconds to a first token: ends of buckets
 MAX_AGE = 604_800.0  # seconds that KV stays unused
-LEAVING = "this server ends: ask again when it is back"
 log = logging.getLogger("pltz.serve")
 
 

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -263,6 +264,10 @@ class Sessions:
             async with self._looking:
                 ids = await self._read(name)
             record = ServedSession(name, None, len(ids), digest(ids), block=self.scheduler.block(name, ids))
+            with suppress(Refused):  # where there is room, the next look needs no reader
+                if record.tokens and name not in self._records:
+                    self._make_room()
+                    self._records[name] = record
         if not record.tokens:
             raise Refused(404, f"no session {name!r}")
         tier = self._tier(record)

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pltz.datasets import sample_sessions
+from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.page_format import PageFormat
 from pltz.kv.pool.row_form import RowForm
 from pltz.kv.port.bound import Bound
@@ -22,6 +23,7 @@ from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.store import ANY, KVStore
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.serving.server.errors import Refused
 from pltz.serving.server.scheduler import Events, Scheduler
 from pltz.serving.server.turn import Likelihood, Sampling, Turn, choose
 from tests.failing import raising
@@ -360,6 +362,46 @@ def test_a_turn_that_fails_in_decoding_ends_alone(
     assert [turn.new for turn in good] == alone
 
 
+def test_a_turn_that_cannot_join_the_others_is_told_so(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler
+) -> None:
+    alone = run(scheduler, Turn(texts[4], GREEDY))[0]
+    merge, good, bad = BatchKVCache.merge, Turn(texts[4], GREEDY), Turn(texts[1], GREEDY)
+
+    def merges(sessions: Any) -> BatchKVCache:
+        if len(sessions) > 1:
+            raise RuntimeError("no memory")
+        return merge(sessions)
+
+    monkeypatch.setattr(BatchKVCache, "merge", merges)
+    to_the_end(scheduler, good, bad)
+    assert "no memory" in bad.failure and bad.end == "error" and good.new == alone
+
+
+def test_a_turn_that_is_cancelled_during_a_look_for_others_is_told(texts: Texts, scheduler_of: Make) -> None:
+    class Later(Turn):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "cancelled" and len(self.new) == 3:
+                self.looks += 1
+                self.cancelled = self.looks > 1
+            return found
+
+    ended: list[Turn] = []
+    scheduler = scheduler_of(seen=lambda events: ended.extend(turn for turn, one in events if one is None))
+    later, other = Later(texts[1], GREEDY), Turn(texts[1], GREEDY)
+    for turn in (later, other):
+        scheduler.submit(turn)
+    while len(later.new) < 3:
+        scheduler.step()
+    scheduler.cancel(other)
+    while scheduler.step():
+        pass
+    assert len(ended) == 2 and other.end == "cancelled" and later.end
+
+
 def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(texts: Texts, scheduler: Scheduler) -> None:
     late = Turn(texts[1], GREEDY)
     comes = threading.Thread(target=scheduler.submit, args=(late,))
@@ -411,7 +453,7 @@ def test_the_thread_runs_what_is_submitted(texts: Texts, scheduler: Scheduler) -
         pass
     assert turn.new and scheduler.store.tier(scheduler.block("one", texts[4])) == "device"
     scheduler.close()
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(Refused, match="ends"):
         scheduler.submit(turn)
 
 

@@ -83,7 +83,8 @@ def test_a_known_session_is_shown_without_the_archive() -> None:
         read.clear()
         wanted = {"tier": "cold", "tokens": 5, "digest": digest(IDS)}
         assert await sessions.look("a") == {"session": "a"} | wanted and not read
-        assert await sessions.look("b") == {"session": "b"} | wanted and read == ["b"]
+        for _ in range(2):
+            assert await sessions.look("b") == {"session": "b"} | wanted and read == ["b"]
 
     sessions = sessions_of(reads)
     asyncio.run(shown())
