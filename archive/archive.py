@@ -682,6 +682,7 @@ class Archive:
         scan: bool = False,
         limit: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        mark: Callable[[Session], Session] | None = None,
     ) -> Iterator[SearchHit]:
         """Yield the turns that have all the words, in the last versions of sessions, the best session first.
 
@@ -701,6 +702,7 @@ class Archive:
             regex, scan: use no index: decode all sessions, those talked in last first, and yield turns in their order.
             limit: parts of sessions, at most.
             progress: called with the parts of sessions that were decoded, and how many there are.
+            mark: what is looked at in place of a session, such as `Redactor.session`.
 
         Raises:
             UsageError: there are no words, or the pattern is none.
@@ -733,7 +735,7 @@ class Archive:
             found = read(self.sessions, self._indexed(index.find(query, tenant)), broken)
         count = 0
         for version, session in found:
-            hits = list(query.hits(version, session))
+            hits = list(query.hits(version, mark(session) if mark else session))
             yield from hits if scan else sorted(hits, key=lambda hit: -hit.score)
             count += bool(hits)
             if count == limit:

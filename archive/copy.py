@@ -34,6 +34,7 @@ from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
 from pltz.archive.writing.commits import COMMIT_SESSIONS
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
+from pltz.archive.writing.put_request import PutReceipt
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import SegmentCodec, as_bytes
 from pltz.coding.codecs.logs import LOG_TOKENIZER
@@ -58,7 +59,7 @@ class Copied:
 
     version: Version
     there: bool
-    receipt: CommitReceipt | None
+    receipt: CommitReceipt | PutReceipt | None
     erased: bool = False
 
 

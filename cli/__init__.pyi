@@ -3,10 +3,12 @@
 from pltz.cli.archive.files import content_of as content_of, files_of as files_of
 from pltz.cli.archive.shared import (
     DRY_RUN as DRY_RUN,
+    REDACT as REDACT,
     TENANT as TENANT,
     VERSION as VERSION,
     one_meant as one_meant,
     open_archive as open_archive,
+    redactor as redactor,
 )
 from pltz.cli.bench import machine as machine
 from pltz.cli.bench.codec import compressors as compressors, corpus as corpus

@@ -8,6 +8,7 @@ COMMANDS = {
         "thaw": "pltz.kv.commands.thaw:thaw",
         "hook": "pltz.serving.commands.hook:hook",
         "llama": "pltz.serving.commands.llama:llama",
+        "live": "pltz.serving.commands.live:live",
         "browse": "pltz.serving.commands.browse:browse",
         "serve": "pltz.serving.commands.serve:serve",
         "nightly": "pltz.serving.commands.nightly:nightly",

@@ -19,13 +19,12 @@ COMMANDS = {
     "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
     "doctor": "pltz.cli.doctor:doctor",
-    "completion": "pltz.cli.completion:completion",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "live", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
-    "Bundles and this machine": ("bundle", "bench", "demo", "doctor", "completion"),
+    "Bundles and this machine": ("bundle", "bench", "demo", "doctor"),
 }
 
 

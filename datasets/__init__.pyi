@@ -33,6 +33,7 @@ from pltz.datasets.pages import (
     lines_of as lines_of,
     when as when,
 )
+from pltz.datasets.secrets import Redactor as Redactor
 from pltz.datasets.session_columns import (
     bytes_of as bytes_of,
     moment as moment,

@@ -100,7 +100,7 @@ WINGS = {
         "ui",
         "above",
         "bench archive bundle",
-        "completion compress decompress demo doctor help inspect resume search show",
+        "compress decompress demo doctor help inspect resume search show",
         "root",
         "main",
     ),

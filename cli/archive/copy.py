@@ -1,5 +1,6 @@
 """``pltz archive copy``: copy sessions from one archive to another."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +9,7 @@ from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import choose, facts, line_of, open_archive, show, tags_of
+from pltz.cli.archive.shared import choose, facts, line_of, open_archive, redactor, show, tags_of, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import archive_place
 from pltz.cli.ui.output import printable, say_if_interrupted
@@ -16,7 +17,10 @@ from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.catalog.lookup import Version
     from pltz.archive.copy import Copied
+    from pltz.datasets.secrets import Redactor
 
 
 @click.command(
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
+@shared.REDACT
 @parted("sessions")
 @options.BUNDLE
 @shared.TOKENIZERS
@@ -47,6 +52,7 @@ def copy(
     tenant: str | None,
     tags: tuple[str, ...],
     last: bool,
+    redact: bool,
     bundle: str | None,
     tokenizers: tuple[str, ...],
     dry_run: bool,
@@ -60,11 +66,12 @@ def copy(
 
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
-    copied, and the exit code is 7 where parts of the archive are damaged.
+    copied, and the exit code is 7 where parts of the archive are damaged. --redact copies last versions alone, and
+    keeps names and tags as they are.
     """
     from pltz.archive.copy import copy as transfer
 
-    place = archive_place()
+    marked, place = redactor(redact), archive_place()
     source, other = (
         open_archive(
             each, bundle=bundle, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True
@@ -78,12 +85,13 @@ def copy(
     # Both need their codecs: a version is decoded from one and coded into the other.
     source.load()
     other.load()
-    chosen = list(choose(source, names, tenant, tags_of(tags), history=not last, part=part))
+    chosen = list(choose(source, names, tenant, tags_of(tags), history=not (last or marked), part=part))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
     rows = len({row.id for version in chosen for row in version.each})
     with Progress("copy", unit="versions", total=rows, shown=wanted(progress)) as bar:
-        for done in transfer(source.parts, chosen, other.parts, dry_run=dry_run):
+        copying = transfer(source.parts, chosen, other.parts, dry_run=dry_run)
+        for done in _redacted(source, chosen, other, marked, dry_run) if marked else copying:
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
@@ -92,12 +100,36 @@ def copy(
     # A copy of everything is whole only where no damage hid a version.
     if not names:
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
+    told = tell_redacted(marked)
     if not as_json:
         gone = f"; erased: {erased:,}" if erased else ""
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     elif part:
-        show(report_of(part, {"copied": copied, "there": there, "erased": erased}), "", as_json)
+        show(report_of(part, {"copied": copied, "there": there, "erased": erased} | told), "", as_json)
+
+
+def _redacted(
+    source: "Archive", versions: "Sequence[Version]", to: "Archive", marked: "Redactor", dry_run: bool
+) -> "Iterator[Copied]":
+    """Put versions into the other archive with marks in place of secrets. Raises as `Archive.put_many`."""
+    from pltz.archive.copy import Copied
+    from pltz.archive.writing.content_facts import facts_of
+    from pltz.archive.writing.put_request import PutRequest
+
+    rows, coming = [row for version in versions for row in version.each], list[Version]()
+
+    def requests() -> "Iterator[PutRequest]":
+        for row, session in zip(rows, source.sessions.read_many(rows), strict=True):
+            coming.append(row)
+            shown = marked.session(session)
+            about = facts_of(shown, len(shown.to_bytes()), row.content.mtime) if any(row.content) else row.content
+            yield PutRequest(
+                row.name, shown, tenant=row.tenant, tags=row.tags, part=row.part, time=row.time, content=about
+            )
+
+    for receipt in to.put_many(requests(), dry_run=dry_run):
+        yield Copied(coming.pop(0), receipt.unchanged, None if receipt.unchanged else receipt)
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from pltz.serving.server.errors import Refused
 
 if TYPE_CHECKING:
     from pltz.archive import Version, VersionName
+    from pltz.datasets import Redactor
     from pltz.models import Session
 
 FRESH = 2.0  # seconds for which a look at the archive holds
@@ -66,12 +67,16 @@ class Reading(NamedTuple):
 class Shelf:
     """An archive, opened twice: ``reading`` lists and decodes, ``searching`` has the index of words.
 
+    ``marked``: puts marks in the place of secrets, in titles and in what is found, read and downloaded. A title loses
+    its last word, which may be a part of one.
+
     Attributes:
         indexing: parts of sessions that the index took in, and how many there are; None once it has all.
     """
 
-    def __init__(self, reading: Archive, searching: Archive) -> None:
-        self._reading, self._searching = reading, searching
+    def __init__(self, reading: Archive, searching: Archive, marked: Redactor | None = None) -> None:
+        self._reading, self._searching, self._marked = reading, searching, marked
+        self._shown: Callable[[Session], Session] = marked.session if marked else lambda session: session
         reading.parts.catalog.max_age = searching.parts.catalog.max_age = FRESH
         self._lock, self._search_lock = threading.Lock(), threading.Lock()
         self._numbers = itertools.count(1)
@@ -130,7 +135,10 @@ class Shelf:
             facts = [known[part.id] for part in whole.each if part.id in known]
             agent = next((fact.agent for fact in facts if fact.agent), "")
             project = next((fact.usage.project for fact in facts if fact.usage.project), "")
-            title, low = whole.content.title, (whole.name, whole.content.title, project, whole.tenant)
+            title = whole.content.title
+            if self._marked:
+                title = self._marked.text(title).rpartition(" ")[0]
+            low = whole.name, title, project, whole.tenant
             counts = whole.content.turns, whole.content.size, max(map(last_of, whole.each))
             yield Row(whole.tenant, whole.name, title, agent, project, *counts, "\n".join(low).casefold())
 
@@ -156,7 +164,7 @@ class Shelf:
             self._want(number)
             look: Callable[[int, int], None] = lambda done, total: self._want(number)
             hits = self._searching.search(
-                typed(words), agent=agent, project=project, limit=HITS, progress=look
+                typed(words), agent=agent, project=project, limit=HITS, progress=look, mark=self._shown
             )
             try:
                 for _, group in itertools.groupby(hits, key=lambda hit: (hit.tenant, hit.name, hit.part)):
@@ -172,7 +180,7 @@ class Shelf:
         with self._lock, self._reading.parts.catalog.lookup.keeping_blocks():
             version = self._reading.directory.version(name, tenant, number, part)
             if version.id not in self._read:
-                session = self._reading.sessions.read(version)
+                session = self._shown(self._reading.sessions.read(version))
                 talk = conversation_of(session, every=True)
                 self._read[version.id] = Reading(version, session, talk, talk.turns or [lines_of(session)])
             self._read.move_to_end(version.id)

@@ -176,7 +176,7 @@ def serve(
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
     if calibration is not None and (disk is None or pages != "raw"):
         raise UsageError("--calibration is of the files in --disk DIR, which are made of --pages raw")
-    key = _api_key(api_key)
+    key = key_of(api_key)
     if key is None and not insecure and not _is_loopback(host):
         raise UsageError(
             f"all that reach {host} could use this server: name a key with --api-key FILE or ${KEY}, or say --insecure"
@@ -219,7 +219,7 @@ def serve(
         lock.free()
 
 
-def _api_key(file: str | None) -> str | None:
+def key_of(file: str | None) -> str | None:
     """Return the key that clients must send, None for none. Raises UsageError."""
     found = os.environ.get(KEY)
     if file is not None:

@@ -85,6 +85,8 @@ def line_of(entry: Mapping[str, Any], own: bytes) -> bytes:
     >>> line_of({"type": "user", "uuid": "u1"}, bytes(8)), line_of({"type": "tag"}, bytes(8))
     (b'{"type":"user","uuid":"u1"}', b'{"type":"tag","pltz":"0000000000000000"}')
     """
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"expected an entry as an object of JSON, found {type(entry).__name__}")
     try:
         text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
         data = text.encode()

@@ -122,7 +122,9 @@ def test_the_doctor_measures_each_sound_bundle(run: Run, tiny: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_for_a_shell(run: Run, shell: str) -> None:
-    script = run("completion", shell).stdout
-    assert "_PLTZ_COMPLETE" in script and shell in script
-    assert json.loads(run("completion", shell, "--json").stdout)["script"].strip() == script.strip()
+def test_a_script_for_a_shell(shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_PLTZ_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit, match="0"):
+        cli(prog_name="pltz")
+    script = capsys.readouterr().out
+    assert "_PLTZ_COMPLETE" in script and "pltz" in script

@@ -27,7 +27,7 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 COMMANDS = dict(walk(cli, ()))
 NAMES = """
-show search browse resume compress decompress inspect thaw nightly serve demo doctor completion
+show search browse resume live compress decompress inspect thaw nightly serve demo doctor
 bench:codec target:calibrate hook:drain,status
 archive:init,put,get,ls,stat,verify,repair,forget,undelete,collect,shrink,erase,copy,join bundle:show,add,train,distill
 llama:freeze,import,thaw,watch

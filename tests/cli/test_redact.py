@@ -59,6 +59,21 @@ def test_what_is_written_has_marks_and_the_archive_stays_exact(
     assert (tmp_path / ".claude/projects/-home-me-shop/0f3a.jsonl").read_bytes() == marked
 
 
+def test_a_copy_has_marks_and_is_made_once(run: Run, cold: Path, logs: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    assert run("archive", "init", "-r", to).exit_code == 0
+    done = run("archive", "copy", "-r", cold, to, "--redact")
+    assert done.exit_code == 0 and "redacted: 1 aws-key, 1 basic-auth" in done.stderr
+    assert "use [redacted: aws-key]" in run("archive", "ls", "-r", to, "--long", "--json").stdout
+    back = tmp_path / "back"
+    assert run("archive", "get", "-r", to, "-o", into(back)).exit_code == 0
+    marked = {name: data.replace(KEY.encode(), b"[redacted: aws-key]") for name, data in FILES.items()}
+    marked["-home-me-shop/0f3a/tool-results/1.txt"] = b"postgres://ada:[redacted: basic-auth]@db\n"
+    assert {str(p.relative_to(back)): p.read_bytes() for p in back.rglob("*.*") if p.is_file()} == marked
+    assert KEY not in run("search", "-r", to, "use", "--json").stdout
+    assert "0 versions copied" in run("archive", "copy", "-r", cold, to, "--redact").stderr
+
+
 def test_ids_cannot_be_redacted(run: Run, cold: Path, tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text("[33, 99]")
     assert run("archive", "put", "-r", cold, tmp_path / "ids.json", "--format", "ids").exit_code == 0

@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from pltz.archive.archive import Archive
 from pltz.archive.format.record import ContentFacts
 from pltz.archive.writing.put_request import PutRequest
+from pltz.datasets.secrets import Redactor
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.serving.browse.app import app_of
@@ -190,6 +191,23 @@ def test_downloads(app: Starlette) -> None:
     assert load("html", name="shop/log")[1].startswith(b"<!DOCTYPE html>")
     assert "%3Cb%20onclick" in load("original", name='<b onclick="x">&', tenant="<i>")[0]
     assert ask(app, f"/{TOKEN}/get/exe", name="notes")[0] == 404
+
+
+def test_secrets_are_marked_in_pages_hits_and_downloads(tmp_path: Path, bundle: Bundle) -> None:
+    pytest.importorskip("detect_secrets")
+    key, place = "AKIA" + "ABCDEFGHIJKLMNOP", tmp_path / "cold"
+    log = LOG.replace(b"where are", f"the bells of {key} and".encode())
+    about = ContentFacts(title=f"the bells of {key} are AKIAABCDEFG", size=9)
+    with Archive.open(place, create=True, bundle=bundle) as cold:
+        cold.put("log", Session("text", log), content=about)
+    shelf = Shelf(Archive.open(place, bundle=bundle), Archive.open(place, bundle=bundle), Redactor())
+    shelf._catch_up()
+    app = app_of(shelf, TOKEN)
+    pages = [get(app), get(app, "said", q="bells of"), get(app, "read", name="log")]
+    pages += [get(app, f"get/{form}", name="log") for form in ("original", "markdown", "html")]
+    for page in pages:
+        assert "AKIA" not in page and "[redacted: aws-key]" in page
+    assert "<ol>" not in get(app, "said", q=key[:12])  # nobody finds out by typing
 
 
 def test_nothing_hostile_becomes_markup(app: Starlette) -> None:

@@ -1,0 +1,105 @@
+"""The live store over HTTP: what is answered is durable, and nothing is answered without the token."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from starlette.applications import Starlette
+
+from pltz.models.bundle.bundle import Bundle
+from pltz.serving.live import app as live_app
+from pltz.serving.live.store import LiveStore
+from tests.cli.commands import Run
+
+TOKEN = "t" * 32
+KEY = {"project": "-home-me/shop", "session": "s1"}
+
+
+@pytest.fixture
+def store(tmp_path: Path, bundle: Bundle) -> Iterator[LiveStore]:
+    with LiveStore.open(tmp_path / "live", tmp_path / "cold", idle=1e6, bundle=bundle) as store:
+        yield store
+
+
+@pytest.fixture
+def app(store: LiveStore) -> Starlette:
+    return live_app.app_of(store, TOKEN)
+
+
+def ask(
+    app: Starlette, method: str, path: str, body: bytes = b"", *, host: str = "127.0.0.1:1", token: str = TOKEN, **given: str
+) -> tuple[int, Any]:
+    """Return the status and the body of an answer; of JSON what it says."""
+    sent: list[Any] = []
+    pieces = [{"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.request", "body": body[9:]}]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    head = [(b"host", host.encode()), (b"authorization", f"Bearer {token}".encode())]
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "root_path": "", "scheme": "http"}
+    scope |= {"headers": head, "query_string": urlencode(given).encode(), "server": ("127.0.0.1", 1)}
+    asyncio.run(app(scope, receive, send))
+    found = b"".join(one.get("body", b"") for one in sent[1:])
+    is_json = (b"content-type", b"application/json") in sent[0]["headers"]
+    return sent[0]["status"], json.loads(found) if is_json else found
+
+
+def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: LiveStore) -> None:
+    first, second = b'{"uuid":"u1","text":"\\ud800 \xc3\xa9"}\n', b'{"uuid":"u2"}'
+    assert ask(app, "GET", "/entries", **KEY)[0] == 404
+    assert ask(app, "POST", "/entries", first, **KEY) == (204, b"")
+    assert ask(app, "POST", "/entries", first + second, **KEY) == (204, b"")  # sent again: kept once
+    assert ask(app, "POST", "/entries", second, **KEY, subpath="agents/1")[0] == 204
+    for frozen in (0, 2):
+        assert store.freeze() == frozen if frozen else True
+        status, found = ask(app, "GET", "/entries", **KEY)
+        assert status == 200 and [json.loads(line) for line in found.splitlines()] == [*map(json.loads, (first, second))]
+        assert ask(app, "GET", "/subkeys", **KEY) == (200, ["agents/1"])
+        [session] = ask(app, "GET", "/sessions", **KEY)[1]
+        assert session["session_id"] == "s1" and session["mtime"] > 1e12
+    assert ask(app, "GET", "/healthz", token="") == (200, {"failure": None})
+    assert ask(app, "DELETE", "/entries", **KEY)[0] == 204
+    assert ask(app, "GET", "/entries", **KEY)[0] == 404 and ask(app, "GET", "/sessions", **KEY) == (200, [])
+
+
+def test_what_cannot_be_kept_is_refused_whole(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_app, "BODY", 100)
+    for body, status in ((b'{"uuid":"u1"}\n{', 400), (b'{"uuid":"u1"}\n7', 400), (b'"' + b"x" * 100 + b'"', 413)):
+        assert ask(app, "POST", "/entries", body, **KEY)[0] == status
+    assert ask(app, "POST", "/entries", b"{}", project="p")[0] == 400
+    assert ask(app, "GET", "/entries", **KEY)[0] == 404
+    assert ask(app, "PUT", "/entries", b"{}", **KEY)[0] == 405
+
+
+def test_without_the_token_or_by_another_name_there_is_nothing(app: Starlette) -> None:
+    for method, path in (("GET", "/entries"), ("POST", "/entries"), ("DELETE", "/entries"), ("GET", "/sessions")):
+        assert ask(app, method, path, b"{}", token=TOKEN[1:], **KEY)[0] == 401
+        assert ask(app, method, path, b"{}", host="evil.example", **KEY)[0] == 421
+    assert ask(app, "GET", "/sessions", **KEY) == (200, [])
+
+
+def test_the_command_keeps_its_token_and_wants_an_archive(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    words = ["live", tmp_path / "live", "-r", tmp_path / "cold", "--port", 0, "--json"]
+    assert "no archive at" in run(*words).stderr
+    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
+    tokens = []
+    for _ in range(2):
+        place = Path(json.loads(run(*words).stdout)["token"])
+        assert place.stat().st_mode & 0o777 == 0o600
+        tokens.append(place.read_text())
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 32
