@@ -54,7 +54,7 @@ WINGS = {
         "memory thaw",
         "commands",
     ),
-    "serving": ("eviction", "engines live", "nightly", "server", "browse", "commands"),
+    "serving": ("eviction", "engines", "nightly", "server", "browse live", "commands"),
     "coding": (
         "level look options parts sketch threads workers",
         "log",

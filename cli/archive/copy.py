@@ -9,12 +9,21 @@ from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import choose, facts, line_of, open_archive, redactor, show, tags_of, tell_redacted
+from pltz.cli.archive.shared import (
+    choose,
+    facts,
+    line_of,
+    open_archive,
+    redactor,
+    show,
+    tags_of,
+    tell_redacted,
+)
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import archive_place
 from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -114,22 +123,31 @@ def _redacted(
 ) -> "Iterator[Copied]":
     """Put versions into the other archive with marks in place of secrets. Raises as `Archive.put_many`."""
     from pltz.archive.copy import Copied
+    from pltz.archive.errors import StaysErased
     from pltz.archive.writing.content_facts import facts_of
     from pltz.archive.writing.put_request import PutRequest
 
-    rows, coming = [row for version in versions for row in version.each], list[Version]()
+    rows = {(row.tenant, row.name, row.part): row for version in versions for row in version.each}
+    erased: list[Version] = []
 
     def requests() -> "Iterator[PutRequest]":
-        for row, session in zip(rows, source.sessions.read_many(rows), strict=True):
-            coming.append(row)
+        for row, session in zip(rows.values(), source.sessions.read_many([*rows.values()]), strict=True):
             shown = marked.session(session)
-            about = facts_of(shown, len(shown.to_bytes()), row.content.mtime) if any(row.content) else row.content
+            size = len(shown.value if shown.kind == "text" else shown.to_bytes())
+            about = facts_of(shown, size, row.content.mtime) if any(row.content) else row.content
             yield PutRequest(
                 row.name, shown, tenant=row.tenant, tags=row.tags, part=row.part, time=row.time, content=about
             )
 
-    for receipt in to.put_many(requests(), dry_run=dry_run):
-        yield Copied(coming.pop(0), receipt.unchanged, None if receipt.unchanged else receipt)
+    def refused(request: PutRequest, error: PltzError) -> None:
+        if not isinstance(error, StaysErased):
+            raise error
+        erased.append(rows[request.tenant, request.name, request.part])
+
+    for receipt in to.put_many(requests(), dry_run=dry_run, refused=refused):
+        row = rows[receipt.tenant, receipt.name, receipt.part]
+        yield Copied(row, receipt.unchanged, None if receipt.unchanged else receipt)
+    yield from (Copied(row, False, None, erased=True) for row in erased)
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:

@@ -26,9 +26,9 @@ from starlette.routing import Route
 from pltz.plt_codec import PltzError, UsageError
 from pltz.serving.live.store import LiveStore
 from pltz.serving.server.errors import Refused, failure, status_of
-from pltz.serving.server.guard import Guard
+from pltz.serving.server.guard import Guard, bytes_of
 
-BODY = 64 << 20  # bytes of a request
+BODY, SECONDS = 64 << 20, 60.0  # bytes of a request, and until it has arrived
 
 Handler = Callable[[LiveStore, dict[str, str], Request], Awaitable[Response]]
 
@@ -67,14 +67,9 @@ def app_of(store: LiveStore, token: str) -> Starlette:
 
 
 async def append(store: LiveStore, key: dict[str, str], request: Request) -> Response:
-    """Answer when the lines of the body are durable. Raises Refused for a body that is too large or no JSON."""
-    held = bytearray()
-    async for piece in request.stream():
-        held += piece
-        if len(held) > BODY:
-            raise Refused(413, f"expected a body of at most {BODY} bytes: send fewer lines")
+    """Answer when the lines of the body are durable. Raises Refused and UsageError for a body that cannot be kept."""
     entries: list[Any] = []
-    for number, line in enumerate(bytes(held).splitlines(), 1):
+    for number, line in enumerate((await bytes_of(request, BODY, SECONDS)).splitlines(), 1):
         try:
             entries += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as exc:

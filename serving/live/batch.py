@@ -88,11 +88,11 @@ def line_of(entry: Mapping[str, Any], own: bytes) -> bytes:
     if not isinstance(entry, Mapping):
         raise UsageError(f"expected an entry as an object of JSON, found {type(entry).__name__}")
     try:
-        text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         data = text.encode()
     except UnicodeEncodeError:  # half a pair of surrogates
         data = json.dumps(entry, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         raise UsageError(f"expected an entry of JSON: {exc}") from exc
     if isinstance(entry.get("uuid"), str) and not OWN_ID.search(data):
         return data

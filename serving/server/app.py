@@ -31,7 +31,7 @@ from pltz.plt_codec import PltzError
 from pltz.serving.server.answer import Answer
 from pltz.serving.server.ask import Ask, name_of
 from pltz.serving.server.errors import Refused, failure, status_of
-from pltz.serving.server.guard import Guard
+from pltz.serving.server.guard import Guard, bytes_of
 from pltz.serving.server.serve_metrics import ServeCollector
 from pltz.serving.server.service import Service
 
@@ -107,18 +107,7 @@ async def body_of(request: Request) -> Any:
     """Return the JSON of a request. Raises Refused for one that is too large, too slow, or no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "expected Content-Type: application/json")
-    held = bytearray()
-
-    async def read() -> None:
-        async for piece in request.stream():
-            held.extend(piece)
-            if len(held) > BODY:
-                raise Refused(413, f"expected a body of at most {BODY} bytes")
-
-    try:
-        await asyncio.wait_for(read(), BODY_SECONDS)
-    except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    held = await bytes_of(request, BODY, BODY_SECONDS)
     try:
         return json.loads(held)
     except (ValueError, RecursionError) as exc:

@@ -1,4 +1,5 @@
 """Guard: who may talk to a server: requests that name it rightly, from no foreign page, with its key where it has one.
+`bytes_of` bounds how much they say, and how slowly.
 
 A page whose name is bound anew to 127.0.0.1 is of the same origin to a browser, which then lets it read and send
 anything. Only the name in Host tells. starlette's TrustedHostMiddleware looks at Host alone, and answers 400 in text.
@@ -6,11 +7,13 @@ anything. Only the name in Host tells. starlette's TrustedHostMiddleware looks a
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -54,3 +57,20 @@ class Guard:
     def _is_mine(self, host: str) -> bool:
         found = HOST.fullmatch(host)
         return found is not None and bool({found[1].lower(), "*"} & self._names)
+
+
+async def bytes_of(request: Request, most: int, seconds: float) -> bytes:
+    """Return the body of a request. Raises Refused for one of more than ``most`` bytes, or that takes too long."""
+    held = bytearray()
+
+    async def read() -> None:
+        async for piece in request.stream():
+            held.extend(piece)
+            if len(held) > most:
+                raise Refused(413, f"expected a body of at most {most} bytes")
+
+    try:
+        await asyncio.wait_for(read(), seconds)
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {seconds:g} s") from None
+    return bytes(held)

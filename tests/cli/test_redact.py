@@ -60,18 +60,36 @@ def test_what_is_written_has_marks_and_the_archive_stays_exact(
 
 
 def test_a_copy_has_marks_and_is_made_once(run: Run, cold: Path, logs: Path, tmp_path: Path) -> None:
-    to = tmp_path / "to"
+    to, titled = tmp_path / "to", "-home-me-shop/7c.jsonl"
+    (logs / titled).write_bytes(LOG.splitlines(keepends=True)[2] + event("t", 1) * 20)
+    assert run("archive", "put", "-r", cold, logs).exit_code == 0
+    assert KEY in run("archive", "ls", "-r", cold).stdout
     assert run("archive", "init", "-r", to).exit_code == 0
     done = run("archive", "copy", "-r", cold, to, "--redact")
-    assert done.exit_code == 0 and "redacted: 1 aws-key, 1 basic-auth" in done.stderr
-    assert "use [redacted: aws-key]" in run("archive", "ls", "-r", to, "--long", "--json").stdout
+    assert done.exit_code == 0 and "redacted: 2 aws-key, 1 basic-auth" in done.stderr
+    assert "use [redacted: aws-key] here" in run("archive", "ls", "-r", to).stdout
     back = tmp_path / "back"
     assert run("archive", "get", "-r", to, "-o", into(back)).exit_code == 0
-    marked = {name: data.replace(KEY.encode(), b"[redacted: aws-key]") for name, data in FILES.items()}
+    files = FILES | {titled: (logs / titled).read_bytes()}
+    marked = {name: data.replace(KEY.encode(), b"[redacted: aws-key]") for name, data in files.items()}
     marked["-home-me-shop/0f3a/tool-results/1.txt"] = b"postgres://ada:[redacted: basic-auth]@db\n"
     assert {str(p.relative_to(back)): p.read_bytes() for p in back.rglob("*.*") if p.is_file()} == marked
     assert KEY not in run("search", "-r", to, "use", "--json").stdout
     assert "0 versions copied" in run("archive", "copy", "-r", cold, to, "--redact").stderr
+
+
+def test_a_copy_with_marks_brings_back_nothing_erased(run: Run, cold: Path, logs: Path, tmp_path: Path) -> None:
+    to, key = tmp_path / "to", tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    at = "-r", to, "--key-file", key
+    assert run("archive", "init", *at).exit_code == 0
+    copy = "archive", "copy", "-r", cold, to, "--redact", "--key-file", key
+    assert run(*copy).exit_code == 0
+    erase = "archive", "erase", *at, "--tenant", "default", "--name", "./-home-me-shop/0f3a", "--yes"
+    assert run(*erase).exit_code == 0
+    done = run(*copy)
+    assert "0 versions copied" in done.stderr and "there already: 1; erased: 2" in done.stderr, done.output
 
 
 def test_ids_cannot_be_redacted(run: Run, cold: Path, tmp_path: Path) -> None:

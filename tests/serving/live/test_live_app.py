@@ -14,6 +14,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.applications import Starlette
 
+from pltz.archive import OsDisk, StoreError
 from pltz.models.bundle.bundle import Bundle
 from pltz.serving.live import app as live_app
 from pltz.serving.live.store import LiveStore
@@ -35,7 +36,7 @@ def app(store: LiveStore) -> Starlette:
 
 
 def ask(
-    app: Starlette, method: str, path: str, body: bytes = b"", *, host: str = "127.0.0.1:1", token: str = TOKEN, **given: str
+    app: Starlette, method: str, path: str, body: bytes = b"", host: str = "[::1]:1", token: str = TOKEN, **more: str
 ) -> tuple[int, Any]:
     """Return the status and the body of an answer; of JSON what it says."""
     sent: list[Any] = []
@@ -49,7 +50,7 @@ def ask(
 
     head = [(b"host", host.encode()), (b"authorization", f"Bearer {token}".encode())]
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "root_path": "", "scheme": "http"}
-    scope |= {"headers": head, "query_string": urlencode(given).encode(), "server": ("127.0.0.1", 1)}
+    scope |= {"headers": head, "query_string": urlencode(KEY | more).encode(), "server": ("127.0.0.1", 1)}
     asyncio.run(app(scope, receive, send))
     found = b"".join(one.get("body", b"") for one in sent[1:])
     is_json = (b"content-type", b"application/json") in sent[0]["headers"]
@@ -58,36 +59,59 @@ def ask(
 
 def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: LiveStore) -> None:
     first, second = b'{"uuid":"u1","text":"\\ud800 \xc3\xa9"}\n', b'{"uuid":"u2"}'
-    assert ask(app, "GET", "/entries", **KEY)[0] == 404
-    assert ask(app, "POST", "/entries", first, **KEY) == (204, b"")
-    assert ask(app, "POST", "/entries", first + second, **KEY) == (204, b"")  # sent again: kept once
-    assert ask(app, "POST", "/entries", second, **KEY, subpath="agents/1")[0] == 204
-    for frozen in (0, 2):
-        assert store.freeze() == frozen if frozen else True
-        status, found = ask(app, "GET", "/entries", **KEY)
-        assert status == 200 and [json.loads(line) for line in found.splitlines()] == [*map(json.loads, (first, second))]
-        assert ask(app, "GET", "/subkeys", **KEY) == (200, ["agents/1"])
-        [session] = ask(app, "GET", "/sessions", **KEY)[1]
+    assert ask(app, "GET", "/entries")[0] == 404
+    assert ask(app, "POST", "/entries", first) == (204, b"")
+    assert ask(app, "POST", "/entries", first + second) == (204, b"")  # sent again: kept once
+    assert ask(app, "POST", "/entries", second, subpath="agents/1")[0] == 204
+    for freeze in (False, True):
+        assert not freeze or store.freeze() == 2
+        status, found = ask(app, "GET", "/entries")
+        assert status == 200 and [*map(json.loads, found.splitlines())] == [json.loads(first), json.loads(second)]
+        assert ask(app, "GET", "/subkeys") == (200, ["agents/1"])
+        [session] = ask(app, "GET", "/sessions")[1]
         assert session["session_id"] == "s1" and session["mtime"] > 1e12
     assert ask(app, "GET", "/healthz", token="") == (200, {"failure": None})
-    assert ask(app, "DELETE", "/entries", **KEY)[0] == 204
-    assert ask(app, "GET", "/entries", **KEY)[0] == 404 and ask(app, "GET", "/sessions", **KEY) == (200, [])
+    assert ask(app, "DELETE", "/entries")[0] == 204
+    assert ask(app, "GET", "/entries")[0] == 404 and ask(app, "GET", "/sessions") == (200, [])
 
 
 def test_what_cannot_be_kept_is_refused_whole(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_app, "BODY", 100)
-    for body, status in ((b'{"uuid":"u1"}\n{', 400), (b'{"uuid":"u1"}\n7', 400), (b'"' + b"x" * 100 + b'"', 413)):
-        assert ask(app, "POST", "/entries", body, **KEY)[0] == status
-    assert ask(app, "POST", "/entries", b"{}", project="p")[0] == 400
-    assert ask(app, "GET", "/entries", **KEY)[0] == 404
-    assert ask(app, "PUT", "/entries", b"{}", **KEY)[0] == 405
+    first = b'{"uuid":"u1"}\n'
+    for body, status in (
+        (first + b"{", 400), (first + b"7", 400), (first + b'{"n":NaN}', 400), (first + b'{"n":1e999}', 400),
+        (b'"' + b"x" * 100 + b'"', 413),
+    ):
+        assert ask(app, "POST", "/entries", body)[0] == status
+    assert ask(app, "POST", "/entries", b"{}", session="")[0] == 400
+    assert ask(app, "GET", "/entries")[0] == 404
+    assert ask(app, "PUT", "/entries", b"{}")[0] == 405
+
+
+def test_what_fails_is_named_and_what_is_not_durable_is_not_acknowledged(
+    app: Starlette, store: LiveStore, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: object) -> None:
+        raise StoreError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OsDisk, "sync_file", stops)
+        status, found = ask(app, "POST", "/entries", b'{"uuid":"u1"}')
+    assert status == 503 and found["error"]["code"] == "StoreError"
+    assert ask(app, "POST", "/entries", b'{"uuid":"u1"}')[0] == 204
+    store.freeze()
+    for pack in [path for path in (tmp_path / "cold" / "packs").rglob("*") if path.is_file()]:
+        pack.unlink()
+    with LiveStore.open(tmp_path / "other", tmp_path / "cold", idle=1e6, bundle=bundle) as other:
+        status, found = ask(live_app.app_of(other, TOKEN), "GET", "/entries")
+    assert (status, found["error"]["code"]) == (500, "MissingPack")
 
 
 def test_without_the_token_or_by_another_name_there_is_nothing(app: Starlette) -> None:
     for method, path in (("GET", "/entries"), ("POST", "/entries"), ("DELETE", "/entries"), ("GET", "/sessions")):
-        assert ask(app, method, path, b"{}", token=TOKEN[1:], **KEY)[0] == 401
-        assert ask(app, method, path, b"{}", host="evil.example", **KEY)[0] == 421
-    assert ask(app, "GET", "/sessions", **KEY) == (200, [])
+        assert ask(app, method, path, b"{}", token=TOKEN[1:])[0] == 401
+        assert ask(app, method, path, b"{}", host="evil.example")[0] == 421
+    assert ask(app, "GET", "/sessions") == (200, [])
 
 
 def test_the_command_keeps_its_token_and_wants_an_archive(
