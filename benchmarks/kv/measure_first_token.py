@@ -11,8 +11,8 @@ Each way ends with the first new token on the host:
     warm, small   the same from a file of the form `predictive`; of a shape only, with ``--calibration``
     hot           `Thawer.thaw` from the memory of the device
 
-The ways take turns in one process, and the median of the rounds counts. Ids are checked in each round, and the token is
-that of the prefill, but for `predictive`: its integers are drawn, as `measure_kv` says. MODEL is a target, or a shape
+The ways take turns in one process, and the median of the rounds counts. Ids are checked in each round, and in float32
+the token is that of the prefill, but for `predictive`: its integers are drawn, as `measure_kv` says. MODEL is a target, or a shape
 with random weights.
 """
 
@@ -112,6 +112,8 @@ def measure(
 
     Raises ModelError where a way gives other ids, or another first token.
     """
+    import torch
+
     device = target.device.type
     bench = Bench(folder, target, ids, calibration, device, "fast" if device == "cuda" else "default")
     ways: list[Way] = []
@@ -151,8 +153,8 @@ def measure(
         same[name] = same.get(name, True) and token == first
 
     times = take_turns(ways, rounds, look, warm_up=warm_up, wait=bench.wait)
-    # what is kept must give the token of the prefill it was kept of; another cut of the prefill may differ by noise
-    if wrong := [name for name in ("warm", "hot") if not same[name]]:
+    # a thaw runs the ids after the last full block: in bfloat16 another cut of the prefill differs by noise
+    if wrong := [name for name in ("warm", "hot") if not same[name] and target.model.dtype == torch.float32]:
         raise ModelError(f"{wrong[0]}: another first token than the prefill's")
     middle = {name: statistics.median(some) for name, some in times.items()}
     rows = [

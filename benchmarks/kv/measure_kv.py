@@ -128,7 +128,7 @@ class Bench:
         form = None if coded is None else coded[0]
         store = KVStore.open(self.target, kind=kind, form=form, queue_bytes=self.room, **room)
         if coded is None:
-            store.keep(TENANT, self.ids, lambda start, stop: self.raw[:, :, :, start:stop], self.span.mass)
+            store.keep(TENANT, self.span.ids, lambda start, stop: self.raw[:, :, :, start:stop], self.span.mass)
         elif store.folder is not None:
             root, head = root_of(TENANT), {"ids": torch.from_numpy(self.span.ids.copy())}
             name = names_of(root, self.span.ids, BLOCK)[-1]

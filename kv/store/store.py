@@ -410,7 +410,8 @@ class KVStore:
         """Offer the full blocks of KV that was computed from ids alone. Returns how many are new here.
 
         ``cut``: returns the KV (layers, 2, heads, T, D) from one position to another. ``mass``: (T,), the attention
-        that each id received, where it was seen. What finds no room in memory goes to the folder.
+        that each id received, where it was seen. What finds no room in memory goes to the folder. Raises UsageError
+        where ``cut`` returns another number of tokens.
         """
         names = names_of(root_of(tenant, apart), ids, self.block)
         with self._lock:
@@ -421,6 +422,8 @@ class KVStore:
                     return 0
                 kv = cut(at * self.block, len(names) * self.block)
                 span = np.asarray(ids[at * self.block : len(names) * self.block], np.int32)
+                if kv.shape[3] != len(span):
+                    raise UsageError(f"expected KV of {len(span)} tokens, got {kv.shape[3]}")
                 seen = None if mass is None else mass[at * self.block : len(names) * self.block]
                 kept = self._keep(names, at, held, tenant, span, kv, seen)
             finally:
