@@ -11,9 +11,9 @@ Each way ends with the first new token on the host:
     warm, small   the same from a file of the form `predictive`; of a shape only, with ``--calibration``
     hot           `Thawer.thaw` from the memory of the device
 
-The ways take turns in one process, and the median of the rounds counts. Ids are checked in each round, and in float32
-the token is that of the prefill, but for `predictive`: its integers are drawn, as `measure_kv` says. MODEL is a target, or a shape
-with random weights.
+The ways take turns in one process, and the median of the rounds counts. Ids are checked in each round. In float32 the
+token is that of the prefill, but for `predictive`: its integers are drawn, as `measure_kv` says. MODEL is a target, or
+a shape with random weights.
 """
 
 from __future__ import annotations

@@ -98,18 +98,17 @@ class Slab:
     def retain(self, blocks: Sequence[int]) -> None:
         """Hold blocks once more. Raises UsageError for one that nobody holds."""
         with self.lock:
-            self._check(blocks)
-            np.add.at(self._holders, list(blocks), 1)
+            np.add.at(self._holders, self._check(blocks), 1)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Hold blocks once less. One that nobody holds is free. Raises UsageError for one that was free."""
         with self.lock:
-            self._check(blocks)
-            np.subtract.at(self._holders, list(blocks), 1)
-            if (self._holders[list(blocks)] < 0).any():
-                np.add.at(self._holders, list(blocks), 1)
+            index = self._check(blocks)
+            np.subtract.at(self._holders, index, 1)
+            if (self._holders[index] < 0).any():
+                np.add.at(self._holders, index, 1)
                 raise UsageError("a block would be released more often than it is held")
-            self.free += sum(not self._holders[block] for block in set(blocks))
+            self.free += int((self._holders[np.unique(index)] == 0).sum())
 
     def writable(self, block: int) -> int:
         """Return the block if the caller holds it alone, else a copy of its own in exchange for it."""

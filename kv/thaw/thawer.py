@@ -504,7 +504,7 @@ class Thawer:
 
         If that fails, run each alone to find the faulty one.
         """
-        watch = self._watch(*(request.new for request in group))
+        watch = self._watch(group)
         try:
             with watch or nullcontext():
                 found = self.target.prefill_many([request.row for request in group]) if len(group) > 1 else []
@@ -519,15 +519,17 @@ class Thawer:
     def _pass_alone(self, request: _ThawRequest) -> None:
         ids, cache = request.row
         own = None if cache is None else share(cache)
-        request.watch, request.place = self._watch(request.new), 0
+        request.watch, request.place = self._watch([request]), 0
         with request.watch or nullcontext():
             request.cache, request.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
 
-    def _watch(self, *new: int) -> Watch | None:
-        """Return a watch of the prefill of so many ids per row, if a form of the store can use what it sees."""
+    def _watch(self, group: list[_ThawRequest]) -> Watch | None:
+        """Return a watch of the prefill of requests, if a form of the store can use what it sees of one of them."""
         from pltz.kv.calibrate.watch import Watch
 
-        return Watch(new) if self.hot is not None and self.hot.lossy else None
+        if self.hot is None or not self.hot.lossy or all(request.lossy for request in group):
+            return None
+        return Watch([request.new for request in group])
 
     def _insert(self, request: _ThawRequest) -> None:
         """Offer the store what was computed, where nothing was lost on the way."""
