@@ -88,7 +88,8 @@ class Sandbox:
         self._environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"), "SHOP_KEY": "correct horse"}
         for name in ("home", "tmp", "data", "var/lib/pltz", "var/cache/pltz", "etc/pltz", "mnt", "nvme"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "datasets").symlink_to(ROOT / "datasets")
+        for name in ("datasets", "examples"):
+            (folder / name).symlink_to(ROOT / name)
         (folder / "my-model").symlink_to(ROOT / "models/targets/mini-llama")
         (folder / "my-bundle").symlink_to(ROOT / "models/bundles/mini")
         (folder / "tokenizer.json").symlink_to(ROOT / "models/targets/mini-llama/tokenizer.json")
