@@ -109,6 +109,13 @@ LAST = 4.0  # seconds that turns have to end after a signal
     help="Seconds after which KV that nobody used goes, from files too.",
 )
 @click.option(
+    "--max-model-len",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Tokens of a request and its reply, at most.  [default: those of the model, as far as the pool has room]",
+)
+@click.option("--served-model-name", metavar="NAME", help="What clients call the model.  [default: its folder's name]")
+@click.option(
     "--new",
     metavar="N",
     type=click.IntRange(min=1),
@@ -146,6 +153,8 @@ def serve(
     calibration: str | None,
     max_kl: float,
     max_age: float,
+    max_model_len: int | None,
+    served_model_name: str | None,
     new: int,
     idle: float,
     dtype: str | None,
@@ -155,7 +164,7 @@ def serve(
 ) -> None:
     """Serve MODEL over OpenAI's completions and chat completions, on one machine. For fleets take vLLM.
 
-    A request that names a session (field "session", or header X-Session) goes on where the session is. Sessions idle
+    A request that names a session (field "session", or header X-Session-ID) goes on where the session is. Sessions idle
     for --idle seconds go to the archive, their KV to --disk DIR, and both come back when asked for. A turn is answered
     to its end when its tokens are durable in the journal. Requests must name this server as it is known (--host,
     --allowed-host), and have its key where it has one; another --host than the loopback needs one. There is no TLS: see
@@ -208,10 +217,10 @@ def serve(
         store = KVStore.open(
             target, tokens, host_tokens, disk_bytes if disk else 0, kind=pages, folder=disk, form=form
         )
-        name = os.path.basename(model.rstrip("/")) or model
+        name = served_model_name or os.path.basename(model.rstrip("/")) or model
         service = Service(
             target, store, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, new=new,
-            max_age=max_age,
+            max_age=max_age, positions=max_model_len,
             bound=EXACT if form is None else Bound.of(max_kl),
         )
         names = [f"[{host}]" if ":" in host else host, *allowed_host]

@@ -1,7 +1,7 @@
 """The HTTP side of a server: OpenAI's completions and chat completions, and what pltz adds, over starlette.
 
-    POST /v1/completions  /v1/chat/completions      GET /v1/models  /v1/models/NAME
-    POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /healthz  /
+    POST /v1/completions  /v1/chat/completions      GET /v1/models  /v1/models/NAME  /version  /health
+    POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /
 
 The last piece of a stream, and the answer of a request without one, are sent when the turn is durable. Bodies are JSON,
 limited in size and time, and are taken with JSON's media type only. So no page of another site can post them, nor by a
@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def app_of(service: Service, names: Sequence[str] = (), key: str | None = None) 
             route("/sessions", sessions),
             route("/sessions/{name:path}", session),
             route("/metrics", metrics),
-            route("/healthz", health),
+            route("/health", health),
+            route("/version", version),
             route("/", page),
         ],
         middleware=[Middleware(Guard, names, key)],
@@ -116,7 +118,7 @@ async def body_of(request: Request) -> Any:
 
 async def complete(chat: bool, service: Service, request: Request) -> Response:
     """Answer a completion or a chat completion."""
-    header = request.headers.get("x-session")
+    header = request.headers.get("x-session-id")
     named = None if header is None else name_of(header)
     ask = Ask.of(await body_of(request), chat=chat, model=service.name, session=named)
     replies = await service.open(ask)
@@ -153,6 +155,7 @@ class EventStream(StreamingResponse):
 async def models(since: int, service: Service, request: Request) -> Response:
     """Name the model, in a list or by its name. ``since``: second from which it is served."""
     model = {"id": service.name, "object": "model", "created": since, "owned_by": "pltz"}
+    model["max_model_len"] = service.longest
     name = request.path_params.get("name")
     if name not in (None, service.name):
         raise Refused(404, f"this server has the model {service.name!r}, not {name!r}")
@@ -195,6 +198,11 @@ async def health(service: Service, request: Request) -> Response:
     status = await asyncio.to_thread(service.hook.status)
     trouble = [str(one) for one in (status["failure"], status["worker"].get("failure")) if one]
     return JSONResponse({"ok": not trouble, "trouble": trouble}, 503 if trouble else 200)
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Name the version of pltz."""
+    return JSONResponse({"version": installed("pltz")})
 
 
 async def page(service: Service, request: Request) -> Response:

@@ -27,7 +27,7 @@ class Guard:
     """An application behind the guard.
 
     ``names``: of this server beside those of the loopback; "*" stands for all. ``key``: that all requests but those
-    of /healthz must have, as `Authorization: Bearer KEY`; None for a server without one.
+    of /health must have, as `Authorization: Bearer KEY`; None for a server without one.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = (), key: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Guard:
             why = f"pages of {origin[:128]!r} may not use this server (pltz serve: allow it by --allowed-host)"
             return Refused(403, why)
         given = headers.get("authorization", "").encode("latin-1")
-        if self._key is None or path == "/healthz" or hmac.compare_digest(given, b"Bearer " + self._key):
+        if self._key is None or path == "/health" or hmac.compare_digest(given, b"Bearer " + self._key):
             return None
         return Refused(401, "expected the server's key: Authorization: Bearer KEY", "invalid_api_key")
 

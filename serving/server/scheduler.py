@@ -72,8 +72,8 @@ class _Prefill:
 class Scheduler:
     """The turns of one target, all run by one thread. Other methods than `step` may be called from any thread.
 
-    ``deliver``: called in that thread with what a step brought, in order. It must not wait. Without `start`, the caller
-    runs `step`.
+    ``deliver``: called in that thread with what a step brought, in order. It must not wait. ``positions``: tokens of a
+    turn at most, where that is fewer than the target has. Without `start`, the caller runs `step`.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Scheduler:
         rows: int = ROWS,
         chunk: int = CHUNK,
         bound: Bound = EXACT,
+        positions: int | None = None,
     ) -> None:
         if store.pool is None:
             raise UsageError("expected a store with a pool: open it with `tokens`")
@@ -94,6 +95,7 @@ class Scheduler:
         use_pages(target.model)
         self.target, self.store, self.pool, self.rows, self.chunk = target, store, store.pool, rows, chunk
         self.tenant, self.bound = tenant, bound
+        self.positions = min(target.max_positions or 1 << 30, positions or 1 << 30)
         self._lossy = self.pool.form.kind != "raw"
         self._shares = not self._lossy or (chunk >= FLUSH and chunk % self.pool.block == 0)
         self.prefilled = self.generated = self.cached = 0  # ids so far
@@ -124,9 +126,10 @@ class Scheduler:
         self.target.check_ids(turn.ids)
         if turn.sampling.bias:
             self.target.check_ids([one for one, _ in turn.sampling.bias])
-        most, needed = self.target.max_positions, len(turn.ids) + turn.sampling.limit
-        if most is not None and needed > most:
-            raise UsageError(f"{len(turn.ids)} tokens and {turn.sampling.limit} new ones exceed {most} positions")
+        needed = len(turn.ids) + turn.sampling.limit
+        if needed > self.positions:
+            new = turn.sampling.limit
+            raise UsageError(f"{len(turn.ids)} tokens and {new} new ones exceed {self.positions} positions")
         if self._blocks(turn) > self.pool.device.blocks:
             raise UsageError(
                 f"{needed} tokens do not fit in a pool of {self.pool.device.tokens}: "

@@ -127,7 +127,7 @@ class Service:
 
     ``name``: of the model, as clients know it. ``idle``: seconds until a session goes cold. ``new``: tokens of a reply
     at most, where the request does not say. ``bound``: what KV of a session may lose on its way through the store.
-    ``max_age``: seconds after which KV that nobody used goes from memory and files.
+    ``max_age``: seconds after which KV that nobody used goes from memory and files. ``positions``: of `Scheduler`.
     """
 
     def __init__(
@@ -144,9 +144,12 @@ class Service:
         new: int = 256,
         bound: Bound = EXACT,
         max_age: float = MAX_AGE,
+        positions: int | None = None,
     ) -> None:
         self.target, self.store, self.hook, self.name, self.new = target, store, hook, name, new
-        self.scheduler = Scheduler(target, store, self._deliver, tenant=tenant, rows=rows, bound=bound)
+        self.scheduler = Scheduler(
+            target, store, self._deliver, tenant=tenant, rows=rows, bound=bound, positions=positions
+        )
         self.pool, self.max_age = self.scheduler.pool, max_age
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
@@ -158,6 +161,11 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = False
+
+    @property
+    def longest(self) -> int:
+        """Return how many tokens a turn may have, with its new ones."""
+        return min(self.scheduler.positions, self.pool.device.tokens - self.pool.block)
 
     async def start(self) -> None:
         """Start the scheduler, and the task that lets idle sessions go cold."""
@@ -258,11 +266,11 @@ class Service:
         await asyncio.get_running_loop().run_in_executor(self._files, self.scheduler.fetch, turn)
 
     async def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> list[Reply]:
-        most = self.target.max_positions or 1 << 30
-        room = min(most, self.pool.device.tokens - self.pool.block) - len(ids)
+        most = self.scheduler.positions
+        room = self.longest - len(ids)
         limit = ask.limit if ask.limit is not None else max(min(self.new, room), 1)
         if len(ids) + limit > most:
-            why = f"{len(ids)} tokens and {limit} new ones exceed the {most} positions of this model"
+            why = f"{len(ids)} tokens and {limit} new ones exceed the {most} positions of this server"
             raise Refused(400, why, "context_length_exceeded")
         replies: list[Reply] = []
         out: asyncio.Queue[tuple[int, Piece | Done | PltzError]] = asyncio.Queue()

@@ -184,7 +184,7 @@ class Sessions:
         except OSError as exc:
             raise Refused(503, f"the journal cannot be read: {exc.strerror or exc}") from exc
         if not settled:
-            raise Refused(503, "the archive has not taken the journal yet: see /healthz, and try it again")
+            raise Refused(503, "the archive has not taken the journal yet: see /health, and try it again")
         for record, ids, busy in snapshots:
             found = await self._read(record.name)
             if record.ids is not ids or record.busy != busy or ids is None:

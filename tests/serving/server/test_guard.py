@@ -53,7 +53,7 @@ def test_a_server_answers_by_its_names(host: str) -> None:
 def test_another_name_is_refused(host: str) -> None:
     status, body = asked(Guard(behind, NAMES), host=host)
     assert status == 421 and "--allowed-host" in json.loads(body)["error"]["message"]
-    assert asked(Guard(behind, NAMES), "/healthz", host=host)[0] == 421
+    assert asked(Guard(behind, NAMES), "/health", host=host)[0] == 421
     assert asked(Guard(behind, [*NAMES, "*"]), host="evil.example")[0] == 200
 
 
@@ -72,5 +72,5 @@ def test_a_server_with_a_key_wants_it() -> None:
     assert asked(guard, host="localhost", authorization=f"Bearer {KEY}")[0] == 200
     for given in ({}, {"authorization": KEY}, {"authorization": f"Bearer {KEY}x"}, {"authorization": "Bearer \xe9"}):
         assert asked(guard, host="localhost", **given)[0] == 401
-    assert asked(guard, "/healthz", host="localhost")[0] == 200
+    assert asked(guard, "/health", host="localhost")[0] == 200
     assert asked(guard, host="evil.example", authorization=f"Bearer {KEY}")[0] == 421

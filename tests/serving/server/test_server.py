@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.requests import ClientDisconnect
 
+import pltz
 from pltz.archive.archive import Archive
 from pltz.archive.errors import Erased, StoreError
 from pltz.kv.errors import PoolFull
@@ -177,6 +178,16 @@ def test_kv_of_a_session_that_is_erased_or_old_goes_from_files(
         assert client.ask("GET", "/sessions/one")[0] == 404
         service.max_age = 0.1
         assert eventually(lambda: not files(), 60)
+
+
+def test_no_proxy_holds_a_stream_back(shared: Client) -> None:
+    link = http.client.HTTPConnection("127.0.0.1", shared.port)
+    body = {"prompt": "Once", "max_tokens": 1, "stream": True}
+    link.request("POST", COMPLETE, json.dumps(body), {"Content-Type": "application/json; charset=utf-8"})
+    found = link.getresponse()
+    names = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+    assert {name: found.headers[name] for name in names} == names and found.read().endswith(b"[DONE]\n\n")
+    link.close()
 
 
 def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) -> None:
@@ -378,7 +389,7 @@ def test_a_session_can_be_replaced_and_checked(shared: Client, target: Target) -
     assert status == 409 and f"has {tokens} tokens" in refused["error"]["message"]
     again = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, temperature=0, session="two", append=False)
     assert again["session"] == first["session"]
-    status, named = shared.ask("POST", COMPLETE, {"prompt": [5], "max_tokens": 1}, **{"X-Session": "two"})
+    status, named = shared.ask("POST", COMPLETE, {"prompt": [5], "max_tokens": 1}, **{"X-Session-ID": "two"})
     assert status == 200 and named["session"]["tokens"] == tokens + 2
     alone = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, temperature=0)
     assert "session" not in alone and alone["choices"][0]["text"] == first["choices"][0]["text"]
@@ -419,12 +430,20 @@ UNFRIENDLY: list[dict[str, Any]] = [  # beside a prompt
 def test_unfriendly_bodies_are_refused(shared: Client, status: int, body: Any) -> None:
     found = shared.ask("POST", COMPLETE, body)
     assert found[0] == status and found[1]["error"]["message"]
-    assert shared.ask("GET", "/healthz") == (200, {"ok": True, "trouble": []})
+    assert shared.ask("GET", "/health") == (200, {"ok": True, "trouble": []})
 
 
 def test_too_long_a_prompt_has_the_code_that_clients_know(shared: Client) -> None:
     for body in ({"prompt": [5] * 9000}, {"prompt": [5] * 8000, "max_tokens": 193}):
         status, found = shared.ask("POST", COMPLETE, body)
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_server_may_take_fewer_tokens_than_its_model(target: Target, tmp_path: Path) -> None:
+    with served(target, tmp_path, positions=20) as (client, _):
+        assert client.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"] == 20
+        assert client.post(COMPLETE, prompt=[5] * 16)["usage"]["total_tokens"] <= 20
+        status, found = client.ask("POST", COMPLETE, {"prompt": [5] * 16, "max_tokens": 5})
         assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
 
 
@@ -438,7 +457,8 @@ def test_other_requests_are_refused(shared: Client) -> None:
     assert shared.ask("GET", "/sessions/nobody")[0] == 404
     [model] = shared.ask("GET", "/v1/models")[1]["data"]
     assert model["id"] == "mini" and isinstance(model["created"], int)
-    assert shared.ask("GET", "/v1/models/mini") == (200, model)
+    assert shared.ask("GET", "/v1/models/mini") == (200, model) and model["max_model_len"] == 8192 - 16
+    assert shared.ask("GET", "/version") == (200, {"version": pltz.__version__})
     for method, path, status in (("GET", "/v1/models/a/b", 404), ("POST", "/v1/embeddings", 404), ("GET", CHAT, 405)):
         found = shared.ask(method, path, {})
         assert found[0] == status and found[1]["error"]["message"] and found[1]["error"]["code"] == "Refused"
