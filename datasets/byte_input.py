@@ -39,15 +39,16 @@ class TooLong(LimitError, UsageError):
 class ByteInput:
     """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes.
 
-    ``path``: the file they are read from, None where there is none or it was unpacked on the way. ``taken``: how many
-    were consumed. ``torn``: why data ended early that has whole frames of zstd in front, empty where it did not.
+    ``path``: the file they are read from, None where there is none or it was unpacked on the way. ``mtime``: of that
+    file, in nanoseconds since 1970, 0 where it is not known. ``taken``: how many were consumed. ``torn``: why data
+    ended early that has whole frames of zstd in front, empty where it did not.
     """
 
     def __init__(self, stream: Readable, name: str, limit: int, path: Path | None = None) -> None:
         self.name = name
         self.path = path
         self.limit = limit
-        self.taken = 0
+        self.taken = self.mtime = 0
         self.torn = ""
         self._blocks = _read(stream, name)
         self._ahead = bytearray()

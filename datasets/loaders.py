@@ -185,7 +185,7 @@ def _walked(file: WalkedFile, owners: dict[Path, Path], options: ReadOptions) ->
         for found in _file(path, options):
             if options.parts and found.is_log:
                 owners[Path(os.path.abspath(path)).with_name(stem_of(path.name))] = path
-            yield replace(found, second=file.second)
+            yield replace(found, second=True) if file.second else found
 
 
 def _owners(folder: Path, options: ReadOptions) -> dict[Path, Path]:
@@ -254,8 +254,8 @@ def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
         before = os.fstat(stream.fileno())
         whole = path if path.is_file() else None  # a pipe is read once, front to back
         source = ByteInput(stream, str(path), options.max_bytes, whole)
-        for found in _of_source(source, options, path.suffixes[-2:]):
-            yield replace(found, mtime=before.st_mtime_ns)
+        source.mtime = before.st_mtime_ns
+        yield from _of_source(source, options, path.suffixes[-2:])
         after = os.fstat(stream.fileno())
         if whole and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             options.warn(
@@ -303,13 +303,10 @@ def _recognised(source: ByteInput, options: ReadOptions, suffixes: list[str]) ->
     before = 0
     for part in parts:
         if isinstance(part.content, ByteInput):
+            part.content.mtime = source.mtime
             yield from _member(part.content, options)
             continue
-        found = _named(part, known, source.name)
-        value = found.session.value
-        own = part.given and isinstance(value, bytes | LongText)  # one of many, which is read with them
-        size = len(value) if own else source.taken - before
-        yield _without(replace(found, size=size, given=part.given), options.drop)
+        yield _without(_named(part, known, source, before), options.drop)
         before = source.taken
 
 
@@ -386,8 +383,11 @@ def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
         yield Part(Session("text", data), source.name, "text" if is_text(data) else "binary")
 
 
-def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
-    """Return a part as the session that it is, and what it was recognised as."""
+def _named(part: Part, known: InputFormat | None, source: ByteInput, before: int) -> Recognised:
+    """Return a part as the session that it is, and what it was recognised as.
+
+    ``before``: bytes of the source that were consumed before it.
+    """
     content, noun = part.content, part.noun
     assert not isinstance(content, ByteInput)
     if isinstance(content, bytes):
@@ -396,9 +396,13 @@ def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
         row = registry.of_row(content.value) if part.given else None
         known = part.format or registry.of_value(content.value) or row or known
         noun = known.noun if known and (known.of_value or known.of_events) else "json"
-        return Recognised(content, noun, known.name if known else "json", file, part.place)
-    noun, known = noun or cast("Noun", content.kind), part.format or known
-    return Recognised(content, noun, known.name if known else noun, file, part.place)
+        form = known.name if known else "json"
+    else:
+        noun, known = noun or cast("Noun", content.kind), part.format or known
+        form = known.name if known else noun
+    own = part.given and isinstance(content.value, bytes | LongText)  # one of many, which is read with them
+    size = len(content.value) if own else source.taken - before
+    return Recognised(content, noun, form, source.name, part.place, size, part.given, mtime=source.mtime)
 
 
 def _of_bytes(data: bytes) -> tuple[Session, Noun | None]:

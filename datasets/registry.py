@@ -87,8 +87,10 @@ def of_value(value: Any) -> InputFormat | None:
     'openai'
     >>> of_value({"messages": "oops"})
     """
-    tried = FORMATS if value else ()  # {} and [] may be a million of a file
-    return next((known for known in tried if known.of_value and known.of_value(value)), None)
+    for known in FORMATS if value else ():  # {} and [] may be a million of a file
+        if known.of_value and known.of_value(value):
+            return known
+    return None
 
 
 def of_row(value: Any) -> InputFormat | None:

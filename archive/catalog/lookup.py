@@ -455,7 +455,8 @@ class RecordLookup:
     def read_versions(self, domain: bytes, name: str) -> list[Version]:
         """Return what `versions` does, of one attempt."""
         key = self._keys.session_key(domain, name)
-        found = self._sessions(key, name)
+        if not (found := self._sessions(key, name)):
+            return []
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures, key)
         if failures and not sound:

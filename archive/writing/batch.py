@@ -203,6 +203,8 @@ def _tower(
         begin += len(tokens)
         tower.append(segment)
         up = segment
+    if session.begun:
+        tower[0].begun = session.begun
     return tower
 
 

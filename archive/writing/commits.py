@@ -17,10 +17,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.lookup import Version
@@ -33,9 +34,8 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import is_bytewise
+from pltz.coding.codecs.codec import PpmdCodec, is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
-from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -118,6 +118,7 @@ class Commits:
         An error is raised after the requests before it were yielded. ``refused`` takes those of single sessions.
         """
         batch: list[CutRequest] = []
+        coding = _Coding()
         names: set[tuple[str, str, str]] = set()
         size = 0
         began = time.monotonic()
@@ -141,6 +142,7 @@ class Commits:
                 return
             if not batch:  # the request may have been long in coming
                 began = time.monotonic()
+                coding.drop()
                 self._catalog.look(0)
             try:
                 cut = self.cutter.cut(request, keep_opaque=keep_opaque, begun=begun)
@@ -152,6 +154,8 @@ class Commits:
                 refused(request.request, exc)
                 continue
             amount = size_of(cut) if isinstance(cut, NewSession) else 0
+            if begun and isinstance(cut, NewSession):
+                coding.add(cut)
             if batch and size + amount > pace.limit and not goes_on:  # what is there does not wait for a large session
                 yield batch
                 batch, names, size, began = [], set(), 0, time.monotonic()
@@ -169,8 +173,8 @@ class Commits:
         a commit is coded. An error of their source is raised after those before it.
         """
         for part in self._parts_ahead(self._parts(requests, keep_opaque)):
-            if len(part.requests) > 1:
-                self._last.load(self._extended(part.requests))
+            if part.stored:
+                self._last.load(self._extended(part))
             yield from zip(part.requests, part.begun, strict=True)
 
     def _parts_ahead(self, parts: Iterator[_Part]) -> Iterator[_Part]:
@@ -201,16 +205,18 @@ class Commits:
             if seen >= START_BYTES and self._workers.count:
                 self._workers.on = True
             if part:
-                yield _Part(part, self._begin(part, keep_opaque), size)
+                stored = self._stored(part) if len(part) > 1 or self._workers.on else set()
+                yield _Part(part, self._begin(part, stored, keep_opaque), size, stored)
         if not isinstance(failed, StopIteration):
             raise failed
 
-    def _begin(self, requests: Sequence[PreparedRequest], keep_opaque: bool) -> list[Tokenised | None]:
-        """Begin to tokenise the requests that are new, in processes; None for each other one."""
+    def _begin(
+        self, requests: Sequence[PreparedRequest], stored: set[tuple[str, str]], keep_opaque: bool
+    ) -> list[Tokenised | None]:
+        """Begin to tokenise the requests that are not stored, in processes; None for each other one."""
         begun: list[Tokenised | None] = [None] * len(requests)
         if not self._workers.on:
             return begun
-        stored = self._stored(requests)
         group, size = list[int](), 0
         for n, r in enumerate(requests):
             if self._is_for_model(r) and (r.tenant, r.name) not in stored:
@@ -226,10 +232,9 @@ class Commits:
     def _is_for_model(self, request: PreparedRequest) -> bool:
         return not request.as_ids and 0 < request.size <= self._most and not request.is_log
 
-    def _extended(self, requests: Sequence[PreparedRequest]) -> list[Version]:
+    def _extended(self, part: _Part) -> list[Version]:
         """Return the last version of each session that requests extend."""
-        stored = self._stored(requests)
-        known = [(r.tenant, r.name, r.part) for r in requests if (r.tenant, r.name) in stored]
+        known = [(r.tenant, r.name, r.part) for r in part.requests if (r.tenant, r.name) in part.stored]
         last = [version for place in known if (version := self.cutter.last_version(*place))]
         return [v for v in last if not is_bytewise(v.tokenizer)]  # what a log begins with is told by ids
 
@@ -245,17 +250,45 @@ class Commits:
 
 
 class _Part(NamedTuple):
-    """Requests that were read together, what gives the tokens of each, and the bytes of their content."""
+    """Requests that were read together, what gives the tokens of each, and the bytes of their content.
+
+    ``stored``: tenant and name of the sessions that were stored when they were read.
+    """
 
     requests: list[PreparedRequest]
     begun: list[Tokenised | None]
     size: int
+    stored: set[tuple[str, str]]
 
 
-def _one_of(later: Later, place: int) -> Ids | None:
-    """Return the tokens of one session of a group, (T,). Raises the error in its place."""
-    found: list[Ids | PltzError | None] = later.result()
-    row = found[place]
+class _Coding:
+    """Codes new sessions of one segment by PPMd, in threads, while others are cut."""
+
+    def __init__(self) -> None:
+        self._waiting: list[NewSession] = []  # fewer than GROUP
+        self._threads: ThreadPoolExecutor | None = None
+
+    def add(self, cut: NewSession) -> None:
+        """Begin to code a session together with those before it, once they are GROUP."""
+        codec = cut.codec
+        if not isinstance(codec, PpmdCodec) or len(cut.segments) != 1 or cut.otherwise:
+            return
+        self._waiting.append(cut)
+        if len(self._waiting) == GROUP:
+            self._threads = self._threads or ThreadPoolExecutor(codec.threads)
+            later = self._threads.submit(codec.coded_alone, [one.segments[0] for one in self._waiting])
+            for place, one in enumerate(self._waiting):
+                one.begun.append(partial(_one_of, later, place))
+            self._waiting.clear()
+
+    def drop(self) -> None:
+        """Forget the sessions that wait: they were put."""
+        self._waiting.clear()
+
+
+def _one_of(later: Later, place: int) -> Any:
+    """Return the tokens, (T,), or the bitstring of one session of a group. Raises the error in its place."""
+    row = later.result()[place]
     if isinstance(row, PltzError):
         raise row
     return row

@@ -28,23 +28,30 @@ ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which 
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
 
 
-def facts_of(session: Session, size: int, mtime: int = 0) -> ContentFacts:
+def facts_of(session: Session, size: int, mtime: int = 0, *, is_chat: bool = False) -> ContentFacts:
     """Return what is known of a session. ``size``: its bytes; ``mtime``: of its file, in nanoseconds since 1970.
 
+    ``is_chat``: it was recognised as a chat, and not as the log of an agent.
     Of a long one only the ends are looked at, and its turns are not counted.
     """
     found = ContentFacts(size=size, mtime=max(0, mtime))
     long = isinstance(session.value, LongText)
     begins = Session("text", session.value[:BEGINNING]) if long else session
+    one = isinstance(session.value, dict)
     with suppress(Exception):  # a log of an agent may hold anything
-        messages = [m for m in messages_of(begins) or _chat(begins) if m["role"] in ("user", "assistant")]
+        rows = _chat(begins) if is_chat and one else messages_of(begins) or _chat(begins)
+        messages = [m for m in rows if m["role"] in ("user", "assistant")]
         most = min(MAX_TITLE, size // TITLE_SHARE)
-        said = (text_of(m["content"]).lstrip() for m in messages if m["role"] == "user")
-        texts = list(islice(said, LOOKED_AT))
-        title = next((text for text in texts if text and not text.startswith("<")), "".join(texts[:1]))
+        title = ""
+        for asked in islice((m for m in messages if m["role"] == "user"), LOOKED_AT):
+            text = text_of(asked["content"]).lstrip()
+            title = title or text
+            if text and not text.startswith("<"):
+                title = text
+                break
         words = " ".join(title[: 4 * MAX_TITLE].split())
         found = found._replace(title=words[:most].strip(), turns=0 if long else len(messages))
-        times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True))))
+        times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True)[one:])))
         found = found._replace(first=min(times, default=0), last=max(times, default=0))
     return found
 

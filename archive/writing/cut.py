@@ -162,7 +162,7 @@ class SessionCutter:
             return by_bytes()
         by_model = self._codecs.by_model(len(content), grows=last is not None)
         codec = self._codecs.model if by_model else self._codecs.fast
-        cut = self._segmented(codec, request, tokens.astype(np.int64), last)
+        cut = self._segmented(codec, request, tokens.astype(identity.U32, copy=False), last)
         rivals = by_model or (last is not None and is_bytewise(last.tower.version.tokenizer))
         return replace(cut, otherwise=[by_bytes()]) if rivals else cut
 
@@ -423,9 +423,12 @@ def _ends(tokens: Tokens) -> tuple[int, int]:
     >>> _ends(np.array([1, *[99] * 70, USER, *[50] * 500, 3, 51, META, 40]))
     (71, 574)
     """
-    users, metas = np.flatnonzero(tokens == USER), np.flatnonzero(tokens == META)
-    start = int(users[0]) if len(users) else 0
-    end = int(metas[-1]) if len(metas) and metas[-1] >= META_AFTER else len(tokens)
+    marks = np.flatnonzero(tokens < len(SPECIALS))
+    names = tokens[marks].tolist()
+    start = int(marks[names.index(USER)]) if USER in names else 0
+    end = len(tokens)
+    if META in names and (last := int(marks[len(names) - 1 - names[::-1].index(META)])) >= META_AFTER:
+        end = last
     return (start if start >= BASE_TOKENS else 0), end
 
 

@@ -10,7 +10,7 @@ The segments of a log are read from its content one by one, so that its length c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, overload
 
@@ -89,6 +89,7 @@ class NewSession:
         begins: these are the first segments of a session that is put later. They are put without a version.
         after: of a log, the stored segments that these stand below.
         part: path of the part of the session that this is, empty for the main one. ``content``: what is known of it.
+        begun: of a session of one segment what gives its bitstring, proved; empty: nothing codes it meanwhile.
     """
 
     name: str
@@ -108,6 +109,7 @@ class NewSession:
     after: Beginning | None = None
     part: str = ""
     content: ContentFacts = NOTHING
+    begun: list[Callable[[], bytes]] = field(default_factory=list)
 
 
 class CommitReceipt(NamedTuple):

@@ -17,7 +17,7 @@ replaced or removed since: then it decodes again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -58,6 +58,7 @@ class PendingSegment:
         mode: how ``data`` is coded.
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
+        begun: as of `NewSession`.
         part: of a codec that carries, what a segment below is coded after, once one asked.
         stored: of a codec that carries, bitstring and mode where it is stored and vouches for its tokens.
         recalled: of a log, what is left of it without the passages that it recalls; None: all.
@@ -66,7 +67,7 @@ class PendingSegment:
     """
 
     __slots__ = (
-        "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "proved", "recalled",
+        "begun", "codec", "coded", "context", "data", "depth", "digest", "id", "mode", "part", "proved", "recalled",
         "source", "stored", "tokens", "up",
     )  # fmt: skip
 
@@ -76,6 +77,7 @@ class PendingSegment:
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = self.proved = b""
         self.coded = False
+        self.begun: Sequence[Callable[[], bytes]] = ()
         self.part: Above | None = None
         self.stored: tuple[bytes, int] | None = None
         self.recalled: Recalled | None = None

@@ -59,7 +59,7 @@ from pltz.coding.codecs.codec import (
     shortest,
     unproved,
 )
-from pltz.plt_codec.container.frame import CODING, FAST
+from pltz.plt_codec.container.frame import ALONE, CODING, FAST
 from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:
@@ -414,6 +414,10 @@ class ArchiveWriter:
         A prompt may say nothing of the text that follows, and segments coded alone are read faster. Where the codec
         carries (`SegmentCodec.carries`), segments below others are not tried alone.
         """
+        for segment in segments:
+            if not segment.coded and segment.begun and (data := segment.begun[0]()):
+                segment.data = segment.proved = data
+                segment.mode, segment.coded = ALONE, True
         segments = [s for s in segments if not s.coded]
         if not segments:
             return

@@ -240,7 +240,8 @@ def put_all(
             if not stored.unchanged:
                 token = cold.token()
             with bar.hidden():
-                show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
+                record = facts(stored) | ({"token": token} if token else {}) if as_json else {}
+                show(record, "" if as_json else sentence(stored), as_json)
     not_stored = source.not_stored(meter.refused)
     dropped = f"; {size(source.dropped)} of signatures dropped" if drops() else ""
     if as_json and part:
@@ -334,7 +335,7 @@ def requests(
     first = list(itertools.islice(rows, 1 if name is None else 2))
     if len(first) > 1:
         raise UsageError("--name is for one session, and there are more: leave it out")
-    files = FileOfName()
+    files, dropping = FileOfName(), drops()
     for session, target, tokenizer in itertools.chain(first, rows):
         found = session.found
         given = found.given if name is None else None
@@ -351,14 +352,14 @@ def requests(
         if given:
             fields["tenant"] = given.tenant or fields["tenant"]
             fields["time"] = fields["time"] if given.time is None else given.time
-        fields["tags"] = {**fields.get("tags", {}), **form, **tags_of_dropped(drops(), found.dropped), **odd}
+        fields["tags"] = {**fields.get("tags", {}), **form, **tags_of_dropped(dropping, found.dropped), **odd}
         request = PutRequest(
             own,
             found.session,
             target=target,
             tokenizer=tokenizer,
             part=found.part if name is None else "",
-            content=facts_of(found.session, found.size, session.mtime)
+            content=facts_of(found.session, found.size, session.mtime, is_chat=found.noun == "chat")
             if known
             else ContentFacts(size=found.size, mtime=session.mtime),
             continues=session.continues and not (new_version or given),

@@ -203,4 +203,4 @@ def printable(text: str) -> str:
     >>> printable("a" + chr(27) + "[2J" + chr(10) + "b")
     'a\\\\x1b[2J\\\\nb'
     """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -142,19 +142,19 @@ class InputFiles:
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
-        return (found.session for found in self.recognised())
+        for found in self.recognised():
+            self.files.setdefault(found.file, FileCounts()).add(found)
+            self.dropped += found.dropped
+            yield found.session
 
     def recognised(self) -> Iterator[Recognised]:
-        """Yield the sessions with what they were recognised as, and count them."""
+        """Yield the sessions with what they were recognised as. They are not counted."""
         from pltz.datasets.loaders import recognise
 
         options = self._options()
         for path in self.paths:
             try:
-                for found in recognise(path, options):
-                    self.files.setdefault(found.file, FileCounts()).add(found)
-                    self.dropped += found.dropped
-                    yield found
+                yield from recognise(path, options)
             except PltzError as error:
                 if not (self._refusing and self._several):
                     raise

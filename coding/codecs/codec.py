@@ -428,7 +428,7 @@ class PpmdCodec(SegmentCodec):
 
     def __init__(self, bundle: Parts, threads: int | None = None) -> None:
         self.bundle_id, self.tokenizer = bundle.id, bundle.tokenizer.fingerprint
-        self._bundle, self._cores = bundle, threads or cores()
+        self._bundle, self.threads = bundle, threads or cores()
 
     @cached_property
     def _primer(self) -> bytes:
@@ -448,20 +448,32 @@ class PpmdCodec(SegmentCodec):
         found = self._map(lambda part: ppmd.decode_many(part, self._primer), rows)
         return [np.frombuffer(data, ">u2").astype("<u4") for data in found]
 
+    def coded_alone(self, rows: Sequence[Tokens]) -> list[bytes]:
+        """Return the bytes of segments with nothing above, (T,) each, decoded and compared: none where that failed.
+
+        For threads. Raises ContentError for ids out of range.
+        """
+        plain = [_pairs(tokens) for tokens in rows]
+        coded = ppmd.encode_many([(b"", data) for data in plain], self._primer)
+        found = ppmd.decode_many([(b"", *row) for row in zip(coded, map(len, plain), strict=True)], self._primer)
+        return [data if one == wanted else b"" for data, one, wanted in zip(coded, found, plain, strict=True)]
+
     def _map(self, work: Callable[[Sequence[Any]], list[bytes]], rows: Sequence[Any]) -> list[bytes]:
         """Do rows in parts, in threads."""
         _ = self._primer  # of all threads
-        share = max(LEAST_ROWS, -(-len(rows) // self._cores))
+        share = max(LEAST_ROWS, -(-len(rows) // self.threads))
         parts = [rows[at : at + share] for at in range(0, len(rows), share)]
         if len(parts) < 2:
             return work(rows)
-        with ThreadPoolExecutor(self._cores) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             return [*chain.from_iterable(pool.map(work, parts))]
 
 
 def _pairs(ids: Tokens) -> bytes:
     """Return ids, (T,), of two bytes each. Raises ContentError for others."""
-    if len(ids) and (ids.min() < 0 or ids.max() >> 16):
+    if not len(ids):
+        return b""
+    if ids.min() < 0 or ids.max() >> 16:
         raise ContentError("expected ids of 0 to 65,535 as tokens, found another")
     return ids.astype(">u2").tobytes()
 

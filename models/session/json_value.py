@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -51,7 +51,8 @@ def parse(text: str) -> Any:
         )
     except RecursionError as exc:
         raise _too_deep() from exc
-    check(value)
+    if len(text) > MAX_VALUES or text.count("[") + text.count("{") > MAX_DEPTH:  # else it is within all limits
+        check(value)
     return value
 
 
@@ -63,7 +64,11 @@ def dump(value: Any) -> str:
         LimitError: the value is over a limit above.
     """
     check(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return compact(value)
+
+
+compact: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""Return the text of a value that was checked, as ``dump``."""
 
 
 def check(value: Any) -> None:
@@ -201,9 +206,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _int(text: str) -> int:
     if text == "-0":
         raise ContentError("expected numbers that come back, found the integer -0")
-    if len(text) > MAX_INT_CHARS:
+    if len(text) > MAX_INT_CHARS or (value := int(text)).bit_length() > MAX_INT_BITS:
         raise ContentError(f"expected integers of at most {MAX_INT_BITS} bits, found {len(text)} digits")
-    return int(text)
+    return value
 
 
 def _float(text: str) -> float:

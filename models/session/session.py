@@ -179,7 +179,7 @@ class Session:
             if _is_lines(self.value):
                 data = b"".join(map(_line, self.value))
             else:
-                data = json_value.dump(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
+                data = json_value.compact(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
         check_bytes(len(data))
         return data[:]
 
@@ -282,7 +282,7 @@ def _is_lines(value: Any) -> bool:
 
 
 def _line(value: Any) -> bytes:
-    return json_value.dump(value).encode("utf-8", "surrogatepass") + b"\n"
+    return json_value.compact(value).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pltz.archive.archive import Archive
+from pltz.archive.errors import ArchiveError
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.coding import workers
+from pltz.coding.codecs.codec import PpmdCodec
 from pltz.models.session.session import Session
+from pltz.plt_codec import ppmd
 from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
+from pltz.plt_codec.lanes import Tokens
 
 IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}
 
@@ -50,23 +54,44 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("pltz.archive.archive.helpers", lambda _: 2)
     monkeypatch.setattr("pltz.archive.writing.commits.START_BYTES", 1)
     monkeypatch.setattr("pltz.archive.writing.commits.AT_ONCE", 7)
+    monkeypatch.setattr("pltz.archive.writing.commits.GROUP", 2)
     monkeypatch.setattr("pltz.coding.codecs.codec.WORTH_SENDING", 1)
     return calls
 
 
-def put(place: Path) -> list[PutReceipt]:
-    with Archive.open(place, create=True, bundle="nano", model_logs=True, model_ids=True) as cold:
+def put(place: Path, by_model: bool) -> list[PutReceipt]:
+    with Archive.open(place, create=True, bundle="nano", model_logs=by_model, model_ids=by_model) as cold:
         receipts = list(cold.put_many(requests()))
         assert [cold.get(one.name, version=one.version).session for one in receipts] == [r.session for r in requests()]
         return receipts
 
 
-def test_records_are_the_same_beside_processes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    plain = put(tmp_path / "plain")
+@pytest.mark.parametrize("by_model", [True, False])
+def test_records_are_the_same_beside_processes(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, by_model: bool
+) -> None:
+    plain = put(tmp_path / "plain", by_model)
     calls: list[str] = request.getfixturevalue("beside")
-    beside = put(tmp_path / "beside")
+    in_threads, coded_alone = list[int](), PpmdCodec.coded_alone
+
+    def counted(self: PpmdCodec, rows: Sequence[Tokens]) -> list[bytes]:
+        in_threads.append(len(rows))
+        return coded_alone(self, rows)
+
+    monkeypatch.setattr(PpmdCodec, "coded_alone", counted)
+    beside = put(tmp_path / "beside", by_model)
     assert [replace(one, id=b"") for one in beside] == [replace(one, id=b"") for one in plain]
-    assert {"tokens", "draft", "content", "packed"} <= set(calls) and "here" not in calls
+    wanted = {"tokens", "draft", "content", "packed"} if by_model else {"tokens"}
+    assert wanted <= set(calls) and set(in_threads) == (set() if by_model else {2})
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_threads_code_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ppmd, "decode_many", lambda rows, primer: [bytes(count) for *_, count in rows])
+    with Archive.open(tmp_path / "a", create=True, bundle="nano", model_ids=False) as cold:
+        with pytest.raises(ArchiveError, match="does not decode"):
+            list(cold.put_many(PutRequest(f"chat {n}", chat(n, 3)) for n in range(20)))
+        assert not [*cold.list()]
 
 
 @pytest.mark.usefixtures("beside")
