@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -61,6 +61,7 @@ log = logging.getLogger("pltz.kv")
 EXACT, ANY = Bound(0.0, 0.0), Bound(np.inf, np.inf)
 QUEUE_BYTES = 1 << 30  # of runs that wait to be written; one alone may be larger
 LEAST = 64  # blocks that leave a full tier at once, so that a file or a look for them is not of one each
+ENDS = 64  # sessions whose last ids and logits are kept in the memory of the process
 DEVICE, HOST, DISK = "device", "host", "disk"
 
 
@@ -103,13 +104,15 @@ class Stats:
 class FoundKV:
     """KV of the first ``tokens`` of some ids, in pieces (layers, 2, heads, T, D) that follow each other.
 
-    ``forms``: that lost something of it. ``tiers``: tokens by the tier that had them.
+    ``forms``: that lost something of it. ``tiers``: tokens by the tier that had them. ``logits``: of the last id, where
+    the KV is that of all ids.
     """
 
     tokens: int = 0
     pieces: tuple[torch.Tensor, ...] = ()
     forms: tuple[KVCodec, ...] = ()
     tiers: Counter[str] = field(default_factory=Counter)
+    logits: torch.Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -172,6 +175,7 @@ class KVStore:
         self._stats, self._hits = Stats(), Counter[str]()
         self._own = Counter[tuple[bool, int]]()  # nodes that hold a block of the host, or of the device
         self._erasures = 0  # so that what was read before one does not come back by it
+        self._ends: OrderedDict[bytes, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()  # last KV, and logits
         self._waiting: list[_Waiting] = []
         self._writing: list[Future[None]] = []
         self._writer: ThreadPoolExecutor | None = None
@@ -259,7 +263,10 @@ class KVStore:
     def read(
         self, tenant: str, ids: Ids, device: torch.device, *, apart: str = "", bound: Bound | float = EXACT
     ) -> FoundKV:
-        """Return the KV of the longest beginning of ``ids`` in any tier, at most all but the last id, on a device."""
+        """Return the KV of the longest beginning of ``ids`` in any tier, on a device.
+
+        That is all but the ids after the last full block, or all, with the logits, where the end was kept, too.
+        """
         names, tiers, forms = self._names(tenant, ids, apart), Counter[str](), list[KVCodec]()
         pieces: list[torch.Tensor] = []
         at = 0
@@ -287,9 +294,16 @@ class KVStore:
             forms.append(form)
             tiers[DISK] += count * self.block
             at += count
+        total, logits = at * self.block, None
+        with self._lock:
+            end = self._ends.get(self._end_name(tenant, ids, apart)) if at == len(names) else None
+        if end is not None:
+            pieces.append(end[0].to(device))
+            tiers[HOST] += len(ids) - total
+            total, logits = len(ids), end[1].to(device)
         self._count(len(ids), tiers)
         lossy = {form.name: form for form in forms if not form.exact}
-        return FoundKV(at * self.block, tuple(pieces), tuple(lossy.values()), tiers)
+        return FoundKV(total, tuple(pieces), tuple(lossy.values()), tiers, logits)
 
     def fetch(self, tenant: str, ids: Ids, *, apart: str = "", bound: Bound | float = EXACT) -> int:
         """Bring blocks of ids that only the folder has to the device, as far as there is room. Returns how many ids.
@@ -406,15 +420,22 @@ class KVStore:
         mass: NDArray[np.float32] | None = None,
         *,
         apart: str = "",
+        logits: torch.Tensor | None = None,
     ) -> int:
         """Offer the full blocks of KV that was computed from ids alone. Returns how many are new here.
 
         ``cut``: returns the KV (layers, 2, heads, T, D) from one position to another. ``mass``: (T,), the attention
-        that each id received, where it was seen. What finds no room in memory goes to the folder. Raises UsageError
-        where ``cut`` returns another number of tokens.
+        that each id received, where it was seen. ``logits``: of the last id. With them the end of the session is kept
+        in memory, so that reading all of it needs no pass of the model. What finds no room in memory goes to the
+        folder. Raises UsageError where ``cut`` returns another number of tokens.
         """
         names = names_of(root_of(tenant, apart), ids, self.block)
         with self._lock:
+            if logits is not None and len(ids):
+                at = (len(ids) - 1) // self.block * self.block
+                self._ends[self._end_name(tenant, ids, apart)] = cut(at, len(ids)).cpu(), logits.cpu()
+                while len(self._ends) > ENDS:
+                    self._ends.popitem(last=False)
             held = self._held(names, ANY) if self.pool is not None else []
             try:
                 at = len(held) if self.pool is not None else self._on_disk(names, 0)
@@ -558,6 +579,7 @@ class KVStore:
         """Forget what was not used for so long, in memory and in files. Raises as `discard`."""
         before = self._clock() - seconds
         with self._lock:
+            self._ends.clear()
             for node in self.trie:  # the least recently used first, ends of prefixes before their beginnings
                 if node.used < before and not node.children and not node.pins and self._idle(node):
                     self._free(self.trie.remove(node))
@@ -686,6 +708,7 @@ class KVStore:
     def _cancel(self, names: set[bytes]) -> None:
         """Let no run with one of these blocks be written, nor what was read before enter memory. Lock held."""
         self._erasures += 1
+        self._ends.clear()
         for one in self._waiting:
             one.gone = one.gone or not names.isdisjoint(one.names)
 
@@ -705,6 +728,11 @@ class KVStore:
     def _names(self, tenant: str, ids: Ids, apart: str, last: int = 1) -> list[bytes]:
         """Return the names of the full blocks of all but the last ids."""
         return names_of(root_of(tenant, apart), ids[: max(len(ids) - last, 0)], self.block)
+
+    @staticmethod
+    def _end_name(tenant: str, ids: Ids, apart: str) -> bytes:
+        """Return the name of all ids of a session."""
+        return names_of(root_of(tenant, apart), ids, max(len(ids), 1))[-1] if len(ids) else b""
 
     def _held(self, names: Sequence[bytes], bound: Bound | float) -> list[Node]:
         """Return the nodes of a prefix that serve a bound, held, on the device as far as it has room. Lock held."""

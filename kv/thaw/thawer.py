@@ -31,6 +31,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -429,7 +430,7 @@ class Thawer:
             request.cache = join(found.pieces, self.target.model.config) if found.tokens else None
         except torch.OutOfMemoryError as exc:
             raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
-        request.hot = request.ran = found.tokens
+        request.hot, request.ran, request.logits = found.tokens, found.tokens, found.logits
         request.at = max(int(np.searchsorted(cuts, found.tokens, "right")) - 1, 0)
         request.kl = max(map(loss, found.forms), default=0.0)
         request.kl_recall = max(map(recall_loss, found.forms), default=0.0)
@@ -536,11 +537,12 @@ class Thawer:
         import torch
 
         cache, ids = request.cache, request.target_tokens.ids
-        if self.hot is None or cache is None or request.lossy or not can_cut(cache):
+        if self.hot is None or cache is None or request.lossy or request.hot == len(ids) or not can_cut(cache):
             return
         mass = None if request.watch is None else request.watch.mass(request.place, len(ids))
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
-            self.hot.keep(request.version.tenant, ids, lambda start, stop: cut(cache, start, stop), mass)
+            offered = partial(cut, cache)
+            self.hot.keep(request.version.tenant, ids, offered, mass, logits=request.logits)
 
 
 def _ids_name(version: Version) -> bytes:
