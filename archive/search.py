@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 TOGETHER = 64  # versions that are decoded side by side, at most
 PIECE = 1 << 20  # bytes of a text without a conversation that are looked at together
 BEFORE, AROUND = 40, 120  # characters of a line before what was found, and in all
+PLACES = 64  # where words are in a turn, looked at for its line
 LONGEST = 32  # characters of a word in an index
 PHRASE = re.compile(r'"([^"]+)"|(\S+)')
-SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
+SIGNS = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
+)
 WORD = re.compile(rf"[{SIGNS}]|[^\W_{SIGNS}]+")
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[@-~]")  # of a terminal
 
@@ -53,7 +56,7 @@ class SearchHit:
         turn: its number, as `pltz show --all` has it; 0 where there is none, or a log is a `LongText`.
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
-        line: what is around the first word, on one line.
+        line: what is around the words, on one line: the first that has most of them.
         score: how often the words are there, in proportion to the turn: more is better.
     """
 
@@ -98,7 +101,9 @@ class SearchQuery:
     def __post_init__(self) -> None:
         phrases = [quoted or alone for quoted, alone in PHRASE.findall(self.words)]
         if not self.words.strip() or not (self.regex or all(map(words_of, map(folded, phrases)))):
-            raise UsageError(f"name the words to search for; of signs alone, as a regular expression: {self.words!r}")
+            raise UsageError(
+                f"name the words to search for; of signs alone, as a regular expression: {self.words!r}"
+            )
         try:
             pattern = unicodedata.normalize("NFC", self.words)
             found = [re.compile(pattern, re.IGNORECASE)] if self.regex else map(_pattern, phrases)
@@ -114,7 +119,11 @@ class SearchQuery:
             phrase = quoted or alone
             words = [f'"{word[:LONGEST]}"' for word in words_of(folded(phrase))]
             found += [*words[:-1], f"{words[-1]}*" if phrase.endswith("*") else words[-1]]
-        marks = (_mark(key, value) for key, value in (("role", self.role), ("tool", self.tool)) if value is not None)
+        marks = (
+            _mark(key, value)
+            for key, value in (("role", self.role), ("tool", self.tool))
+            if value is not None
+        )
         return " AND ".join([*found, *(f'"{one}"' for one in marks)])
 
     def hits(self, version: Version, session: Session) -> Iterator[SearchHit]:
@@ -140,21 +149,28 @@ class SearchQuery:
             return None
         if self.tool is not None and self.tool not in [name for name, _ in turn.calls]:
             return None
-        text = said(turn)
-        looked = text if self.regex else folded(text)
-        first = [pattern.search(looked) for pattern in self.patterns]
-        if not all(first):
+        text, fold = said(turn), str if self.regex else folded
+        looked = fold(text)
+        places = [[found.start() for found in pattern.finditer(looked)] for pattern in self.patterns]
+        if not all(places):
             return None
-        times = sum(1 for pattern in self.patterns for _ in pattern.finditer(looked))
-        place = min(one.start() for one in first if one)
-        begin = max(text.rfind("\n", 0, place) + 1, place - BEFORE)
-        line = " ".join(text[begin : begin + AROUND].split("\n", 1)[0].split())
+        times = sum(map(len, places))
+        lines = [_around(text, place) for place in sorted(itertools.chain(*places))[:PLACES]]
+        line = max(lines, key=lambda line: sum(bool(pattern.search(fold(line))) for pattern in self.patterns))
         return line, times / (times + 1 + len(text) / 2000)
+
+
+def _around(text: str, place: int) -> str:
+    """Return what is around a place, on one line."""
+    begin = max(text.rfind("\n", 0, place) + 1, place - BEFORE)
+    return " ".join(text[begin : begin + AROUND].split("\n", 1)[0].split())
 
 
 def said(turn: ConversationTurn) -> str:
     """Return all that was said in a turn, and the calls of tools."""
-    text = "\n".join([turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)])
+    text = "\n".join(
+        [turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)]
+    )
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ class User(Sandbox):
         self._done = 0
         self.bash(BLOCKS["sh"].code)
 
-    def hook(self, command: str, event: dict[str, object] | None = None) -> str:
+    def hook(self, command: str, event: Mapping[str, object] | None = None) -> str:
         """Run a command as an agent does, with an event on stdin, and return what pltz said once it has ended."""
         self.bash(f"printf %s {shlex.quote(json.dumps(event))} | {command}")
         self._done += 1
@@ -110,7 +110,7 @@ def test_notify_of_codex_keeps_the_rollout_of_its_thread(path: str, tmp_path: Pa
     }
     line = json.dumps({"timestamp": meta["timestamp"], "type": "response_item", "payload": said}) + "\n"
     rollout.write_text(json.dumps(meta) + "\n" + line)
-    event = {
+    event: dict[str, object] = {
         "type": "agent-turn-complete",
         "thread-id": UUID,
         "turn-id": "1",

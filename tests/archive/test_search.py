@@ -78,7 +78,9 @@ def test_each_agent_is_searched_the_newest_first(cold: Archive) -> None:
         ("red", {}, [("signs", "text")]),  # in colour
     ],
 )
-def test_what_is_found(cold: Archive, words: str, how: dict[str, Any], wanted: list[Any], *, scan: bool) -> None:
+def test_what_is_found(
+    cold: Archive, words: str, how: dict[str, Any], wanted: list[Any], *, scan: bool
+) -> None:
     assert found(cold, words, scan=scan, **how) == wanted
 
 
@@ -87,6 +89,13 @@ def test_a_hit_says_where_it_is(cold: Archive) -> None:
     assert (hit.tenant, hit.part, hit.turn, hit.agent) == ("default", "agents/a", 1, "chat")
     [hit] = cold.search("costs")
     assert (hit.turn, hit.agent, hit.line) == (0, "", "the \x1b[2Jbell costs 7")
+
+
+def test_the_line_of_a_hit_has_most_of_the_words(tmp_path: Path) -> None:
+    with Archive.open(tmp_path / "cold", create=True) as cold:
+        cold.put("a", "a bell\nthe price of it\nthe price of the BELL\na price, a bell")
+        [hit] = cold.search("bell price")
+    assert hit.line == "the price of the BELL"
 
 
 def test_all_that_is_looked_at_is_counted(cold: Archive) -> None:

@@ -18,7 +18,12 @@ from tests.datasets.test_pages import HOSTILE
 
 pytestmark = pytest.mark.usefixtures("place")
 LONG = "\n".join(f"line {n}" for n in range(30))
-EDIT = {"type": "tool_use", "id": "t", "name": "Edit", "input": {"path": "a.py", "old_string": "1", "new_string": "2"}}
+EDIT = {
+    "type": "tool_use",
+    "id": "t",
+    "name": "Edit",
+    "input": {"path": "a.py", "old_string": "1", "new_string": "2"},
+}
 CHAT = [
     {"role": "user", "content": "Zwölf 🥊", "timestamp": "2026-01-05T09:00:00Z"},
     {"role": "assistant", "content": [{"type": "text", "text": "I edit."}, EDIT]},
@@ -33,7 +38,10 @@ def place(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sessions["text"] = "hello\x1b[2J\nthere"
     with Archive.open(tmp_path / "cold", create=True) as cold:
         for number, text in enumerate(HOSTILE):
-            sessions[f"hostile/{number}"] = [{"role": "user", "content": text}, {"role": text, "content": "x"}]
+            sessions[f"hostile/{number}"] = [
+                {"role": "user", "content": text},
+                {"role": text, "content": "x"},
+            ]
         list(cold.put_many([PutRequest(name, session) for name, session in sessions.items()]))
         cold.put("chat", [{"role": "user", "content": "a sub-agent"}], part="agents/a")
     monkeypatch.setenv("PLTZ_ARCHIVE", str(tmp_path / "cold"))
@@ -53,13 +61,16 @@ def test_who_and_when_with_tools_folded(run: Run) -> None:
     assert run("show", "chat", "--part", "agents/a").stdout == "\n1  user\na sub-agent\n"
 
 
-@pytest.mark.parametrize(("asked", "numbers"), [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("9..", [])])
+NUMBERED = [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("2", [2]), ("9..", [])]
+
+
+@pytest.mark.parametrize(("asked", "numbers"), NUMBERED)
 def test_turns_are_chosen_by_number(run: Run, asked: str, numbers: list[int]) -> None:
     [found] = lines(run("show", "chat", "--turns", asked, "--json"))
     assert [turn["turn"] for turn in found["turns"]] == numbers and found["messages"] == 4
 
 
-@pytest.mark.parametrize("asked", ["2", "a..b", "0..2", "-1..2", "1..2..3", "..²"])
+@pytest.mark.parametrize("asked", ["", "0", "a..b", "0..2", "-1..2", "1..2..3", "..²"])
 def test_turns_that_are_no_range_are_refused(run: Run, asked: str) -> None:
     assert run("show", "chat", "--turns", asked).exit_code == 2
 
