@@ -13,13 +13,15 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec import PltzError
 from pltz.serving.server.errors import Refused, failure
 from pltz.serving.server.service import Done, Piece, Reply
 from pltz.serving.server.sessions import PATIENCE
+from pltz.serving.server.tools import CallReader
 
 if TYPE_CHECKING:
     from pltz.models import Target
@@ -28,11 +30,15 @@ BROKEN = "\ufffd"  # a part of a character
 
 
 class Answer:
-    """The replies to one request. ``chat``: of a chat completion. ``model``: its name."""
+    """The replies to one request. ``chat``: of a chat completion. ``model``: its name. ``tools``: their names."""
 
-    def __init__(self, chat: bool, model: str, target: Target, replies: Sequence[Reply]) -> None:
+    def __init__(
+        self, chat: bool, model: str, target: Target, replies: Sequence[Reply], tools: Collection[str] = ()
+    ) -> None:
         self._chat, self._target, self._replies = chat, target, replies
         self._pieces: list[list[Piece]] = [[] for _ in replies]
+        self._readers = [CallReader(tools) for _ in replies]
+        self._calls: list[list[dict[str, Any]]] = [[] for _ in replies]
         self._shown = [0] * len(replies)  # characters of each that were told of
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -59,9 +65,16 @@ class Answer:
             if isinstance(found, PltzError):
                 raise found
             if isinstance(found, Piece):
+                found = replace(found, text=self._readers[number].add(found.text))
                 self._pieces[number].append(found)
             else:
                 left -= 1
+                text, self._calls[number] = self._readers[number].end()
+                if text:
+                    self._pieces[number].append(Piece(text))
+                    yield number, Piece(text)
+                if self._calls[number] and found.reason == "stop":
+                    found = self._replies[number].done = replace(found, reason="tool_calls")
             yield number, found
 
     def close(self) -> None:
@@ -74,7 +87,10 @@ class Answer:
         choices = []
         for number, (pieces, reply) in enumerate(zip(self._pieces, self._replies, strict=True)):
             text = "".join(piece.text for piece in pieces)
-            said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if self._calls[number]:
+                message |= {"content": text or None, "tool_calls": self._calls[number]}
+            said = {"message": message} if self._chat else {"text": text}
             told = self._told(number, pieces)
             assert reply.done is not None
             choices.append({"index": number, **said, "logprobs": told, "finish_reason": reply.done.reason})
@@ -89,6 +105,8 @@ class Answer:
         try:
             async for number, found in self.pieces():
                 if isinstance(found, Done):
+                    for index, call in enumerate(self._calls[number]):
+                        yield self._event(number, {"tool_calls": [{"index": index, **call}]})
                     yield self._event(number, {}, reason=found.reason, more=self._session())
                 elif found.text or found.tokens:
                     yield self._event(number, {"content": found.text}, self._told(number, [found]))
@@ -147,7 +165,7 @@ class Answer:
     def _event(
         self,
         number: int,
-        delta: dict[str, str],
+        delta: dict[str, Any],
         told: dict[str, Any] | None = None,
         *,
         reason: str | None = None,

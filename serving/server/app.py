@@ -122,7 +122,7 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
     named = None if header is None else name_of(header)
     ask = Ask.of(await body_of(request), chat=chat, model=service.name, session=named)
     replies = await service.open(ask)
-    answer = Answer(chat, service.name, service.target, replies)
+    answer = Answer(chat, service.name, service.target, replies, [one["function"]["name"] for one in ask.tools])
     if ask.stream:
         return EventStream(answer, ask.usage)
     looked = time.monotonic()

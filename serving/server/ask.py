@@ -8,6 +8,7 @@ A field that would change the answer and is not known here is refused, not ignor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,18 +20,19 @@ NAME = 128  # characters of a session's name
 STOPS, STOP = 4, 64  # stop strings, characters of each
 ANSWERS = 16  # to one request
 BIASED = 1024  # ids with a bias
-ROLES = ("system", "developer", "user", "assistant")
+TOOLS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that this server reads, and those of OpenAI's API that leave the answer as it is.
 TAKEN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop",
     "stream", "stream_options", "session", "append", "session_tokens",
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "parallel_tool_calls", "prediction",
-    "n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "logit_bias",
+    "n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "logit_bias", "tools",
 }  # fmt: skip
 # Fields that are taken only with a value that changes nothing, the last of them of other servers.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
+    "best_of": (1,), "echo": (False,), "suffix": ("",), "tool_choice": ("none", "auto"),
     "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "store": (False,), "verbosity": ("medium",), "service_tier": ("auto", "default"),
     "reasoning_effort": ("none",),
@@ -42,14 +44,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 class Ask:
     """A checked request.
 
-    ``prompt``: text or ids of a completion, None for a chat. ``messages``: of a chat. ``limit``: new tokens at most;
-    None where nothing is asked for. ``session``: None for a request that stands alone. ``append``: whether the prompt
-    goes after the session's tokens, or takes their place. ``session_tokens``: that the client thinks it has.
-    ``answers``: drawn, each on its own. ``top``: likeliest tokens to tell of beside each; None tells of none.
+    ``prompt``: text or ids of a completion, None for a chat. ``messages``: of a chat. ``tools``: that it may call, as
+    they were given. ``limit``: new tokens at most; None where nothing is asked for. ``session``: None for a request
+    that stands alone. ``append``: whether the prompt goes after the session's tokens, or takes their place.
+    ``session_tokens``: that the client thinks it has. ``answers``: drawn, each on its own. ``top``: likeliest tokens to
+    tell of beside each; None tells of none.
     """
 
     prompt: str | tuple[int, ...] | None
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]
     limit: int | None
     temperature: float
     top_p: float
@@ -85,6 +89,7 @@ class Ask:
         found = cls(
             prompt=None if chat else _prompt(body.get("prompt")),
             messages=messages_of(body.get("messages")) if chat else (),
+            tools=() if body.get("tool_choice") == "none" else _tools(body.get("tools"), chat),
             limit=limit,
             temperature=_number(body, "temperature", float, 1.0),
             top_p=_number(body, "top_p", float, 1.0),
@@ -127,28 +132,65 @@ def name_of(name: Any) -> str:
     return name
 
 
-def messages_of(messages: Any) -> tuple[dict[str, str], ...]:
-    """Return the messages of a chat, each with role and content. Raises Refused for all that is not text."""
+def messages_of(messages: Any) -> tuple[dict[str, Any], ...]:
+    """Return the messages of a chat, as templates take them: role, content, calls of tools, and whose result it is.
+
+    Raises Refused for all that is not text.
+    """
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "expected a list of messages, at least one")
-    found = []
+    found: list[dict[str, Any]] = []
+    called: dict[Any, str] = {}
     for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
             raise Refused(400, f"message {number}: expected a role of {', '.join(ROLES)}")
-        content = message.get("content")
+        more: dict[str, Any] = {}
+        if role == "tool":  # some templates want the name of what was called
+            of = message.get("tool_call_id")
+            if not isinstance(of, str | None):
+                raise Refused(400, f"message {number}: expected tool_call_id as text")
+            more = {"tool_call_id": of, "name": message.get("name") or called.get(of) or "tool"}
+        if role == "assistant" and message.get("tool_calls"):
+            more = {"tool_calls": _calls(message["tool_calls"], number)}
+            called |= {call["id"]: call["function"]["name"] for call in more["tool_calls"]}
+        content = message.get("content") or ("" if "tool_calls" in more else message.get("content"))
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         texts = [
             part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts
         ]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise Refused(400, f"message {number}: expected text as content")
-        if set(message) - {"role", "content", "name", "refusal"} and any(
-            message[key] for key in set(message) - {"role", "content", "name", "refusal"}
-        ):
-            raise Refused(400, f"message {number}: expected role and content alone")
-        found.append({"role": role, "content": "".join(map(str, texts))})
+        if others := [key for key in set(message) - {"role", "content", "name", "refusal", *more} if message[key]]:
+            raise Refused(400, f"message {number}: {min(others)[:NAME]} is not supported here: leave it out")
+        found.append({"role": role, "content": "".join(map(str, texts)), **more})
     return tuple(found)
+
+
+def _calls(calls: Any, number: int) -> list[dict[str, Any]]:
+    """Return calls of tools with their arguments as objects, for templates that write them as JSON."""
+    found = []
+    call: Any
+    for call in calls if isinstance(calls, list) else [None]:
+        try:
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"] or "{}")
+        except (KeyError, TypeError, ValueError, RecursionError):
+            name = arguments = None
+        if not isinstance(name, str) or not isinstance(arguments, dict) or not isinstance(call.get("id"), str | None):
+            raise Refused(400, f"message {number}: expected tool_calls of functions, with their arguments as JSON")
+        found.append({"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}})
+    return found
+
+
+def _tools(tools: Any, chat: bool) -> tuple[dict[str, Any], ...]:
+    """Return the tools of a chat. Raises Refused for what is no function with a name."""
+    names = [
+        one["function"].get("name") if isinstance(one, dict) and isinstance(one.get("function"), dict) else None
+        for one in (tools if isinstance(tools, list) else () if tools is None else [None])
+    ]
+    if not all(isinstance(name, str) and name for name in names) or len(names) > TOOLS or (names and not chat):
+        raise Refused(400, f"expected at most {TOOLS} tools of a chat, each a function with a name")
+    return tuple(tools or ())
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:

@@ -6,7 +6,7 @@ A piece never ends inside of a character, and never shows the beginning of a sto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec import ContentError
 
@@ -66,28 +66,58 @@ class ReplyText:
         return text[: len(text) - held]
 
 
-def chat_ids(target: Target, messages: Sequence[dict[str, str]], before: Sequence[int]) -> list[int]:
+def chat_ids(
+    target: Target,
+    messages: Sequence[dict[str, Any]],
+    before: Sequence[int],
+    tools: Sequence[dict[str, Any]] = (),
+    system: str = "",
+) -> list[int]:
     """Return the ids that messages add after ``before``, the ids of a chat up to a reply; all ids where it is empty.
 
-    After a reply they are what the template writes after a former answer. Raises ContentError where it writes none,
-    and the errors of `Target.render`.
+    After a reply they are what the template writes after a former answer. ``tools``, ``system``: that a chat begins
+    with, or that ``before`` began with.
+
+    Raises ContentError where the template writes nothing there, where it writes no tools, and where the chat began
+    without them; and the errors of `Target.render`.
     """
+    head = [{"role": "system", "content": system}] if system else []
+    if tools and not all(tool["function"]["name"] in "\n".join(_head_lines(target, (), tools)) for tool in tools):
+        raise ContentError("this model's chat template writes no tools: leave them out")
     if not len(before):
-        return target.render(list(messages), add_generation_prompt=True)
-    if not getattr(target.tokenizer, "chat_template", None):
-        raise ContentError("this model has no chat template: use completions")
+        chat = {"messages": [*head, *messages], "tools": list(tools) or None}
+        return target.render(chat, add_generation_prompt=True)
+    if tools or system:
+        begun = target.tokenizer.decode(list(before), clean_up_tokenization_spaces=False)
+        heads = [head] if system else [[], [{"role": "system", "content": FORMER[1]}]]
+        if not any(all(line in begun for line in _head_lines(target, one, tools)) for one in heads):
+            raise ContentError("this session began with other instructions or tools: leave these out, or begin anew")
     former = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), FORMER, strict=True)]
-    try:
-        text = target.tokenizer.apply_chat_template(
-            [*former, *messages], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as exc:  # a template can raise any error of its author or of jinja
-        raise ContentError(f"the target's chat template refuses these messages ({exc})") from exc
-    _, found, rest = str(text).partition(FORMER[1])
+    text = _written(target, [*former, *messages], tools, add_generation_prompt=True)
+    _, found, rest = text.partition(FORMER[1])
     if not found:
         raise ContentError('this chat template does not continue a chat: send all messages, with "append": false')
     ids = target.tokenize(rest)
     return ids[1:] if before[-1] in target.eos_ids and ids[:1] == [before[-1]] else ids
+
+
+def _head_lines(target: Target, head: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the lines that tools and instructions add before the first message of a chat. Raises ContentError."""
+    user = {"role": "user", "content": FORMER[0]}
+    texts = _written(target, [*head, user], tools), _written(target, [user], ())
+    own, bare = ({line.strip() for line in text.partition(FORMER[0])[0].splitlines()} for text in texts)
+    return {line for line in own - bare if FORMER[1] not in line}
+
+
+def _written(target: Target, chat: list[dict[str, Any]], tools: Sequence[dict[str, Any]], **options: Any) -> str:
+    """Return a chat as the template writes it. Raises ContentError."""
+    if not getattr(target.tokenizer, "chat_template", None):
+        raise ContentError("this model has no chat template: use completions")
+    try:
+        text = target.tokenizer.apply_chat_template(chat, tools=list(tools) or None, tokenize=False, **options)
+    except Exception as exc:  # a template can raise any error of its author or of jinja
+        raise ContentError(f"the target's chat template refuses these messages ({exc})") from exc
+    return str(text)
 
 
 def prompt_ids(target: Target, prompt: str | Sequence[int]) -> list[int]:

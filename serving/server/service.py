@@ -249,7 +249,7 @@ class Service:
         """Return all ids that the model is to see, tokenized in a thread: other clients do not wait for that."""
         loop = asyncio.get_running_loop()
         if ask.prompt is None:
-            new = await loop.run_in_executor(self._texts, chat_ids, self.target, ask.messages, before)
+            new = await loop.run_in_executor(self._texts, chat_ids, self.target, ask.messages, before, ask.tools)
         else:
             new = await loop.run_in_executor(self._texts, prompt_ids, self.target, ask.prompt)
         return [*before, *new]
