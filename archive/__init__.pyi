@@ -16,6 +16,7 @@ from pltz.archive.errors import (
     Fenced as Fenced,
     LostError as LostError,
     NotFound as NotFound,
+    OnHold as OnHold,
     StaysErased as StaysErased,
     StoreError as StoreError,
     is_full as is_full,

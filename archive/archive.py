@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from pltz.archive import arguments, opener
+from pltz.archive.author import Author
 from pltz.archive.catalog import stat
 from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.freshness import Token, token_of
@@ -75,6 +76,7 @@ from pltz.plt_codec.errors import ContentError, UsageError, refusing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pltz.archive.catalog.holds import LegalHold
     from pltz.archive.catalog.lookup import Blocks, Version, VersionName
     from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.collect import Collected
@@ -224,6 +226,8 @@ class Archive:
         model_ids: bool | None = None,
         merge_turns: bool = True,
         max_age: float = 0.0,
+        actor: str | None = None,
+        reason: str | None = None,
     ) -> Archive:
         """Open an archive, or make one.
 
@@ -244,6 +248,8 @@ class Archive:
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
                 had acknowledged before. More saves a look at the store per call. What was erased is refused at once.
+            actor, reason: who makes changes through this object, and why, for holds. Without an actor the system's user
+                and host.
 
         Raises:
             UsageError: there is no archive, a key is given for one that is not sealed, or more than one key is given.
@@ -265,8 +271,11 @@ class Archive:
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
         age = arguments.seconds(max_age=max_age)
+        arguments.text_or_none(actor=actor, reason=reason)
+        author = Author.of(actor, reason)
         opened = opener.open_or_create(place, key=key) if create else opener.open_at(place, key=key)
         opened.catalog.max_age = age
+        opened.catalog.author = author
         return cls(
             opened,
             name=os.fspath(place),
@@ -919,6 +928,7 @@ class Archive:
         Raises:
             NotFound: there is no such session or version; none was forgotten.
             LostError: some of its versions are damaged or gone; none was forgotten. One of those left can be named.
+            OnHold: a hold keeps one of them; none was forgotten.
             ArchiveError: damage may hide it.
             StoreError, WriterFailed, Fenced: as `put`.
 
@@ -943,7 +953,8 @@ class Archive:
     ) -> tuple[SessionVersion, ...]:
         """Forget the versions that a policy does not keep, and return them, oldest first within a session.
 
-        A session of which damage may hide versions is refused where it is named, and else left as it is.
+        A session of which damage may hide versions, and a version that is held, is refused where it is named, and else
+        left as it is.
 
         Args:
             policy: rules that keep versions.
@@ -963,7 +974,8 @@ class Archive:
                 versions = self._choose(named, tenant or "default", None, None, forgotten=False)
             else:
                 versions = self.directory.whole_histories(tenant)
-            return expired(versions, policy, self.parts.store.now(), self.parts.catalog.lookup.chain)
+            gone = expired(versions, policy, self.parts.store.now(), self.parts.catalog.lookup.chain)
+            return gone if named else [v for v in gone if not self.parts.catalog.holds.on_version(v)]
 
         return _marked(self._mark(choose, FORGET, dry_run=dry_run), forgotten=not dry_run)
 
@@ -1010,6 +1022,7 @@ class Archive:
             UsageError: the archive is not sealed, was opened without its key, or the arguments name nothing or two
                 things.
             NotFound: there is no such session, tenant or base, or it was erased.
+            OnHold: a hold keeps something of it.
             ArchiveError: sessions stand on the base, or damage hides which segments other sessions share.
             Fenced, StoreError: another erase ran at the same time, or the store failed.
         """
@@ -1029,6 +1042,59 @@ class Archive:
             if name is not None:
                 return eraser.session(tenant or "", name, dry_run=dry_run)
             return eraser.tenant(tenant or "", dry_run=dry_run)
+
+    def hold(
+        self, name: str | None = None, *, tenant: str | None = None, tag: tuple[str, str] | None = None
+    ) -> LegalHold:
+        """Hold a session, what has a tag, or all of a tenant: nothing of it is forgotten, freed or erased any more.
+
+        What is put later counts too, and what was forgotten and is there still. Expiry leaves it as it is.
+
+        Args:
+            name: a session of the tenant, by default of "default".
+            tenant: without name and tag all of it is held, and what is under its salts.
+            tag: key and value, within the tenant or, without one, of all tenants.
+
+        Raises:
+            UsageError: both a name and a tag are given, or nothing.
+            NotFound: there is no such session.
+            KeyMismatch: the archive is sealed and was opened without its key.
+            StoreError, WriterFailed: as `put`.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True, actor="alice", reason="case 7")
+        ...     _ = cold.put("a", "one")
+        ...     held = cold.hold("a")
+        ...     try:
+        ...         _ = cold.forget("a")
+        ...     except pltz.ArchiveError as error:
+        ...         print(type(error).__name__, error.hold.actor, error.hold.reason)
+        ...     _ = cold.release(held.id)
+        ...     len(cold.forget("a"))
+        OnHold alice case 7
+        1
+        """
+        arguments.text_or_none(name=name, tenant=tenant)
+        catalog, of = self.parts.catalog, "default" if name is not None and tenant is None else tenant
+        catalog.look()
+        if name is not None:
+            self._versions(name, of or "default")
+        return catalog.holds.place(catalog.author, tenant=of, name=name, tag=tag)
+
+    def release(self, hold: bytes) -> LegalHold:
+        """Release a hold by its id, of which the first bytes are enough, and return it.
+
+        Raises NotFound where there is none, UsageError where the bytes name several, KeyMismatch, StoreError,
+        WriterFailed.
+        """
+        self.parts.catalog.look()
+        return self.parts.catalog.holds.release(hold)
+
+    def holds(self) -> tuple[LegalHold, ...]:
+        """Return the holds in force, the oldest first. Raises KeyMismatch without the key, StoreError."""
+        self.parts.catalog.look()
+        return tuple(self.parts.catalog.holds.all())
 
     def was_erased(self, name: str, *, tenant: str = "default", salt: str | bytes | None = None) -> bool:
         """Return whether a session was erased by its name, so that a put of it is refused (StaysErased).

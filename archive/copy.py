@@ -9,7 +9,8 @@ archive has segment ids of its own; there the leaf's id is computed from the dec
 is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and
 compared token by token before it is reported.
 
-A version that a collector moves is looked up again. A version erased since it was listed is skipped and
+A hold on what is copied is placed in the other archive too, before anything of it is there, with its time, actor and
+reason. A version that a collector moves is looked up again. A version erased since it was listed is skipped and
 reported, and so is one of a session that the other archive erased.
 """
 
@@ -24,6 +25,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from pltz.archive.author import Author
+from pltz.archive.catalog.holds import LegalHold
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
@@ -77,6 +80,7 @@ def copy(
         ArchiveError: a copy does not read back.
     """
     to.catalog.refresh()  # once: `put` finds versions put there meanwhile
+    holds = source.catalog.holds.all() if source.catalog.holds.rows else []
     batch: list[tuple[Tower, NewSession]] = []
     names: set[tuple[str, str, str]] = set()
     tokens = 0
@@ -87,6 +91,8 @@ def copy(
         for version in (buried := [v for v in some if to.keys.buried(to.keys.domain(TENANT, v.tenant), v.name)]):
             yield Copied(version, False, None, erased=True)
         some = [v for v in some if v not in buried]
+        if not dry_run:
+            holds = _carried(holds, some, to)
         there = _there(source, some, to)
         if there:
             to.store.settle(MANIFEST)  # its writer may be between link and fsync
@@ -108,6 +114,18 @@ def copy(
             tokens += len(tower.tokens)
     if batch:
         yield from _commit(batch, to)
+
+
+def _carried(holds: Sequence[LegalHold], versions: Sequence[Version], to: OpenArchive) -> list[LegalHold]:
+    """Place those of some holds on versions in the other archive that it has not; return the others."""
+    left = list[LegalHold]()
+    for hold in holds:
+        if not any(hold.covers(v.tenant, v.name, [v.tags]) for v in versions):
+            left.append(hold)
+        elif hold[1:] not in [known[1:] for known in to.catalog.holds.all()]:
+            author = Author(hold.actor, hold.reason)
+            to.catalog.holds.place(author, tenant=hold.tenant, name=hold.name, tag=hold.tag, time=hold.time)
+    return left
 
 
 def _each(versions: Iterable[Version]) -> Iterator[Version]:

@@ -7,6 +7,7 @@
     │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
     │   ├── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
     │   │   └── Outdated       7   what the look that decided relied on is condemned or gone; look and decide again
+    │   ├── OnHold             7   a hold keeps it: nothing was done; release the hold first
     │   ├── ManifestLost       7   the manifest is damaged or gone; repair makes it again
     │   └── RolledBack         7   the archive or its manifest is older than this machine knew it; run repair
     ├── NotFound               8   no such session, version or segment
@@ -27,6 +28,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 from pltz.plt_codec.errors import ContentError, CorruptError, MismatchError, PltzError
 
@@ -51,6 +53,14 @@ class WriterFailed(ArchiveError):
 
 class Fenced(ArchiveError):
     """A collector or keys went on while this writer worked, so nothing was acknowledged."""
+
+
+class OnHold(ArchiveError):
+    """A hold keeps what was to be forgotten or erased, so nothing was done. ``hold``: a `holds.LegalHold`."""
+
+    def __init__(self, message: str, hold: Any) -> None:
+        super().__init__(message)
+        self.hold = hold
 
 
 class Outdated(Fenced):

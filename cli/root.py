@@ -8,6 +8,7 @@ from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
+    "hold": "pltz.cli.archive.hold:hold",
     "show": "pltz.cli.show:show",
     "search": "pltz.cli.search:search",
     "resume": "pltz.cli.resume:resume",
@@ -21,7 +22,7 @@ COMMANDS = {
     "doctor": "pltz.cli.doctor:doctor",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "live", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "hold", "live", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor"),

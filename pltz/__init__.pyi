@@ -24,6 +24,7 @@ from pltz.archive.errors import (
     MissingKeys as MissingKeys,
     MissingPack as MissingPack,
     NotFound as NotFound,
+    OnHold as OnHold,
     Outdated as Outdated,
     RolledBack as RolledBack,
     StaysErased as StaysErased,

@@ -69,7 +69,7 @@ WINGS = {
         "session_file",
     ),
     "archive": (
-        "errors humanize arguments work_part",
+        "errors humanize arguments author work_part",
         "format",
         "storage",
         "encryption",

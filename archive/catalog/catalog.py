@@ -1,8 +1,9 @@
-"""The catalogue: one process's sight of an archive, in three parts.
+"""The catalogue: one process's sight of an archive, in four parts.
 
     listing     which packs and indexes there are, and what is condemned
     lookup      where the record of a segment, session or version lies
     damage      the state of each pack, and what damage may hide
+    holds       what may not be forgotten, freed or erased
 
 The rule of freshness is `Catalog.look`. Every call that reads begins with it, so it sees all that any process had
 acknowledged ``max_age`` seconds before, and with 0 all that was acknowledged before the call.
@@ -17,7 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from pltz.archive.author import Author
 from pltz.archive.catalog.damage import DamageReport
+from pltz.archive.catalog.holds import Holds
 from pltz.archive.catalog.listing import ATTEMPTS, Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.losses import Loss
@@ -51,6 +54,7 @@ class Catalog:
         self._keyring = self.keys if isinstance(self.keys, Keyring) else None
         self._key_check = self._keyring.key_check if self._keyring else None
         self.max_age = 0.0
+        self.author = Author.of(None, None)
         self._held = 0  # calls that look as one
         self._empty(unused)
 
@@ -60,6 +64,7 @@ class Catalog:
         self.listing = Listing(self.store, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
+        self.holds = Holds(self.listing, self.keys)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
 
     def renew(self, unused: Iterable[str] = ()) -> None:

@@ -43,6 +43,7 @@ class Keyring:
         self._master = self._open_master(secret)
         self.folder.forget()
         self._wrap, self._names = subkey(self._master, b"pltz wrap"), subkey(self._master, b"pltz names")
+        self._notes = subkey(self._master, b"pltz notes")
         self._domains: dict[bytes, DomainKeys] = {}
         self._checked: set[bytes] = set()
         self._writable: dict[bytes, DomainKeys] = {}  # keys that were compared with the packs
@@ -208,6 +209,12 @@ class Keyring:
         reader = KeyReader(plain)
         name = reader.name()
         return self.domain_name(context), name, reader.rest()
+
+    def seal_note(self, note: bytes, about: bytes) -> bytes:
+        return seal(self._notes, note, [b"note", about])
+
+    def open_note(self, note: bytes, about: bytes) -> bytes:
+        return unseal(self._notes, note, [b"note", about], "a note")
 
     def gone(self, context: Context, identity: bytes) -> bool:
         try:

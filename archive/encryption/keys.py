@@ -197,6 +197,12 @@ class Encryption(Protocol):
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
         """Return tenant, name and `record.pack_about` of a stored session. Raises Erased, CorruptError."""
 
+    def seal_note(self, note: bytes, about: bytes) -> bytes:
+        """Return a note that people left in the archive, as it is stored beside ``about``. Raises KeyMismatch."""
+
+    def open_note(self, note: bytes, about: bytes) -> bytes:
+        """Undo `seal_note`. Raises CorruptError, KeyMismatch without the key."""
+
     def gone(self, context: Context, identity: bytes) -> bool:
         """Return whether the key of a segment or session was destroyed."""
 
@@ -251,6 +257,12 @@ class Plaintext:
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
         return self.domain_name(context), record.name or "", record.about
 
+    def seal_note(self, note: bytes, about: bytes) -> bytes:
+        return note
+
+    def open_note(self, note: bytes, about: bytes) -> bytes:
+        return note
+
     def gone(self, context: Context, identity: bytes) -> bool:
         return False
 
@@ -301,6 +313,14 @@ class LockedArchive(Plaintext):
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return int(part or "0", 16)
+
+    def seal_note(self, note: bytes, about: bytes) -> bytes:
+        """Raise KeyMismatch: notes need the key."""
+        raise _locked()
+
+    def open_note(self, note: bytes, about: bytes) -> bytes:
+        """Raise KeyMismatch: notes need the key."""
+        raise _locked()
 
     def cache_keys(self, domain: bytes) -> list[bytes]:
         """Raise KeyMismatch: there is no key."""

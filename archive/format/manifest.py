@@ -4,6 +4,7 @@
     condemned    named packs that nothing new may rely on, since when
     gone         packs that a collector took out, and whose files may be there still
     lost         packs that repair gave up
+    holds        what may not go (`hold.py`)
 
 A method that changes it returns another one. Packs stay the truth: a manifest that is lost is made again from them.
 """
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive.format.hold import Hold
 from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.settings import Settings
@@ -26,17 +28,18 @@ from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
 VERSION = 1
-HEADER = struct.Struct("<4sBB2s16sQ16s6I")  # magic, version, flags, reserved, archive, generation, random, six counts
+HEADER = struct.Struct("<4sBB2s16sQ16s7I")  # magic, version, flags, reserved, archive, generation, random, seven counts
 SEALED = 1  # flag
 LIST = struct.Struct("<16s16s")  # digest of a list, that of the index whose packs it is of
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
 LOST = struct.Struct("<16sQIQ16s")  # id, time, records, time of the acknowledgement, digest of the keys
+HOLD = struct.Struct("<I")  # bytes of a hold
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
 MAX_TIME = 1 << 62
 UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
-MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_LOST = 1 << 16, 4096, 1 << 17, 1 << 16
+MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_LOST, MOST_HOLDS = 1 << 16, 4096, 1 << 17, 1 << 16, 4096
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
 
 
@@ -83,6 +86,7 @@ class Manifest:
         gone: packs that a collector took out, and when, in seconds since 1970. An index may have them still.
         lost: packs that repair gave up. An index may have them still.
         lists: digest of each list of sessions, hex, and that of the index whose packs it is of.
+        holds: those in force, by id.
     """
 
     settings: Settings
@@ -94,11 +98,13 @@ class Manifest:
     gone: Mapping[bytes, int] = field(default_factory=dict)
     lost: Mapping[bytes, LostPack] = field(default_factory=dict)
     lists: Mapping[str, str] = field(default_factory=dict)
+    holds: Mapping[bytes, Hold] = field(default_factory=dict)
 
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        return self.settings, self.indexes, self.packs.keys(), self.condemned, self.gone, self.lost, self.lists
+        packs, over = self.packs.keys(), (self.condemned, self.gone, self.lost)
+        return self.settings, self.indexes, packs, *over, self.lists, self.holds.keys()
 
     def condemning(self, packs: Iterable[bytes], time: int) -> Manifest:
         """Return it with packs condemned since ``time``, seconds since 1970. Those condemned since earlier stay so."""
@@ -132,7 +138,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return its bytes."""
-        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.lists
+        tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.lists, self.holds
         sealed, archive = self.settings.sealed, self.settings.archive
         head = MAGIC, VERSION, SEALED * sealed, bytes(2), archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
@@ -146,6 +152,8 @@ class Manifest:
             missing = UNKNOWN if lost.missing is None else lost.missing
             parts.append(LOST.pack(name, lost.time, missing, lost.acknowledged, lost.keys))
         parts += [bytes.fromhex(name) + bytes.fromhex(index) for name, index in sorted(self.lists.items())]
+        for _, hold in sorted(self.holds.items()):
+            parts += [HOLD.pack(len(data := hold.encode())), data]
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -186,7 +194,7 @@ def _read(data: bytes) -> Manifest:
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
     if any(reserved) or flags > SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES
+    most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES, MOST_HOLDS
     if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
@@ -195,9 +203,13 @@ def _read(data: bytes) -> Manifest:
     condemned, gone = ([SINCE.unpack(cursor.take(SINCE.size)) for _ in range(count)] for count in counts[2:4])
     lost = [_lost(cursor.take(LOST.size)) for _ in range(counts[4])]
     lists = [LIST.unpack(cursor.take(LIST.size)) for _ in range(counts[5])]
+    holds = [Hold.decode(cursor.take(*HOLD.unpack(cursor.take(HOLD.size)))) for _ in range(counts[6])]
     names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost, lists))]
+    names.append([hold.id for hold in holds])
     if cursor.at != len(data) - SIZE or any(found != sorted(set(found)) for found in names):
         raise CorruptError("the manifest does not have the rows it claims, or names out of order: damaged")
+    if any(hold.archive != archive for hold in holds):
+        raise CorruptError("the manifest has a hold of another archive: damaged")
     if not {index.hex() for _, index in lists} <= set(indexes):
         raise CorruptError("the manifest has a list of an index that it does not name: damaged")
     named, over = {name for name, _ in rows}, {name for name, _ in (*gone, *lost)}
@@ -207,7 +219,8 @@ def _read(data: bytes) -> Manifest:
     settings = Settings(archive, bool(flags & SEALED))
     tables = dict(rows), dict(condemned), dict(gone), dict(lost)
     of_indexes = {name.hex(): index.hex() for name, index in lists}
-    return Manifest(settings, generation, random, frozenset(indexes), *tables, of_indexes)
+    held = {hold.id: hold for hold in holds}
+    return Manifest(settings, generation, random, frozenset(indexes), *tables, of_indexes, held)
 
 
 def _lost(data: bytes) -> tuple[bytes, LostPack]:

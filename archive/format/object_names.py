@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-PACKS, INDEXES, LISTS, PARITY, LOST = "packs", "index", "list", "parity", "lost"
+PACKS, INDEXES, LISTS, PARITY, LOST, HOLDS = "packs", "index", "list", "parity", "lost", "hold"
 MANIFEST, KEYS, DAMAGED, TEMPORARY = "manifest", "keys", "damaged", "tmp"
-FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, KEYS, MANIFEST, DAMAGED, TEMPORARY)
+FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, HOLDS, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
@@ -108,6 +108,20 @@ def lost_keys(digest: bytes) -> str:
     'lost/00000000000000000000000000000000'
     """
     return f"{LOST}/{digest.hex()}"
+
+
+def hold(identity: bytes) -> str:
+    """Return the name of a hold.
+
+    >>> hold(bytes(16))
+    'hold/00000000000000000000000000000000'
+    """
+    return f"{HOLDS}/{identity.hex()}"
+
+
+def holds_among(names: Iterable[str]) -> set[bytes]:
+    """Return the ids of the holds among the names in ``hold/``."""
+    return {bytes.fromhex(name) for name in names if _DIGEST.fullmatch(name)}
 
 
 class KeyFileName(NamedTuple):

@@ -2,8 +2,8 @@
 
 Spec: WRITING.md, "Collect".
 
-A forgotten version is live, with its tower, until its mark is older than the grace period. It does
-not matter when its pack was condemned.
+A forgotten version is live, with its tower, until its mark is older than the grace period, and as long as a hold keeps
+it. It does not matter when its pack was condemned.
 
 A run first finishes what earlier runs condemned. It copies live records that lie only in condemned packs, then finds
 every live record by reading it in a pack that stays. Other packs, which never change, are read once per run. The
@@ -67,6 +67,7 @@ FANOUT = 4  # a larger pack is merged only into one that is so many times its si
 LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed writer
 COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
 STOPS = "collecting stops and deletes nothing"
+HELD = "something was held or released meanwhile: collect again"
 GOING = "another collector is deleting what was condemned: collect again"
 PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where only that is live
 
@@ -97,6 +98,7 @@ class Collector:
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
         self._deleted = set[bytes]()  # packs whose files this run deleted
         self._keys = frozenset[str]()  # key files there were when the records of the census were read
+        self._holds = frozenset[bytes]()  # the same of holds in force
 
     def run(
         self,
@@ -289,6 +291,8 @@ class Collector:
         """
         if not (condemned <= manifest.condemned.keys() and staying <= self.catalog.listing.packs.keys()):
             raise Outdated(GOING)
+        if manifest.holds.keys() != self._holds:  # what was forgotten may be live again
+            raise Outdated(HELD)
         return manifest.taking_out(condemned, self.catalog.store.now())
 
     def _copy(self, census: LiveSet, packs: Collection[bytes] | None = None) -> int:
@@ -364,6 +368,9 @@ class Collector:
             self._census.drop(self._census.packs)
             self.catalog.keys.refresh()  # they are at least as new as this list
             self._keys = keys
+        if (holds := frozenset(self.catalog.holds.rows)) != self._holds:
+            self._census.drop(self._census.packs)
+            self._holds = holds
         unread = sorted(self.catalog.listing.packs.keys() - self._census.packs, key=self._age)
         for pack in unread:
             try:
@@ -398,7 +405,8 @@ class Collector:
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
         older = older_versions(item) if named else ()
-        census.add(item.location, r, version_of(item) if named else None, segment, older)
+        held = named and self.catalog.holds.keeps(item)
+        census.add(item.location, r, version_of(item) if named else None, segment, older, held=held)
 
     def _sweep(self) -> None:
         """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""

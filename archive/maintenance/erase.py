@@ -152,11 +152,13 @@ class Eraser:
         """Erase all sessions, segments and names of a tenant. Damage does not hinder it.
 
         Raises:
+            OnHold: something of it is held.
             NotFound: there is no such tenant, or it was erased.
             Fenced: something else of this tenant was erased at the same time.
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
+        self._want_free(tenant)
         if self.keys.key_check.fault(self.keys.domain(TENANT, tenant)):
             return self._give_up(TENANT, tenant, finished, dry_run)
         known = self._known(TENANT, tenant)
@@ -173,6 +175,7 @@ class Eraser:
             return self._receipt(erasure, known, finished, uses)
         none = frozenset[int]()
         gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=none, buried=none)
+        self._last_word(tenant)
         return self._receipt(erasure, known, finished, uses, [self._destroy(gone.following(), None, None, records)])
 
     def _whole(self, tenant: str, records: DomainRecords) -> tuple[int, list[BaseUse]]:
@@ -234,6 +237,8 @@ class Eraser:
         keys = DomainKeys(domain, generation, kind, *about, fresh, lineages=lineages)
         if dry_run:
             return self._receipt(erasure, keys, finished)
+        if kind == TENANT:
+            self._last_word(name)
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
         self.catalog.listing.publish(anew=True)
@@ -246,6 +251,7 @@ class Eraser:
         Raises:
             ArchiveError: packs are damaged or gone, so the segments shared with other sessions are unknown. Or others
                 are coded after this one by a bundle that the archive was not opened with.
+            OnHold: something of it is held.
             NotFound: there is no such session, or it was erased.
             Fenced: something else of this tenant was erased at the same time.
             StoreError: the store failed.
@@ -257,6 +263,7 @@ class Eraser:
     def _session(self, tenant: str, name: str, finished: _Finished, dry_run: bool) -> Erasure:
         """Do the work of `session`, but for what earlier erases left."""
         known = self._known(TENANT, tenant)
+        self._want_free(tenant, name)
         records = DomainRecords(self.catalog, known.domain)
         towers, dead, used = self._still(
             lambda: (self._towers(records, name), self._dead(records), self._used_by_others(records, name))
@@ -280,8 +287,29 @@ class Eraser:
         units = {own, *map(unit_of, going)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
         done, moved = self._without(begun, records, units, own)
+        self._last_word(tenant, name)
         destroyed = self._destroy(done, begun.since, units, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
+
+    def _want_free(self, tenant: str, name: str | None = None) -> None:
+        """Raise OnHold where something of a session is held, or without a name of a tenant.
+
+        Where damage or lost keys may hide versions with a tag that is held, they count as held.
+        """
+        holds = self.catalog.holds
+        if not holds.rows:
+            return
+        domain, lookup, tags = self.keys.domain(TENANT, tenant), self.catalog.lookup, list[Mapping[str, str]]()
+        with suppress(FormatError, ArchiveError):
+            versions = lookup.all_versions(domain) if name is None else lookup.versions(domain, name)
+            tags = [version.tags for version in versions]
+        if self.keys.key_check.fault(domain) or self.catalog.damage.hiding():
+            tags += [dict([hold.tag]) for hold in holds.all() if hold.tag]
+        holds.want_free(tenant, name, tags)
+
+    def _last_word(self, tenant: str, name: str | None = None) -> None:
+        """Swap a manifest without a hold on what goes: one that is placed later comes after. Raises OnHold."""
+        self.catalog.listing.publish(anew=True, fence=lambda: self._want_free(tenant, name))
 
     def _without(
         self, begun: DomainKeys, records: DomainRecords, units: set[int], session: int

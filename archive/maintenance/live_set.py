@@ -37,6 +37,7 @@ COLUMNS = {
     "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER, bits INTEGER",
     "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER",
     "marks": "at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER",
+    "held": "at INTEGER, id BLOB",
 }
 READ = "".join(f"CREATE TABLE read_{table} ({columns});" for table, columns in COLUMNS.items())
 OWN = ("grace", "packs", *COLUMNS, "passed_over", "choice", "segment", "version", "mark", "live_version", "live")
@@ -111,7 +112,7 @@ INSERT INTO mark SELECT id, verb, counter, first, stay FROM ({
     )
 }) WHERE id IN (SELECT id FROM version);
 CREATE TABLE live_version AS SELECT * FROM version WHERE id NOT IN (
-    SELECT id FROM mark JOIN grace WHERE verb = {FORGET} AND mark.time <= grace.time);
+    SELECT id FROM mark JOIN grace WHERE verb = {FORGET} AND mark.time <= grace.time) OR id IN (SELECT id FROM held);
 CREATE TABLE live (id BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 LIVE = f"""
@@ -235,12 +236,14 @@ class LiveSet:
         record: Record,
         version: bytes | None,
         segment: bytes | None,
-        older: Iterable[bytes] = (),
+        older: Collection[bytes] = (),
+        *,
+        held: bool = False,
     ) -> None:
         """Add a record.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
-        ``older``: ids of the older versions of a run.
+        ``older``: ids of the older versions of a run. ``held``: its versions are live, whatever marks say.
         """
         kind = A_RUN if record.mode & RUN else PLAIN
         self.begin(location.pack)
@@ -256,6 +259,8 @@ class LiveSet:
             self._row("versions", at, version, record.leaf, own, kind, 0)
         for one in older:
             self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
+        for one in (version, *older) if held and version is not None else ():
+            self._row("held", at, one)
 
     def settle(
         self, condemned: Collection[bytes], before: int = MAX_VALUE, packs: Collection[bytes] | None = None

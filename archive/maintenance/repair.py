@@ -4,7 +4,7 @@ Spec: WRITING.md, "Repair".
 
     archive.json, keys           from their second copies
     manifest                     names every sound pack; what is condemned, gone or lost is as it was, or as the one
-                                 before said, where it is lost itself
+                                 before said, where it is lost itself. Each hold is there that it or hold/ has
     packs                        from their remains and parity, with a footer made anew; accepted only where the
                                  digest is the name
     packs beyond their parity    readable records into new packs, the rest to damaged/; sessions with losses are
@@ -44,6 +44,7 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import ByteSource, File, Held
+from pltz.archive.format.hold import MAX_SIZE as MAX_HOLD, Hold
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -224,10 +225,11 @@ class Repairer:
         standing = self._standing(listing, entries, tabled | once)
         covered = set[bytes]().union(*(index.packs for index in listing.indexes.values()))  # lost ones may be
         rows = {pack: NamedPack(sound[pack], entries[pack]) for pack in standing - covered}
+        holds = self._holds(settings.archive, own)
         self._doubted = doubted & (tabled | once & there.keys()) - sound.keys() - before.lost.keys()
         self._recorded = {pack for pack, row in before.lost.items() if not row.acknowledged}
         self.report.named = [pack.hex() for pack in sorted(standing)]
-        if own and not (own is register.older or standing or unusable or self._doubted):
+        if own and not (own is register.older or standing or unusable or self._doubted or holds):
             return True
         self.report.remade.append(object_names.MANIFEST)
         if self.dry_run:
@@ -244,10 +246,29 @@ class Repairer:
                 lost={pack: row for pack, row in fresh.lost.items() if pack not in standing},
                 # a pack that is named again may rely on one that was condemned while it was not
                 condemned={} if standing else fresh.condemned,
+                holds={**fresh.holds, **holds},
             )
 
         register.swap(naming, repaired=True)
         return True
+
+    def _holds(self, archive: bytes, own: Manifest | None) -> dict[bytes, Hold]:
+        """Return the holds that have an object and that the manifest lacks, and put the objects that are missing."""
+        found, rows = dict[bytes, Hold](), dict(own.holds) if own else {}
+        for name in sorted(object_names.holds_among(self.store.list(object_names.HOLDS)) | rows.keys()):
+            path = object_names.hold(name)
+            data = self._maybe(path, MAX_HOLD)
+            with suppress(CorruptError):
+                if (hold := Hold.decode(data or b"")).id == name:
+                    found |= {name: hold} if hold.archive == archive else {}
+                    continue
+            if name in rows:
+                self._replace(path, data, rows[name].encode())
+            elif data is not None:
+                self._put_aside(path, data, dry_run=self.dry_run)
+                if not self.dry_run:
+                    self.store.delete(path)
+        return {name: hold for name, hold in found.items() if not own or name not in rows}
 
     def _standing(
         self, listing: Listing, entries: Mapping[bytes, Mapping[int, Entries]], once: AbstractSet[bytes]

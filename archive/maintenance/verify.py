@@ -37,6 +37,7 @@ from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File
+from pltz.archive.format.hold import MAX_SIZE as MAX_HOLD, Hold
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
@@ -423,6 +424,26 @@ class Verifier:
                 "does not see what is in them; run pltz archive repair"
             )
             self._wrong("manifest", "", what)
+        self._check_holds()
+
+    def _check_holds(self) -> None:
+        """Check that each hold has its object, and that the manifest has each hold that has one."""
+        store, listing = self.catalog.store, self.catalog.listing
+        there = object_names.holds_among(store.list(object_names.HOLDS))
+        listing.follow()  # after the listing: a hold has its object only while the manifest has it
+        rows = listing.present.holds
+        self.report.missing_copies += [object_names.hold(name) for name in sorted(rows.keys() - there)]
+        for name in sorted(there):
+            try:
+                hold = Hold.decode(store.read(object_names.hold(name), 0, MAX_HOLD))
+            except FormatError as exc:
+                self._wrong("hold", name.hex(), str(exc))
+            except FileNotFoundError:  # it was released meanwhile
+                continue
+            else:
+                if name not in rows and hold.archive == listing.archive:
+                    what = "is not in the manifest, which is that of a backup: run pltz archive repair"
+                    self._wrong("hold", name.hex(), what)
 
     def _copies(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each redundant copy that should exist, with the path of its original."""

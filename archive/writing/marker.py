@@ -77,7 +77,8 @@ class Marker:
     def of(self, versions: Sequence[Version], verb: int) -> Marking:
         """Return what is marked to forget versions of sessions, or to undelete them.
 
-        Raises NotFound where one was collected, LostError and ArchiveError where damage may hide it.
+        Raises NotFound where one was collected, LostError and ArchiveError where damage may hide it, OnHold where one
+        that is to be forgotten is held.
         """
         found, there, manifest = list[Version](), list[Version](), self._catalog.listing.manifest
         asked = sorted(versions, key=lambda v: (v.tenant, v.name))
@@ -95,6 +96,8 @@ class Marker:
             else:
                 whole = (v for v in as_sessions(known) if v.version in numbers)
                 found += {v.id: v for each in whole for v in each.each if v.forgotten}.values()
+        if verb == FORGET:
+            self._catalog.holds.want_free_versions(found)
         return Marking(verb, found, there, manifest)
 
     def mark(self, marking: Marking) -> None:
@@ -109,6 +112,8 @@ class Marker:
             return {(v.id, v.forgotten) for v in versions if v.id not in marked}
 
         def still() -> bool:
+            if marking.manifest is None or marking.manifest.holds.keys() != self._catalog.holds.rows.keys():
+                return False
             return others(v for one in sessions for v in self._versions(one)) == others(marking.there)
 
         fence = partial(self._writer.want_decided, marking.manifest, still)

@@ -10,7 +10,7 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
-from pltz.cli.ui.archive_options import ArchiveCommand
+from pltz.cli.ui.archive_options import ChangeCommand
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.cli.ui.progress import Progress, wanted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=ArchiveCommand,
+    cls=ChangeCommand,
     short_help="Destroy the keys of a session, a tenant or a base.",
     examples=[
         "pltz archive erase -r /data/cold --tenant acme --name chat-7 --key-file key --dry-run",

@@ -9,7 +9,7 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import VersionType, facts, line_of, open_archive, show, tags_of
-from pltz.cli.ui.archive_options import ArchiveCommand
+from pltz.cli.ui.archive_options import ArchiveCommand, ChangeCommand
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=ArchiveCommand,
+    cls=ChangeCommand,
     short_help="Forget sessions by name, or versions by a policy.",
     examples=[
         "pltz archive forget -r /data/cold support/7 --tenant acme",

@@ -11,7 +11,7 @@ import click
 
 from pltz.archive.humanize import counted, moment
 from pltz.archive.work_part import WorkPart
-from pltz.cli.ui.archive_options import archive_key, archive_place
+from pltz.cli.ui.archive_options import archive_key, archive_place, author_words
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -122,6 +122,7 @@ def open_archive(
         model_logs=model_logs,
         model_ids=model_ids,
         **archive_key(place, perhaps=perhaps_sealed),
+        **author_words(),
     )
 
 

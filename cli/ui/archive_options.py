@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
 
-PLACE, KEY_FILE = "PLTZ_ARCHIVE", "PLTZ_KEY_FILE"  # environment variables
+PLACE, KEY_FILE, ACTOR = "PLTZ_ARCHIVE", "PLTZ_KEY_FILE", "PLTZ_ACTOR"  # environment variables
 META = "pltz.archive"
 
 
@@ -45,7 +45,10 @@ OPTIONS: list[click.Parameter] = [
     _option("--key-command", type=nonempty, metavar="CMD", help="Shell command that prints the key."),
     _option("--passphrase-env", type=nonempty, metavar="VAR", help="Environment variable that holds the passphrase."),
     _option("--passphrase", is_flag=True, help="Ask for the passphrase."),
+    _option("--actor", type=nonempty, metavar="WHO", help=f"Who changes it; else user and host.  [env: {ACTOR}]"),
+    _option("--reason", type=nonempty, metavar="WHY", help="Why, for holds."),
 ]
+KEYS = "key_file", "key_command", "passphrase_env", "passphrase"
 
 
 class OnArchive(click.Command):
@@ -76,10 +79,16 @@ class ArchiveCommand(OnArchive, Command):
     """A command on an archive."""
 
 
+class ChangeCommand(ArchiveCommand):
+    """A command for which somebody may have to answer."""
+
+    shown = (*ArchiveCommand.shown, "actor", "reason")
+
+
 class ArchiveGroup(OnArchive, LazyGroup):
     """The group of commands on an archive."""
 
-    shown = ("place", "key_file", "key_command", "passphrase_env", "passphrase")
+    shown = ("place", *KEYS, "actor", "reason")
 
 
 class KeyWords(TypedDict, total=False):
@@ -98,7 +107,7 @@ def _given() -> dict[str, Any]:
 
 def key_given() -> bool:
     """Return whether an option names a key in the running command, and not the environment alone."""
-    return bool(set(_given()) - {"place"})
+    return not set(_given()).isdisjoint(KEYS)
 
 
 def place_given() -> str | None:
@@ -119,7 +128,7 @@ def key_words(*, confirm: bool = False) -> KeyWords:
 
     With ``confirm`` a passphrase is asked for twice. Raises UsageError where more than one option was given.
     """
-    given = {name: value for name, value in _given().items() if name != "place"}
+    given = {name: value for name, value in _given().items() if name in KEYS}
     if len(given) > 1:
         raise UsageError(
             "expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more"
@@ -151,11 +160,24 @@ def archive_key(place: str, *, perhaps: bool = False) -> KeyWords:
     return key_words() if sealed or (by_option and not perhaps) else {}
 
 
+class AuthorWords(TypedDict, total=False):
+    """The arguments of `pltz.Archive.open` that name who changes it, and why."""
+
+    actor: str
+    reason: str
+
+
+def author_words() -> AuthorWords:
+    """Return who changes the archive and why, as arguments of `pltz.Archive.open`, as far as it is told."""
+    given = {"actor": os.environ.get(ACTOR), **_given()}
+    return cast(AuthorWords, {name: value for name in ("actor", "reason") if (value := given.get(name))})
+
+
 def archive_words() -> list[str]:
     """Return the archive and key as words for a process that has not this environment. Raises UsageError."""
     if "passphrase" in _given():
         raise UsageError("--passphrase asks at this terminal alone: name a key file for other processes")
-    named = {"archive": archive_place(), **key_words()}
+    named = {"archive": archive_place(), **key_words(), **author_words()}
     return [word for name, value in named.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 

@@ -29,6 +29,7 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
+from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.errors import NotFound, RolledBack, StaysErased
 from pltz.archive.format.ids import Tokens
@@ -161,6 +162,7 @@ class GuardedMachine(AlikeMachine):
         self.turns: dict[Key, list[list[int]]] = {}
         self.doubts: dict[Key, set[tuple[int, ...]]] = {}  # asked for and not acknowledged
         self.orphans: dict[Key, set[tuple[int, ...]]] = {}  # those that no manifest named, unless it gets lost
+        self.held = set[Key]()  # sessions whose hold was acknowledged and not released
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
         self.killed = False  # whether any work was
@@ -270,9 +272,9 @@ class GuardedMachine(AlikeMachine):
 
     def freed(self, grace: int) -> None:
         """Note that a collector runs: what was forgotten before the grace may go."""
-        for version in itertools.chain(*self.known.values()):
+        for key, version in ((key, version) for key, versions in self.known.items() for version in versions):
             if version.forgotten is not False:
-                version.may_go |= not grace or version.at <= self.disk.clock - grace
+                version.may_go |= (not grace or version.at <= self.disk.clock - grace) and not self.is_held(key)
                 if self.hurt:  # the mark of a version that cannot be seen may be freed
                     version.forgotten = None
 
@@ -281,6 +283,9 @@ class GuardedMachine(AlikeMachine):
         archive = self.open()
         archive.catalog.refresh()
         archive.catalog.listing.publish()  # what a killed writer left takes effect now, and not later
+        held = {(hold.tenant or "", hold.name or "") for hold in archive.catalog.holds.all()}
+        assert self.held <= held, "a hold is gone"
+        self.held = held
         for key in {*self.known, *self.doubts}:
             known = {v.id: v for v in self.known.get(key, [])}
             doubts = self.doubts.pop(key, set())
@@ -298,6 +303,7 @@ class GuardedMachine(AlikeMachine):
                     assert tokens in doubts | orphans, f"nobody put version {found.version} of {key}"
                     known[found.id] = KnownVersion(found.id, found.moment, tokens, found.forgotten, self.disk.clock)
                     continue
+                self.released(archive, key)
                 archive.forget([found])  # it was not acknowledged, and what it relied on is gone
                 known[found.id] = KnownVersion(found.id, found.moment, (), True, self.disk.clock, True)
             self.known[key] = sorted(known.values(), key=lambda v: v.order)
@@ -307,8 +313,20 @@ class GuardedMachine(AlikeMachine):
         try:
             archive.tower(found)
         except PltzError:
+            self.released(archive, (found.tenant, found.name))
             archive.forget([found])
             known.forgotten = True
+
+    def is_held(self, key: Key) -> bool:
+        return (key[0], key[1].partition("|")[0]) in self.held
+
+    def released(self, archive: TowerArchive, key: Key) -> None:
+        """Release what holds a session."""
+        name = key[1].partition("|")[0]
+        for hold in archive.catalog.holds.all():
+            if (hold.tenant, hold.name) == (key[0], name):
+                archive.catalog.holds.release(hold.id)
+        self.held.discard((key[0], name))
 
     @property
     def harmless(self) -> bool:
@@ -403,15 +421,18 @@ class GuardedMachine(AlikeMachine):
 
     def forget_this(self, handle: int, known: KnownVersion, version: Version, event: Event) -> None:
         # a swap that a collector builds on looks lost: the version may be freed by then, as was asked
-        allowed = (8,) if event and event[0] in FREES else ()
-        done = self.act(event, partial(self.handles[handle].forget, [version]), allowed)
-        self.note_forgotten([known], done, event)
+        allowed, held = ((8,) if event and event[0] in FREES else ()), self.is_held((version.tenant, version.name))
+        done = self.act(event, partial(self.handles[handle].forget, [version]), (7,) if held else allowed)
+        assert done is None or not held, "what is held was forgotten"
+        if not held:
+            self.note_forgotten([known], done, event)
 
     @rule(handle=HANDLE, keep=st.integers(1, 2), event=EVENT)
     def expire(self, handle: int, keep: int, event: Event) -> None:
         found = self.act(None, lambda: self.handles[handle].whole_histories())
         found = [version for version in found or [] if version.name not in PARTS]
         chosen = expired(found, Policy(keep_last=keep), self.disk.clock)
+        chosen = [version for version in chosen if not self.is_held((version.tenant, version.name))]
         ids = {v.id for v in chosen}
         for key, versions in self.known.items():
             live = [v for v in versions if v.forgotten is False]
@@ -431,6 +452,28 @@ class GuardedMachine(AlikeMachine):
         done = None if self.hurt and not done else done  # its mark may be hidden: nothing was brought back
         known.forgotten = False if done is not None else None if event or self.hurt else True
         known.may_go &= done is None
+
+    @precondition(lambda self: self.turns)
+    @rule(handle=HANDLE, event=EVENT, data=st.data())
+    def hold(self, handle: int, event: Event, data: st.DataObject) -> None:
+        self.hold_this(handle, data.draw(st.sampled_from(sorted(self.turns))), event)
+
+    def hold_this(self, handle: int, key: Key, event: Event) -> None:
+        place, name = self.handles[handle].catalog.holds.place, key[1].partition("|")[0]
+        placed = None if self.is_held(key) else self.act(event, lambda: place(Author("a"), tenant=key[0], name=name))
+        self.held |= {(key[0], name)} if placed else set()
+
+    @rule(handle=HANDLE, event=EVENT)
+    def release(self, handle: int, event: Event) -> None:
+        """Release all. What was cut off is released or not, as `settle` finds."""
+        archive, held = self.handles[handle], sorted(self.held)
+        self.held = set()
+
+        def work() -> None:
+            for key in held:
+                self.released(archive, key)
+
+        self.act(event, work)
 
     @rule(handle=HANDLE, share=st.sampled_from([0.01, 0.5]), grace=st.sampled_from([0, GRACE]), event=EVENT)
     def collect(self, handle: int, share: float, grace: int, event: Event) -> None:
@@ -823,8 +866,11 @@ class SealedMachine(GuardedMachine):
     def erase_this(self, handle: int, key: Key, event: Event) -> None:
         if key == BESIDE and event and event[0] == "writer":
             return  # its put may come after the erase, and stay
-        name = key[1].partition("|")[0]
-        done = self.act(event, lambda: self.handles[handle].erase(key[0], name), (7, 8) if event else ())
+        name, held = key[1].partition("|")[0], self.is_held(key)
+        done = self.act(event, lambda: self.handles[handle].erase(key[0], name), (7, 8) if event else (7,) * held)
+        assert done is None or not held, "what is held was erased"
+        if held:
+            return
         if done is None and self.open().history(name, key[0]):
             return
         assert done is not None or event

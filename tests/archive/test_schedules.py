@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 
+from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.maintenance.repair import Repairer
 from pltz.plt_codec.errors import PltzError
@@ -63,7 +64,7 @@ class Scheduled(GuardedMachine):
         """Return a machine that knows the same, on a machine of its own with the same disk, or with one in a state."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        names = "known", "turns", "doubts", "orphans", "hurt"
+        names = "known", "turns", "doubts", "orphans", "hurt", "held"
         vars(other).update(deepcopy({name: getattr(self, name) for name in names}))
         other.cache, other.crashed = TemporaryDirectory(), list[DiskState]()
         other.disk = self.on(state or self.disk.seen, seed=self.disk.seed + self.disk.drawn + 1)
@@ -72,7 +73,7 @@ class Scheduled(GuardedMachine):
         return other
 
     def may_refuse(self, event: Event) -> bool:
-        return False
+        return event is not None and event[0] == "holder"
 
     def power_fails(self) -> None:
         hidden, self.crashed = self.disk.hidden, [*self.disk.crashes("tmp")]
@@ -89,6 +90,12 @@ class Scheduled(GuardedMachine):
                 known.forgotten, known.at, known.may_go = True, self.disk.clock, True
         for _ in range(3):
             self._collector()
+
+    def _holder(self) -> None:
+        """Let another process hold two sessions, of which one has forgotten versions."""
+        for key in SHORT, GONE:
+            self.open().catalog.holds.place(Author("a"), tenant=key[0], name=key[1])
+            self.held.add(key)
 
     def _eraser(self) -> None:
         """Let another process erase all of a tenant."""
@@ -163,6 +170,11 @@ def verify(machine: Scheduled, event: Event) -> None:
     assert report is None or report.sound or machine.hurt, report
 
 
+def release(machine: Scheduled, event: Event) -> None:
+    machine.hold_this(0, SHORT, None)
+    machine.release(0, event)
+
+
 OPERATIONS: dict[str, Callable[[Scheduled, Event], object]] = {
     "put": lambda m, event: m.put_session(0, ("x", "new"), [[1], [2, 3]], event),  # the turns of another
     "put what was forgotten": lambda m, event: m.put_session(0, GONE, [[4], [5, 6]], event),
@@ -176,6 +188,8 @@ OPERATIONS: dict[str, Callable[[Scheduled, Event], object]] = {
     "join": lambda m, event: m.join(0, event),
     "index": lambda m, event: m.write_index(0, event),
     "expire": lambda m, event: m.expire(0, 1, event),
+    "hold": lambda m, event: m.hold_this(0, SHORT, event),
+    "release": lambda m, event: release(m, event),
     "copy": lambda m, event: m.copy_all(event),
     "verify": verify,
     "repair": lambda m, event: m.repair(event),
@@ -276,6 +290,7 @@ BESIDES = {  # what others do, and beside what
     "writer": ["collect", "join", "index", "erase", "verify"],
     "forgetter": ["put what was forgotten", "grow", "put and join", "undelete", "join"],
     "eraser": ["collect", "join", "expire", "copy", "verify"],
+    "holder": ["put what was forgotten", "forget", "collect", "collect after another", "expire", "erase"],
 }
 
 
@@ -291,6 +306,11 @@ def test_what_others_do_meanwhile(kind: str, name: str, beside: str) -> None:
         machine = base(kind).twin()
         OPERATIONS[name](machine, (beside, call))
         machine.promises_hold()
+        if machine.held:  # nothing of it goes any more
+            left = {v.id for key in machine.held for v in rows_of(machine.open(), key)}
+            for _ in range(3):
+                machine.collect(0, 0.01, 0, None)
+            assert left == {v.id for key in machine.held for v in rows_of(machine.open(), key)}
 
 
 @pytest.mark.parametrize("fault", ["vanish", "hide"])

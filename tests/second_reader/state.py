@@ -29,7 +29,7 @@ def state_of(files: Files) -> State:
     """Return the state by the manifest: in a folder that of the highest number, else the one of a bucket."""
     name = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
     fields = checked(files.get(name, b""), "pltz manifest", b"PLTm", MANIFEST_VERSION)
-    flags, reserved, archive, _, _, *counts = fields.unpack("BH16sQ16s6I")
+    flags, reserved, archive, _, _, *counts = fields.unpack("BH16sQ16s7I")
     refuse(flags > 1 or reserved, "a manifest with flags of a newer version", Newer)
     packs = [pack for _ in range(counts[0]) for pack in packs_of(files, fields.take(16))]
     for _ in range(counts[1]):
@@ -40,6 +40,8 @@ def state_of(files: Files) -> State:
     gone = [fields.unpack("16sQ")[0] for _ in range(counts[3])]
     losses = {pack: known for pack, _, known, _ in (fields.unpack("16s12sQ16s") for _ in range(counts[4]))}
     fields.take(32 * counts[5])  # lists: packs tell the same
+    for _ in range(counts[6]):
+        fields.take(fields.unpack("I")[0])  # holds: readers need none
     fields.end()
     named = [pack for pack in packs if pack not in gone and pack not in losses]
     return State(archive, flags == 1, named, [pack for pack, known in losses.items() if not known])

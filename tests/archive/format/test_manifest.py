@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from pltz.archive.format.hold import Hold
 from pltz.archive.format.index_file import KEY_BITS, Entries
 from pltz.archive.format.manifest import PERSON, VERSION, LostPack, Manifest, NamedPack
 from pltz.archive.format.settings import Settings
@@ -76,7 +77,9 @@ def some() -> Manifest:
     row = NamedPack(100, sections)
     names = frozenset({"00" * 16, "0f" * 16})
     packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16))
-    return Manifest(settings, 7, b"r" * 16, names, packs, lists={"0a" * 16: "00" * 16, "0b" * 16: "00" * 16})
+    lists = {"0a" * 16: "00" * 16, "0b" * 16: "00" * 16}
+    holds = {hold.id: hold for hold in (Hold(n, bytes(16), n, b"note" * n) for n in range(3))}
+    return Manifest(settings, 7, b"r" * 16, names, packs, lists=lists, holds=holds)
 
 
 def sealed(body: bytes) -> bytes:
