@@ -448,7 +448,8 @@ def test_a_server_may_take_fewer_tokens_than_its_model(target: Target, tmp_path:
 
 
 def test_other_requests_are_refused(shared: Client) -> None:
-    for messages in ([], ["x"], [user("x") | {"role": "tool"}], [{"role": "user", "content": [{"type": "image_url"}]}]):
+    image = [{"role": "user", "content": [{"type": "image_url"}]}]
+    for messages in ([], ["x"], [user("x") | {"role": "function"}], image):
         assert shared.ask("POST", CHAT, {"messages": messages})[0] == 400
     assert shared.ask("POST", COMPLETE, {"prompt": "x"}, **{"Content-Type": "text/plain"})[0] == 415
     for path in ("/freeze", "/thaw"):

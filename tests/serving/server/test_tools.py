@@ -178,8 +178,10 @@ def test_tools_that_cannot_be_are_refused(client: Client, target: Target, monkey
     assert "tool_choice is not supported" in refused({"tools": [WEATHER], "tool_choice": "required"})
     assert "response_format is not supported" in refused({"response_format": {"type": "json_object"}})
     assert "functions is not supported" in refused({"functions": [WEATHER["function"]]})
-    for calls in ("x", [{}], [{"function": {"name": "weather", "arguments": "{"}}], [{"function": None}],
-                  [{"id": [], "function": {"name": "weather", "arguments": "{}"}}]):  # fmt: skip
+    call: Any = {"function": {"name": "weather", "arguments": "{}"}}
+    broken: Any = {"function": {"name": "weather", "arguments": "{"}}
+    wrong: list[Any] = ["x", [{}], [broken], [{"function": None}], [call | {"id": []}]]
+    for calls in wrong:
         assert "tool_calls" in refused({"messages": [user("x"), {"role": "assistant", "tool_calls": calls}]})
     assert "tool_call_id" in refused({"messages": [{"role": "tool", "content": "x", "tool_call_id": []}]})
     monkeypatch.setattr(target.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
