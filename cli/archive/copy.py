@@ -76,7 +76,7 @@ def copy(
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
     copied, and the exit code is 7 where parts of the archive are damaged. --redact copies last versions alone, and
-    keeps names and tags as they are.
+    keeps names as they are.
     """
     from pltz.archive.copy import copy as transfer
 
@@ -135,9 +135,8 @@ def _redacted(
             shown = marked.session(session)
             size = len(shown.value if shown.kind == "text" else shown.to_bytes())
             about = facts_of(shown, size, row.content.mtime) if any(row.content) else row.content
-            yield PutRequest(
-                row.name, shown, tenant=row.tenant, tags=row.tags, part=row.part, time=row.time, content=about
-            )
+            tags = {key: marked.text(value) for key, value in row.tags.items()}
+            yield PutRequest(row.name, shown, tenant=row.tenant, tags=tags, part=row.part, time=row.time, content=about)
 
     def refused(request: PutRequest, error: PltzError) -> None:
         if not isinstance(error, StaysErased):

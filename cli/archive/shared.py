@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pltz.datasets.secrets import Redactor
     from pltz.plt_codec.lanes import LayoutName
 LEAST_DIGITS = 8  # of an id; a number has fewer
+LONG = 100  # characters of the value of a tag, from which a line leaves it out
 
 
 class VersionType(click.ParamType["VersionName"]):
@@ -270,7 +271,7 @@ def facts(version: "SessionVersion") -> dict[str, Any]:
 
 def line_of(version: "SessionVersion") -> str:
     """Return a version as one line of text."""
-    tags = "".join(f"  {key}={value}" for key, value in version.tags.items())
+    tags = "".join(f"  {key}={value if len(value) <= LONG else '...'}" for key, value in version.tags.items())
     state = "  (forgotten)" if version.forgotten else ""
     part = f"  {version.part}" if version.part else ""
     parts = f"  {len(version.parts)} parts" if len(version.parts) > 1 else ""

@@ -20,12 +20,14 @@ several hosts by versions. `load` reads the journal first: what freezes meanwhil
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -40,7 +42,8 @@ from pltz.serving.eviction.journal.segment import BATCHES, Name
 from pltz.serving.eviction.journal.writer import Journal
 from pltz.serving.live.batch import LiveBatch, Stream, entry_of, identity_of, line_of
 
-TAG = "pltz.live"
+TAG, SUMMARY = "pltz.live", "pltz.live.summary"
+MAX_SUMMARY = 1024  # bytes of a summary that goes with each version; a session with more has none
 GONE = "gone"  # a word of the tag
 NAMED = 16  # hex digits by which a version is named
 LOCK = "worker.lock"
@@ -84,7 +87,7 @@ class Merged(NamedTuple):
 class LiveStore:
     """A store of transcripts (see the top of this file). Make one with `open`; close it at the end.
 
-    Its methods `append`, `load`, `list_sessions`, `delete` and `list_subkeys` are those of the SDK's `SessionStore`.
+    Its methods that are coroutines are those of the SDK's `SessionStore`.
     Several processes may use one journal at once. Any thread may use it.
     """
 
@@ -175,6 +178,14 @@ class LiveStore:
     async def list_sessions(self, project_key: str) -> list[Any]:
         """Return ``session_id`` and ``mtime``, in milliseconds since 1970, of the sessions of a project."""
         return await asyncio.to_thread(self._list, project_key)
+
+    async def list_session_summaries(self, project_key: str) -> list[Any]:
+        """Return what the SDK's list shows of the sessions of a project, without decoding any.
+
+        It is what the SDK folded when they froze, and what waits is folded over it. A session has none that two hosts
+        appended to, or that froze in a process without the SDK: the SDK loads those.
+        """
+        return await asyncio.to_thread(self._summaries, project_key)
 
     async def delete(self, key: Mapping[str, Any]) -> None:
         """Delete a session with its sub-agents, or the transcript of one.
@@ -286,6 +297,23 @@ class LiveStore:
                     del last[stream.session]
         return [{"session_id": name, "mtime": at * 1000 >> TICK_BITS} for name, at in last.items()]
 
+    def _summaries(self, project: str) -> list[Any]:
+        listed, found = self._list(project), list[Any]()
+        with self._read_lock:
+            waiting, known = self._waiting(), dict[str, dict[bytes, Version]]()
+            for whole in self._reading.directory.ls(project, history=True):
+                known.setdefault(whole.name, {}).update((row.id, row) for row in whole.each if TAG in row.tags)
+        for session in listed:
+            stream = Stream(project, session["session_id"])
+            heads = _heads([*known.get(stream.session, {}).values()], "")
+            own = [placed.batch for placed in waiting if placed.batch.stream == stream]
+            if len(heads) > 1 or any(batch.ends is not None for batch in own):
+                continue
+            lines = {identity_of(line): line for batch in own for line in batch.lines}
+            data = _summary(stream, lines.values(), heads[0].tags.get(SUMMARY) if heads else "{}")
+            found += [session | {"data": json.loads(data)}] if data else []
+        return found
+
     def _subkeys(self, stream: Stream) -> list[str]:
         with self._read_lock:
             waiting, versions = self._waiting(), self._versions(self._reading, stream)
@@ -380,12 +408,13 @@ class LiveStore:
                 data = b"".join(line + b"\n" for line in lines.values())
                 tag = " ".join([*(head.id.hex()[:NAMED] for head in heads), *([] if lines else [GONE])])
                 text = Session("text", data)
+                summary = "" if part else _summary(session, lines.values())
                 yield PutRequest(
                     session.session,
                     text,
                     tenant=session.project,
                     part=part,
-                    tags={TAG: tag},
+                    tags={TAG: tag} | ({SUMMARY: summary} if 0 < len(summary) <= MAX_SUMMARY else {}),
                     content=facts_of(text, len(data), own[-1].batch.at * 1_000_000_000 >> TICK_BITS),
                     erased_too=True,  # what was appended after an erasure was acknowledged
                 )
@@ -432,6 +461,20 @@ class LiveStore:
             if self.failure != (why := f"{type(exc).__name__}: {exc}"):
                 log.warning("sessions stay in the journal: %s", why)
             self.failure = why
+
+
+def _summary(stream: Stream, lines: Iterable[bytes], before: str | None = "{}") -> str:
+    """Return the SDK's summary of entries over that of those before, as JSON; empty where that or the SDK is not there.
+
+    The SDK alone knows what is in it. Where it appended or lists, it is loaded.
+    """
+    lines, fold = [*lines], getattr(sys.modules.get("claude_agent_sdk"), "fold_session_summary", None)
+    if not before or not lines:
+        return before or ""
+    if fold is None:
+        return ""
+    begun = {"session_id": stream.session, "mtime": 0, "data": json.loads(before)}
+    return json.dumps(fold(begun, {"project_key": stream.project}, [*map(entry_of, lines)])["data"])
 
 
 def _heads(versions: Sequence[Version], part: str) -> list[Version]:

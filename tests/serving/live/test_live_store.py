@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,6 +211,41 @@ def test_a_deletion_is_kept_as_long_as_what_it_deletes(host: Opener) -> None:
     for _ in range(2):
         second.freeze(1000)
         assert loaded(first) is None and loaded(first, other) == ["v1"]
+
+
+def test_summaries_are_those_of_the_sdk_and_nothing_is_decoded(host: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fold(before: dict[str, Any], key: dict[str, str], entries: list[Any]) -> dict[str, Any]:
+        return {**before, "data": {"seen": [*before["data"].get("seen", ()), *(one["uuid"] for one in entries)]}}
+
+    def summaries(store: LiveStore) -> list[Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(store._reading.sessions), "read_many", None)
+            found = asyncio.run(store.list_session_summaries("shop"))
+        assert [{k: v for k, v in one.items() if k != "data"} for one in found] == (
+            asyncio.run(store.list_sessions("shop")) if found else []
+        )
+        return [one["data"] for one in found]
+
+    a, b = host("a"), host("b")
+    append(a, "u0")
+    assert not summaries(a)  # the SDK is not here
+    monkeypatch.setitem(sys.modules, "claude_agent_sdk", SimpleNamespace(fold_session_summary=fold))
+    append(a, "of an agent", key=AGENT)
+    assert summaries(a) == [{"seen": ["u0"]}]
+    a.freeze()
+    append(a, "of another", key={**AGENT, "subpath": "subagents/agent-2"})
+    a.freeze()
+    append(a, "u1")
+    assert summaries(a) == [{"seen": ["u0", "u1"]}] and summaries(b) == [{"seen": ["u0"]}]
+    append(b, "u2")
+    a.freeze()
+    b.freeze()
+    assert summaries(a) == [{"seen": ["u0", "u1", "u2"]}]
+    asyncio.run(a.delete(KEY))
+    assert not summaries(a)
+    append(a, "x" * 2000)
+    a.freeze()
+    assert not summaries(a)  # too long to go with each version
 
 
 def test_processes_of_one_host_see_what_waits(host: Opener) -> None:
