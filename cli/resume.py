@@ -145,12 +145,14 @@ def _after(
 ) -> Iterator[str]:
     """Do what the agent needs beside the files, and yield what it will miss."""
     from pltz.datasets.agent_homes import add_codex_row
+    from pltz.datasets.conversation import left_out
 
+    session = cold.sessions.read(whole.each[0])
+    if note := left_out(session):
+        yield f"{home.agent} {note}"
     if home.agent == "codex" and folder.places:
-        session = cold.sessions.read(whole.each[0])
         session = marked.session(session) if marked else session
-        note = add_codex_row(folder.places[0], session, home.project)
-        yield from filter(None, [note])
+        yield from filter(None, [add_codex_row(folder.places[0], session, home.project)])
     for path, text in home.claims.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

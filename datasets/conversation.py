@@ -107,6 +107,18 @@ def conversation_of(session: Session, *, every: bool = False) -> Conversation:
     return Conversation(found.agent, found.turns, found.messages, "; ".join(filter(None, (bound, found.because))))
 
 
+def left_out(session: Session) -> str:
+    """Return what the last branch of a log leaves out, as `Conversation.note`; empty of a log too long to tell.
+
+    >>> said = {"role": "user", "content": "Hi"}
+    >>> event = {"type": "user", "sessionId": "s", "message": said, "uuid": "1", "parentUuid": None}
+    >>> left_out(Session("chat", [event, {**event, "uuid": "3", "parentUuid": "2"}]))
+    'shows 1 of 2 messages, because the parent of one is not in the log'
+    """
+    long = isinstance(session.value, LongText) and len(session.value) > NEAR
+    return "" if long else conversation_of(session).note
+
+
 def conversations_of(session: Session) -> Iterator[Conversation]:
     """Yield all that was said in a session, of a long log some megabytes at a time."""
     text = session.value

@@ -121,7 +121,7 @@ def thaw(
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = thawer.thaw(name, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
-        write_text(json.dumps(result.as_json()) if as_json else result.text())
+        result.tell(as_json)
         if hot is not None:
             close(hot)
         return
@@ -134,7 +134,7 @@ def thaw(
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = thaw_file(reader, model, index, bundle=codec, any_target=any_target)
     result = Result.of(thawed, model, more, load_ms)
-    write_text(json.dumps(result.as_json()) if as_json else result.text())
+    result.tell(as_json)
 
 
 def want_positions(cold: "Archive", version: "Version", target: str) -> None:
@@ -235,6 +235,7 @@ class Result:
     continuation: str | None  # without the end token
     ended: bool  # the target ended its turn before N tokens
     hot_tokens: int | None
+    left_out: str  # of a log, by its conversation
 
     @classmethod
     def of(
@@ -252,7 +253,13 @@ class Result:
             timings["continue"] = 1e3 * (time.perf_counter() - start)
             ended = bool(new) and new[-1] in model.eos_ids
             text = model.decode(new[:-1] if ended else new)
-        return cls(len(thawed.token_ids), kv_bytes, timings, text, ended, hot_tokens)
+        return cls(len(thawed.token_ids), kv_bytes, timings, text, ended, hot_tokens, thawed.left_out)
+
+    def tell(self, as_json: bool) -> None:
+        """Print the figures, and on stderr what was left out."""
+        if self.left_out:
+            click.echo(f"note: {self.left_out}", err=True)
+        write_text(json.dumps(self.as_json()) if as_json else self.text())
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures as JSON."""
@@ -263,6 +270,7 @@ class Result:
             **timings,
             "continuation": self.continuation,
             "ended": self.ended,
+            "left_out": self.left_out or None,
             **({} if self.hot_tokens is None else {"hot_tokens": self.hot_tokens}),
         }
 

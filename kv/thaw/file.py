@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pltz import api
 from pltz.coding import as_target, bridge_between
-from pltz.datasets import messages_of, rendered, seen_by
+from pltz.datasets import left_out, messages_of, rendered, seen_by
 from pltz.kv.thaw.thawed import Thawed, check_target, thaw as prefill
 from pltz.models import MESSAGE
 
@@ -65,14 +66,15 @@ def thaw(
             check_target(frozen_for, model.fingerprint, any_target=any_target)
         file.codec  # noqa: B018  (loaded here, so that its time is not decoding time)
         read = time.perf_counter()
-        ids = target_ids(file, index, model)
+        ids, note = target_ids(file, index, model)
     decoded = time.perf_counter()
     timings = {"read": 1e3 * (read - start), "decode": 1e3 * (decoded - read)}
-    return prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
+    thawed = prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
+    return replace(thawed, left_out=note)
 
 
-def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, Any]:
-    """Return the ids to prefill ``model`` with for session ``index``, (T,).
+def target_ids(file: SessionFile, index: int, model: Target) -> tuple[np.ndarray[Any, Any], str]:
+    """Return the ids to prefill ``model`` with for session ``index``, (T,), and what they leave out of a log.
 
     Ids are themselves, and bundle tokens are the target's own where both have one tokenizer. Else a chat goes through
     the target's template and a text through its tokenizer. Of an agent's log the conversation that it had does.
@@ -82,7 +84,9 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
         bridge = file.bridge if kind == "ids" else None
         ids = file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
         if kind == "ids" or (kind == "chat" and not np.any(ids == MESSAGE)):  # events of a log are no plain messages
-            return ids
-        messages = messages_of(file[index])
-        return ids if messages is None else np.asarray(rendered(model, messages).value)
-    return np.asarray(seen_by(model, file[index]).value)
+            return ids, ""
+        messages = messages_of(session := file[index])
+        return (ids, "") if messages is None else (np.asarray(rendered(model, messages).value), left_out(session))
+    session = file[index]
+    note = "" if messages_of(session) is None else left_out(session)
+    return np.asarray(seen_by(model, session).value), note

@@ -23,7 +23,7 @@ import numpy as np
 
 from pltz.archive import SessionReader
 from pltz.coding import is_bytewise
-from pltz.datasets import HEAD, messages_of, registry, rendered
+from pltz.datasets import HEAD, left_out, messages_of, registry, rendered
 from pltz.models import LIST, MESSAGE, Bridge, as_seen_by, conversation_span, kind_of
 from pltz.plt_codec import TokenizerMismatch
 
@@ -39,11 +39,12 @@ class TargetTokens:
     """The ids of a tower for one target.
 
     ``ids``: (T,) int32, of the target's tokenizer. ``cuts``: (segments + 1,), where the ids of each segment
-    begin, and where those of the last one end.
+    begin, and where those of the last one end. ``left_out``: what they leave out of a log, in a sentence.
     """
 
     ids: NDArray[np.int32]
     cuts: list[int]
+    left_out: str = ""
 
     def of(self, segment: int) -> NDArray[np.int32]:
         """Return the ids of one segment, (n,) int32. ``segment``: its number in the tower."""
@@ -83,15 +84,16 @@ class TargetTokenReader:
         kind, tokenizer = kind_of(tower.version.kind), tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         own = tokenizer in self._own and not is_bytewise(tokenizer)
-        messages = None if own and not self._may_be_log(tower) else messages_of(self._sessions.session(tower))
-        if messages is not None:
+        session = None if own and not self._may_be_log(tower) else self._sessions.session(tower)
+        messages = messages_of(session) if session else None
+        if session and messages is not None:
             ids = np.asarray(rendered(self._target, messages).value, np.int32)
-            return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])
+            return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)], left_out(session))
         if own:
             tokens = tower.tokens
             begin, end = conversation_span(tokens) if kind == "chat" else (0, len(tokens))
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
-        session = self._sessions.session(tower)
+        session = session or self._sessions.session(tower)
         if kind == "ids" and not self._same:
             raise TokenizerMismatch(
                 "these ids belong to the bundle's tokenizer, and the target has another one"

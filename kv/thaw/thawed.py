@@ -58,6 +58,7 @@ class Thawed:
         kl_recall: bits per token that it loses, at most, where early passages are asked for.
         beyond: ids by which it is longer than the contexts that these receipts were measured on; 0 where it is not.
             With more than 0 the two figures are no promise: calibrate with a longer ``--context``.
+        left_out: what the ids leave out of an agent's log, such as "shows 5 of 40 messages, because ..."; else empty.
     """
 
     cache: DynamicCache
@@ -68,6 +69,7 @@ class Thawed:
     lossy: bool = False
     kl_recall: float = 0.0
     beyond: int = 0
+    left_out: str = ""
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

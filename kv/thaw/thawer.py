@@ -322,7 +322,8 @@ class Thawer:
             stages = timer.since(request.asked_at, request.admitted_at)
             ids = request.target_tokens.ids.astype(np.int64)
             thawed = Thawed(request.cache, ids, request.logits, stages, request.kl, lossy=request.lossy)
-            request.end(replace(thawed, kl_recall=request.kl_recall, beyond=request.beyond))
+            left_out = request.target_tokens.left_out
+            request.end(replace(thawed, kl_recall=request.kl_recall, beyond=request.beyond, left_out=left_out))
 
     def _each(self, batch: list[_ThawRequest], step: Callable[[_ThawRequest], None]) -> None:
         """Apply a step to all requests without an error. An error affects its own request only."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Run, lines
+from tests.datasets.test_conversation import LOST
 from tests.datasets.test_formats import lines as jsonl
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -159,6 +160,13 @@ def test_claude_code_gets_all_parts_and_what_is_missing_is_told(run: Run, cold: 
     assert back == {name: data for name, data in files.items() if "other" not in name}
     missing = "which the log mentions, is not in the archive"
     assert found["notes"] == [f"tool-results/2.txt, {missing}", f"./{project}/agent-c3, {missing}"]
+
+
+def test_what_a_broken_branch_leaves_out_is_told(run: Run, cold: Path, home: Path) -> None:
+    rows = [{**row, "sessionId": UUID, "cwd": f"{home}/shop"} for row in LOST]
+    [session] = stored(run, cold, home, {f"{dashed(home / 'shop')}/{UUID}.jsonl": jsonl(rows)})
+    why = "the parent of one is not in the log"
+    assert resumed(run, cold, session)["notes"] == [f"claude-code shows 2 of 4 messages, because {why}"]
 
 
 def test_a_project_that_moved_has_another_place(

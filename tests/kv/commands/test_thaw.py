@@ -11,6 +11,7 @@ from pltz.kv.commands.thaw import Result
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.header import Header
 from tests.cli.commands import Run, chat, lines
+from tests.datasets.test_conversation import LOST
 
 
 def test_figures_and_continuation(run: Run, frozen: Path) -> None:
@@ -34,7 +35,7 @@ def test_figures_and_continuation(run: Run, frozen: Path) -> None:
 )
 def test_what_is_said_is_not_mistaken_for_a_mark(text: str | None, ended: bool, shown: str) -> None:
     """Thaw the session of README's example, which ends with an answer: its target said only a bare <|user|>."""
-    assert Result(1, 1, {"read": 1.0}, text, ended, None).text().endswith(shown)
+    assert Result(1, 1, {"read": 1.0}, text, ended, None, "").text().endswith(shown)
 
 
 def test_another_target_is_refused(run: Run, frozen: Path, tmp_path: Path) -> None:
@@ -113,6 +114,16 @@ def test_a_log_is_thawed_as_the_conversation_that_it_tells(run: Run, cold: Path,
         assert again["tokens"] == thawed["tokens"]
     rows = lines(run("archive", "put", "-r", cold, path, "--target", "mini-llama", "--tenant", "ids", "--json"))
     assert (rows[0]["kind"], rows[0]["tokens"]) == ("ids", len(model.render(said)))
+
+
+def test_what_a_broken_log_leaves_out_is_told(run: Run, cold: Path, tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_text("".join(json.dumps(event) + "\n" for event in LOST))
+    note = "shows 2 of 4 messages, because the parent of one is not in the log"
+    [row] = lines(run("archive", "put", "-r", cold, path, "--json"))
+    assert run("compress", path, "-o", tmp_path / "a.pltz").exit_code == 0
+    for source in (row["name"], "-r", cold), (tmp_path / "a.pltz", "--session", 0):
+        done = run("thaw", *source, "--json")
+        assert json.loads(done.stdout)["left_out"] == note and done.stderr == f"note: {note}\n"
 
 
 def test_a_log_longer_than_the_target_is_refused_before_anything_is_loaded(
