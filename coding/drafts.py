@@ -101,10 +101,10 @@ class SessionDraft:
         return 0 if self.ready.tokens is None else len(self.tokens) - sum(copy.length for copy in self.copies)
 
     def by_bytes(self, data: bytes, method: Method = Method.BYTES) -> Frame:
-        """Return the frame of its bytes, under zstd or as a log."""
+        """Return the frame of its bytes, under zstd or as a log, which alone may have a context."""
         kind, content = Kind[self.session.kind.upper()], self.ready.content
         check = content_check(kind, method, len(content), content)
-        context = self.context.number if self.context else None
+        context = self.context.number if self.context and method is Method.LOG else None
         return Frame(kind, method, len(content), check, data, context=context, writing=self.session.writing)
 
     def by_model(self, data: bytes, way: Plain) -> Frame:

@@ -205,6 +205,7 @@ class Pipeline:
         self._threads, self._options, self._bridge, self._earlier = threads, options, bridge, earlier
         self._alone = replace(options, independent=earlier is None, progress=None)  # of preparing a session
         self._stopped = False
+        self._fallen = set[int]()  # numbers of the logs under zstd, which no log may have as its context
 
     def frames(self, sessions: Iterable[Session]) -> Iterator[Frame]:
         """Yield the frame of each session, coded batch by batch."""
@@ -373,10 +374,14 @@ class Pipeline:
         """Take the shorter frame of each session of a batch, and begin to look for earlier ones to code it after."""
         rows: list[tuple[SessionDraft, Frame]] = []
         for draft, frame in zip(batch.drafts, batch.made, strict=True):
+            if frame and frame.context in self._fallen:
+                batch.packed[draft.number], frame = self._workers.submit("packed", draft.ready.content), None
             if draft.number in batch.packed:
                 other = draft.by_bytes(batch.packed[draft.number].result())
                 frame = frame if frame and len(frame.encode()) <= len(other.data) else other
             assert frame is not None
+            if draft.ready.log and not frame.log:
+                self._fallen.add(draft.number)
             batch.frames.append(frame)
             if draft.ready.grams is not None and frame.by_model:
                 rows.append((draft, frame))

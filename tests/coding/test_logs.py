@@ -70,6 +70,17 @@ def test_what_logs_say_alike_is_stored_once(codec: Codec) -> None:
     assert codec.decompress(data) == LOGS
 
 
+def test_logs_that_fall_back_to_bytes_are_no_contexts(codec: Codec) -> None:
+    """After an earlier log, one with a long run of NUL takes fewer bytes than a log of its size may have."""
+    padded = Session("text", LOGS[2].value + bytes(1 << 18) + b"\n")
+    grown = Session("text", padded.value + as_text(events(99, 7)).value)  # has padded as its context
+    sessions = [LOGS[2], padded, grown]
+    data = codec.compress(sessions)
+    reader = Reader(data)
+    assert [reader.info(n).log for n in range(len(reader))] == [True, False, False]
+    assert codec.decompress(data) == sessions
+
+
 def test_a_wrong_frame_is_not_kept(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = LogCoder.encode_begun
     monkeypatch.setattr(LogCoder, "encode_begun", lambda *a, **k: [data[:-2] + b"zz" for data in encode(*a, **k)])
