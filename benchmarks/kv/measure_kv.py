@@ -92,6 +92,7 @@ class Bench:
         self.full = (len(ids) - 1) // BLOCK * BLOCK  # ids in full blocks; a thaw runs the rest
         self.span = Span(ids[: self.full], 0, np.ones(self.full, np.float32))  # the weights are random
         self.raw, self.logits = cut(cache, 0, self.full), logits.clone()
+        self.end = cut(cache, self.full, len(ids))
         self.rotary = Rotary.of(target)
         self.calibration = calibration
 
@@ -133,6 +134,7 @@ class Bench:
             root, head = root_of(TENANT), {"ids": torch.from_numpy(self.span.ids.copy())}
             name = names_of(root, self.span.ids, BLOCK)[-1]
             store.folder.write(KVFile(coded[0].name, store.folder.space, name, head, coded[1], root, root))
+        store.keep_end(TENANT, self.ids, lambda start, stop: self.end, self.logits)
         store.close()
         if not store.stats().tiers[tier].blocks:
             raise ModelError(f"no room for the session in {tier}")

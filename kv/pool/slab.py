@@ -134,10 +134,29 @@ class Slab:
         for name, tensor in self.tensors.items():
             tensor.flatten(1, 2).index_copy_(1, places, rows[name].to(self.device))
 
-    def read(self, blocks: Sequence[int], first: int, count: int) -> dict[str, torch.Tensor]:
-        """Return the rows of ``count`` tokens from ``first`` of a table of blocks, as `write` took them."""
+    def read(
+        self, blocks: Sequence[int], first: int, count: int, device: torch.device | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return the rows of ``count`` tokens from ``first`` of a table of blocks, as `write` took them, on a device."""
+        if device not in (None, self.device):
+            return self._read_over_bus(self._check(blocks), first, count, device)
         places = self._places(blocks, first, count)
         return {name: tensor.flatten(1, 2).index_select(1, places) for name, tensor in self.tensors.items()}
+
+    def _read_over_bus(
+        self, index: NDArray[np.int64], first: int, count: int, device: torch.device | None
+    ) -> dict[str, torch.Tensor]:
+        """Return rows of blocks on another device. Whole blocks go there by one copy, and the host waits for it."""
+        import torch
+
+        there = {
+            name: torch.empty((len(tensor), len(index), *tensor.shape[2:]), dtype=tensor.dtype, device=device)
+            for name, tensor in self.tensors.items()
+        }
+        copy_blocks(self.tensors, index, there, np.arange(len(index)))
+        if device is not None and device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # blocks may be given back after this
+        return {name: tensor.flatten(1, 2)[:, first : first + count] for name, tensor in there.items()}
 
     def copy(self, blocks: Sequence[int], there: Slab, to: Sequence[int]) -> None:
         """Copy blocks to those of another slab of the same pages, or of this one, in all layers."""

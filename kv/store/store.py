@@ -276,7 +276,7 @@ class KVStore:
                 path = self._held(names, bound)
                 try:
                     for _, group in groupby(path, key=lambda node: node.spilled):
-                        pieces.append(self._kv_of(list(group)).to(device))
+                        pieces.append(self._kv_of(list(group), device))
                     tiers += Counter({HOST: min(warm, len(path)) * self.block})
                     tiers += Counter({DEVICE: max(len(path) - warm, 0) * self.block})
                     forms = [node.lost or self.rows for node in path]
@@ -432,10 +432,7 @@ class KVStore:
         names = names_of(root_of(tenant, apart), ids, self.block)
         with self._lock:
             if logits is not None and len(ids):
-                at = (len(ids) - 1) // self.block * self.block
-                self._ends[self._end_name(tenant, ids, apart)] = cut(at, len(ids)).cpu(), logits.cpu()
-                while len(self._ends) > ENDS:
-                    self._ends.popitem(last=False)
+                self.keep_end(tenant, ids, cut, logits, apart=apart)
             held = self._held(names, ANY) if self.pool is not None else []
             try:
                 at = len(held) if self.pool is not None else self._on_disk(names, 0)
@@ -452,6 +449,16 @@ class KVStore:
             self._stats.inserted += kept
             self._stats.dropped += len(names) - at - kept
         return kept
+
+    def keep_end(
+        self, tenant: str, ids: Ids, cut: Callable[[int, int], torch.Tensor], logits: torch.Tensor, *, apart: str = ""
+    ) -> None:
+        """Keep the KV of the last 1 to `block` ids of a session and its logits, in the memory of this process."""
+        at = (len(ids) - 1) // self.block * self.block
+        with self._lock:
+            self._ends[self._end_name(tenant, ids, apart)] = cut(at, len(ids)).cpu(), logits.cpu()
+            while len(self._ends) > ENDS:
+                self._ends.popitem(last=False)
 
     def _keep(
         self, names: list[bytes], at: int, held: list[Node], tenant: str, ids: NDArray[np.int32], kv: torch.Tensor,
@@ -828,10 +835,10 @@ class KVStore:
         parts = self.rows.parts(rows, slab.sinks(first) if first else empty(self.pages, slab.device))
         return {name: part.cpu() for name, part in parts.items()}
 
-    def _kv_of(self, nodes: Sequence[Node]) -> torch.Tensor:
-        """Return the KV of nodes of one slab that follow each other."""
+    def _kv_of(self, nodes: Sequence[Node], device: torch.device | None = None) -> torch.Tensor:
+        """Return the KV of nodes of one slab that follow each other, there or on another device."""
         slab = self._slab(nodes[0])
-        rows = slab.read([node.blocks[0] for node in nodes], 0, len(nodes) * self.block)
+        rows = slab.read([node.blocks[0] for node in nodes], 0, len(nodes) * self.block, device)
         kv = self.pages.unpack(rows, nodes[0].start)
         if nodes[0].blocks[1:]:
             kv[:, :, :, : self.pages.sinks] = slab.sinks(nodes[0].blocks[1:])

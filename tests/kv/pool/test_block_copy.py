@@ -138,3 +138,12 @@ def test_rows_are_copied_by_their_pitches(monkeypatch: pytest.MonkeyPatch) -> No
     copy_rows(target.narrow(1, 5, 6), source.narrow(1, 2, 6))
     assert torch.equal(target[:, 5:11], source[:, 2:8])
     assert not target[:, :5].any() and not target[:, 11:].any()
+
+
+@pytest.mark.parametrize("kind", ["raw", "q4"])
+def test_rows_read_on_another_device_are_the_same(kind: str) -> None:
+    slab, _ = slabs(kind)
+    taken = slab.allocate(12)
+    blocks = [taken[place] for place in SCATTERED]
+    here, there = slab.read(blocks, 5, 80), slab.read(blocks, 5, 80, torch.device("cpu", 0))
+    assert all(torch.equal(here[name].view(torch.uint8), there[name].view(torch.uint8)) for name in here)
