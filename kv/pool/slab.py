@@ -137,7 +137,10 @@ class Slab:
     def read(
         self, blocks: Sequence[int], first: int, count: int, device: torch.device | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return the rows of ``count`` tokens from ``first`` of a table of blocks, as `write` took them, on a device."""
+        """Return the rows of ``count`` tokens from ``first`` of a table of blocks, as `write` took them.
+
+        ``device``: to have them on, another than the slab's.
+        """
         if device not in (None, self.device):
             return self._read_over_bus(self._check(blocks), first, count, device)
         places = self._places(blocks, first, count)
