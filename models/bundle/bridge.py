@@ -3,19 +3,19 @@
 The decoder bundle predicts its own tokens, but sessions arrive as ids of the served model's tokenizer (the
 *target*). The bridge spells the ids as text, and the reader tokenises that text again. The tokenizer's own
 tokenisation of the text is the *canonical* one and costs nothing. Each place where the real ids differ (a
-sampled split, half a character, random ids) costs a *patch* of a few bits.
+sampled split, half a character, random ids) costs a *patch* of a few bytes.
 
     ids     <|im_start|>   Hel lo ▁world   <|im_end|>      as sampled
-    bundle  <|x1|>         Hello world     <|x3|>          bundle tokens of the text; marks as escapes
-    patch   "1 id on, 1 id is cut after 3 of its 5 characters"
+    bundle  <|x1|>         Hello world     <|x2|>          bundle tokens of the text; marks as escapes
+    patch   "1 id on, 1 id gives way to these 2"
 
-Marks (special tokens and the unknown token) stand for no text. They become the bundle's 16 escapes, by a
-table that follows from the tokenizer alone. Text that merely spells a mark stays text. The span between two
+Marks (special tokens and the unknown token) stand for no text. They become the bundle's 16 escapes, in an
+order that follows from the tokenizer alone. Text that merely spells a mark stays text. The span between two
 marks is tokenised by itself, as the `tokenizers` library does it.
 
 Coding the ids as they are would need every target's vocabulary in the bundle. No tokenizer gives back every
-id sequence, so `to_bundle` reads back its own output. Where that fails, or costs more, it keeps the ids raw
-in the patch (about log2 V bits each, no bundle tokens).
+id sequence, so `to_bundle` reads back its own output. Where that fails, or costs more, it keeps all ids in
+the patch, and no bundle tokens.
 
 FORMAT.md specifies the stored bytes. All work is linear in the ids.
 """
@@ -30,15 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.bundle.patch import (
-    Edit,
-    Vocabulary,
-    apply_patch,
-    diff,
-    encode_edits,
-    encode_literal,
-    pack_bits,
-)
+from pltz.models.bundle.patch import Edit, apply_patch, diff, encode_edits
 from pltz.models.bundle.tokenizer import BundleTokenizer, byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
 
@@ -49,23 +41,9 @@ Json = Any
 FINGERPRINT_SIZE = 16  # bytes
 ESCAPES = 16  # bundle specials x0 .. x15
 SLOTS = ESCAPES - 1  # marks with an escape of their own; x15 leads the others
-UNKNOWN_SLOT = 5
-PLAIN_BITS = 3  # a guess at the cost of a bundle token, to weigh edits against the literal form
+PLAIN_BITS = 3  # a guess at the cost of a bundle token, to weigh edits against all ids in the patch
 STRANGE_BITS = 8  # additional cost of a token where all ids are odd
-
-# Names with an escape of their own, so that a role looks the same to the bundle in sessions of many targets.
-# One line per slot; part of the format.
-SLOT_NAMES = [
-    line.split()
-    for line in (
-        "<|begin_of_text|> <s> <bos> <|startoftext|> <\uff5cbegin\u2581of\u2581sentence\uff5c> [CLS]",
-        "<|im_start|> <|start_header_id|> <start_of_turn> <|turn> [INST] <|start|> <\uff5cUser\uff5c>",
-        "<|end_header_id|> [/INST] <|im_sep|> <|message|> <\uff5cAssistant\uff5c>",
-        "<|im_end|> <|eot_id|> <end_of_turn> <turn|> <|end|> [SEP]",
-        "<|end_of_text|> </s> <eos> <|endoftext|> <|return|> <\uff5cend\u2581of\u2581sentence\uff5c>",
-    )
-]
-SPARE_NAMES = ("reserved", "unused", "placeholder", "extra_id")  # marks that sessions hardly use
+SPARE_NAMES = ("reserved", "unused", "placeholder", "place\u2581holder", "extra_id")  # of marks that are hardly used
 
 
 # ---- the target: ids <-> text ----
@@ -203,7 +181,10 @@ class TargetTokenizer:
             ) from exc
         tokenizer = self._opening.tokenizer
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self.vocabulary = Vocabulary(vocabulary, model.get("continuing_subword_prefix") or "")
+        self.size = max(vocabulary.values(), default=-1) + 1
+        self.pieces = [""] * self.size
+        for piece, i in vocabulary.items():
+            self.pieces[i] = piece
         unknown = model.get("unk_id")  # Unigram; the other models name it
         self.unknown = int(vocabulary.get(model.get("unk_token"), -1) if unknown is None else unknown)
         added = tokenizer.get_added_tokens_decoder()
@@ -259,7 +240,7 @@ class Escapes:
         self.ids = [bundle.specials[f"x{slot}"] for slot in range(ESCAPES)]
         self._slot_of = {i: slot for slot, i in enumerate(self.ids)}
         self._marks = order  # by slot; those from 15 up follow x15
-        self._place = {mark: place for place, mark in enumerate(order) if mark >= 0}
+        self._place = {mark: place for place, mark in enumerate(order)}
         last = len(order) - SLOTS - 1  # the highest number after x15
         self._width = max(1, (last.bit_length() + 7) // 8) if last >= 0 else 0  # bytes
         self._byte_of = {i: piece[0] for i, piece in enumerate(bundle.pieces) if len(piece) == 1}
@@ -288,7 +269,7 @@ class Escapes:
             if len(tail) < self._width or -1 in tail or not tail:
                 raise CorruptError(f"expected {self._width} byte tokens after <|x15|>, found {list(ids[1:])}")
             place, tokens = SLOTS + int.from_bytes(tail, "big"), 1 + len(tail)
-        if place >= len(self._marks) or self._marks[place] < 0:
+        if place >= len(self._marks):
             raise CorruptError(f"expected an escape for a special token of the target, found number {place}")
         return self._marks[place], tokens
 
@@ -299,19 +280,8 @@ class Escapes:
 
 
 def slot_order(target: TargetTokenizer) -> list[int]:
-    """Return the target's marks by slot, 15 or more; -1 in a slot that stays empty. FORMAT.md, "Slots"."""
-    name_of = {i: target.vocabulary.pieces[i] for i in target.marks}
-    order = [-1] * SLOTS
-    if target.unknown >= 0:
-        order[UNKNOWN_SLOT] = target.unknown
-    mark_of = {name: i for i, name in name_of.items() if i != target.unknown}
-    for slot, names in enumerate(SLOT_NAMES):
-        order[slot] = next((mark_of[name] for name in names if name in mark_of), -1)
-    left = sorted(target.marks - set(order), key=lambda i: (any(s in name_of[i] for s in SPARE_NAMES), i))
-    for slot in range(SLOTS):
-        if order[slot] < 0 and left:
-            order[slot] = left.pop(0)
-    return order + left
+    """Return the target's marks by slot. FORMAT.md, "Slots"."""
+    return sorted(target.marks, key=lambda i: (any(word in target.pieces[i] for word in SPARE_NAMES), i))
 
 
 # ---- the bridge ----
@@ -340,12 +310,12 @@ class Bridge:
         self._bundle = bundle
         self._escapes = Escapes(self._target, bundle)
         self.fingerprint = self._target.fingerprint
-        self.identity = self._target.vocabulary.pieces == _bundle_pieces(bundle)
+        self.identity = self._target.pieces == _bundle_pieces(bundle)
 
     @property
     def size(self) -> int:
         """Return the size of the target's vocabulary: its largest id plus one."""
-        return self._target.vocabulary.size
+        return self._target.size
 
     def to_bundle(self, ids: npt.ArrayLike) -> tuple[Ids, bytes]:
         """Return bundle tokens, int32 (tokens,), and the patch that together give `ids` (n,) back.
@@ -357,10 +327,10 @@ class Bridge:
         if self.identity or not real:
             return np.array(real, np.int32), b""
         tokens, patch, guess = self._spelled(real)
-        literal = encode_literal(real, self._target.vocabulary)
-        if (not patch or guess < len(literal)) and self._gives(tokens, patch, real):
+        literal = encode_edits([Edit(0, 0, real)])
+        if (not patch or guess < 8 * len(literal)) and self._gives(tokens, patch, real):
             return tokens, patch
-        return np.zeros(0, np.int32), pack_bits(literal)
+        return np.zeros(0, np.int32), literal
 
     def spell(self, ids: npt.ArrayLike) -> Ids:
         """Return the bundle tokens of the ids' text and marks, int32 (tokens,), whatever patch the ids (n,) need.
@@ -383,10 +353,8 @@ class Bridge:
             raise CorruptError(f"expected a flat array of tokens, found {tokens.ndim}-d {tokens.dtype}")
         if self.identity:
             return self._same(tokens, patch)
-        if patch[:1] >= b"\x80" and tokens.size:
-            raise CorruptError(f"expected no bundle tokens beside a literal patch, found {tokens.size}")
         canonical = [i for mark, text in self._spans(tokens) for i in self._canonical(mark, text)]
-        return np.array(apply_patch(canonical, patch, self._target.vocabulary), np.int32)
+        return np.array(apply_patch(canonical, patch, self.size), np.int32)
 
     def _checked(self, ids: npt.ArrayLike) -> list[int]:
         array = np.asarray(ids)
@@ -412,7 +380,6 @@ class Bridge:
 
     def _spelled(self, real: list[int]) -> tuple[Ids, bytes, float]:
         """Return the bundle tokens of the ids' text, the patch of edits, and an estimate of the bits of both."""
-        vocabulary = self._target.vocabulary
         canonical: list[int] = []
         edits: list[Edit] = []
         spans, texts, pieces = self._pieces(real)
@@ -420,12 +387,12 @@ class Bridge:
             head = [mark] if mark >= 0 else []
             found = self._canonical(mark, text)
             base = len(canonical)
-            edits += [Edit(base + e.start, e.drop, e.ids) for e in diff(found, [*head, *span], vocabulary)]
+            edits += [Edit(base + e.start, e.drop, e.ids) for e in diff(found, [*head, *span])]
             canonical += found
         tokens = np.concatenate(pieces)
-        bits = encode_edits(edits, canonical, vocabulary)
+        patch = encode_edits(edits)
         odd = sum(len(edit.ids) for edit in edits) / len(real)  # random ids make a text that nothing predicts
-        return tokens, pack_bits(bits), len(bits) + len(tokens) * (PLAIN_BITS + STRANGE_BITS * odd)
+        return tokens, patch, 8 * len(patch) + len(tokens) * (PLAIN_BITS + STRANGE_BITS * odd)
 
     def _canonical(self, mark: int, text: str) -> list[int]:
         """Return the canonical ids of a mark and the span after it: the one step that both directions share."""

@@ -24,7 +24,6 @@ from tokenizers import (
 )
 
 from pltz.models.bundle.bridge import Bridge
-from pltz.models.bundle.patch import Vocabulary
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from tests.examples import examples
 
@@ -197,11 +196,16 @@ def x(slot: int) -> int:
 
 def unfolded(kind: str, ids: list[int], seed: int, rate: float) -> tuple[list[int], int]:
     """Cut pieces in two at random, as a sampler may; also how many."""
-    vocabulary = Vocabulary(target(kind).get_vocab(), "##" if kind == "wordpiece" else "")
+    prefix = "##" if kind == "wordpiece" else ""  # of a piece that goes on in a word; others begin with NUL
+    known = {
+        piece.removeprefix(prefix) if not prefix or piece.startswith(prefix) else "\0" + piece: i
+        for piece, i in target(kind).get_vocab().items()
+    }
+    spelling = {i: piece for piece, i in known.items()}
     rng = random.Random(seed)
     out: list[int] = []
     for i in ids:
-        s, known = vocabulary.spelling[i], vocabulary.spelled
+        s = spelling[i]
         cuts = [k for k in range(1, len(s)) if s[:k] in known and s[k:] in known]
         if cuts and rng.random() < rate:
             k = rng.choice(cuts)

@@ -303,20 +303,16 @@ def decisions() -> Vectors:
 
 
 def patches() -> Vectors:
-    """The pieces of a target of V ids by id, canonical ids, the real ones, and the patch between them."""
-    pieces = {10: "a", 20: "hello", 21: "hel", 22: "lo", 23: "h", 24: "ello", 30: "b", 299: "z"}
+    """How many ids a target has, canonical ids, the real ones, and the patch between them."""
     cases = [[10, 20, 30], [10, 21, 22, 30], [10, 20, 30, 299], [30], [20, 10, 23, 24, 30, 21, 22], [299] * 5]
     found: Vectors = []
     for real in cases:
         canonical = [10, 20, 30] if len(real) < 5 else [20, 10, 20, 30, 20]
-        vocabulary = patch.Vocabulary({piece: n for n, piece in pieces.items()})
-        edits = [*patch.diff(canonical, real, vocabulary)]
-        bits = patch.encode_edits(edits, canonical, vocabulary) if edits else ""
-        row = {"pieces": pieces, "canonical": canonical, "ids": real, "patch": patch.pack_bits(bits).hex()}
-        assert patch.apply_patch(canonical, bytes.fromhex(str(row["patch"])), vocabulary) == real
-        found.append(row)
-    literal = patch.pack_bits(patch.encode_literal([10, 21, 22, 30], vocabulary)).hex()
-    return [*found, {"pieces": pieces, "canonical": [], "ids": [10, 21, 22, 30], "patch": literal}]
+        stored = patch.encode_edits([*patch.diff(canonical, real)])
+        assert patch.apply_patch(canonical, stored, 300) == real
+        found.append({"V": 300, "canonical": canonical, "ids": real, "patch": stored.hex()})
+    literal = patch.encode_edits([patch.Edit(0, 0, [10, 21, 22, 30])]).hex()
+    return [*found, {"V": 300, "canonical": [], "ids": [10, 21, 22, 30], "patch": literal}]
 
 
 def boxes() -> Vectors:

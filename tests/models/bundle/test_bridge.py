@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,22 +73,22 @@ def test_a_chat_template_is_text_and_escapes() -> None:
     tokens, patch = there_and_back("byte-level", encode("byte-level", text + "<|endoftext|>"))
     want: list[int] = []
     for n, (role, content) in enumerate(turns):
-        want += [*plain("\n" if n else ""), x(1), *plain(f"{role}\n{content}"), x(3)]
-    assert (tokens, patch) == ([*want, *plain("\n"), x(4)], b"")
+        want += [*plain("\n" if n else ""), x(1), *plain(f"{role}\n{content}"), x(2)]
+    assert (tokens, patch) == ([*want, *plain("\n"), x(0)], b"")
 
 
 def test_a_first_space_after_a_mark_is_told_apart() -> None:
     start = mark_id("mistral", "<s>")
     with_space = there_and_back("mistral", [start, *encode("mistral", "Hello")])
     without = there_and_back("mistral", encode("mistral", "<s>Hello"))
-    assert with_space == ([x(0), *plain(" Hello")], b"") and without == ([x(0), *plain("Hello")], b"")
+    assert with_space == ([x(1), *plain(" Hello")], b"") and without == ([x(1), *plain("Hello")], b"")
 
 
 def test_text_that_spells_a_mark_stays_text() -> None:
     kind = "byte-level"
     ids = encode(kind, "say <|im_") + encode(kind, "end|> now")
     tokens, patch = there_and_back(kind, ids)
-    assert tokens == plain("say <|im_end|> now") and len(patch) <= 4
+    assert tokens == plain("say <|im_end|> now") and len(patch) <= 12
     literal = target(kind).__class__.from_str(target(kind).to_str())
     literal.encode_special_tokens = True
     ids = literal.encode("<|im_end|> is no end").ids
@@ -111,9 +110,10 @@ def test_marks_beyond_the_slots_are_numbered_in_bytes() -> None:
 
 
 def test_an_unknown_word_is_an_escape() -> None:
-    for kind, text in (("wordpiece", "the \u0416\u0416\u0416 capital"), ("unigram", "the cap\u2603ital of")):
+    rows = ("wordpiece", "the \u0416\u0416\u0416 capital", 1), ("unigram", "the cap\u2603ital of", 2)
+    for kind, text, slot in rows:
         tokens, patch = there_and_back(kind, encode(kind, text))
-        assert patch == b"" and tokens.count(x(5)) == 1
+        assert patch == b"" and tokens.count(x(slot)) == 1
 
 
 # ---- other ids cost a patch
@@ -129,13 +129,13 @@ def test_any_ids_come_back(kind: str, data: st.DataObject) -> None:
 
 @KINDS
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
-def test_a_split_costs_at_most_20_bits(kind: str, rate: float) -> None:
+def test_a_split_costs_at_most_9_bytes(kind: str, rate: float) -> None:
     ids, splits = unfolded(kind, encode(kind, PAGE * 20), 3, rate)
     tokens, patch = there_and_back(kind, ids)
     assert splits >= 10
     if tokens or rate < 0.4:  # else the ids of a small vocabulary are cheaper as they are
         assert tokens == bridge(kind).to_bundle(encode(kind, PAGE * 20))[0].tolist()
-        assert len(patch) * 8 <= 20 * splits
+        assert len(patch) <= 9 * splits
 
 
 @KINDS
@@ -143,8 +143,7 @@ def test_random_ids_cost_their_width(kind: str) -> None:
     rng = random.Random(7)
     ids = [rng.randrange(bridge(kind).size) for _ in range(3000)]
     _, patch = there_and_back(kind, ids)
-    width = (bridge(kind).size - 1).bit_length()
-    assert len(patch) * 8 <= width * len(ids) + 64
+    assert len(patch) <= 2 * len(ids) + 8
 
 
 def test_an_id_without_a_token_comes_back() -> None:
@@ -183,7 +182,7 @@ class Liar(bridge_module.Dialect):
         return super().ids(text)[self.calls % 2 :]
 
 
-def test_a_tokenizer_that_changes_its_mind_gets_the_literal_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_changes_its_mind_gets_all_ids_in_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge_module, "Dialect", Liar)
     liar = Bridge(target("byte-level").to_str().encode(), bundle())
     ids = encode("byte-level", "Hello world")
@@ -282,22 +281,10 @@ def test_fingerprint_is_of_the_meaning_not_of_the_layout() -> None:
     assert len({bridge(kind).fingerprint for kind in MAKERS}) == len(MAKERS)
 
 
-def test_slots_follow_from_names_then_ids() -> None:
+def test_slots_follow_from_ids() -> None:
     pieces = target("llama3").get_added_tokens_decoder()
     tokenizer = bridge_module.TargetTokenizer(target("llama3").to_str().encode())
-    names = [pieces[i].content if i >= 0 else None for i in bridge_module.slot_order(tokenizer)]
-    assert names[:4] == ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    assert names[4:7] == ["<|end_of_text|>", "<|eom_id|>", "<|python_tag|>"]
+    names = [pieces[i].content for i in bridge_module.slot_order(tokenizer)]
+    assert names[:4] == ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
+    assert names[4:7] == ["<|eom_id|>", "<|eot_id|>", "<|python_tag|>"]
     assert names[7:] == [f"<|reserved_special_token_{i}|>" for i in range(30)]
-
-
-# ---- the format page
-
-
-FORMAT = (Path(bridge_module.__file__).resolve().parents[1] / "FORMAT.md").read_text(encoding="utf-8")
-
-
-def test_format_page_s_slots() -> None:
-    for slot, names in enumerate(bridge_module.SLOT_NAMES):
-        rows = [line.replace("\\|", "|") for line in FORMAT.splitlines() if line.startswith(f"| {slot} |")]
-        assert any(" ".join(f"`{name}`" for name in names) in row for row in rows)
