@@ -141,7 +141,8 @@ def test_a_stream_gives_calls_at_its_end(client: Client, family: str, says: Any)
 
 
 def test_without_tools_or_where_none_is_to_be_called_all_is_text(client: Client, family: str, says: Any) -> None:
-    for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}):
+    without: list[dict[str, Any]] = [{}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}]
+    for fields in without:
         says(SAID[family])
         [choice] = client.post(CHAT, messages=[user("x")], max_tokens=90, **fields)["choices"]
         assert choice["message"] == {"role": "assistant", "content": SAID[family]}
