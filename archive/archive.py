@@ -797,6 +797,7 @@ class Archive:
         dead_share: float | None = None,
         small: int | None = None,
         grace: int = 0,
+        forgotten: bool = True,
         dry_run: bool = False,
     ) -> Collected:
         """Free packs condemned by an earlier run, then condemn small packs and packs with many dead bytes.
@@ -806,6 +807,7 @@ class Archive:
             small: packs of fewer bytes are merged; None: 16 MiB.
             grace: seconds between condemning a pack and deleting it. For so long after a forget `undelete` works, at
                 least.
+            forgotten: else what was forgotten stays, and only other dead bytes are freed.
             dry_run: only report the work to do.
 
         Raises:
@@ -828,6 +830,7 @@ class Archive:
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,
+            forgotten=forgotten,
             dry_run=dry_run,
         )
         if not dry_run:
@@ -846,7 +849,8 @@ class Archive:
         """Code again, by the model, what was put in a fast form: by PPMd.
 
         Nothing else about a session changes. What is coded anew is decoded and compared before it is put beside the
-        old form, which `collect` frees. Packs that were put last come first.
+        old form, which `collect` frees. Packs that were put last come first. Those without work are not looked
+        at again on this machine (by the user's cache folder).
 
         Args:
             budget: seconds after which no more is begun; None: until all is done.

@@ -106,6 +106,7 @@ class Collector:
         dead_share: float = DEAD_SHARE,
         small: int = SMALL,
         grace: int = 0,
+        forgotten: bool = True,
         dry_run: bool = False,
     ) -> Collected:
         """Finish what earlier runs condemned, then condemn packs.
@@ -115,6 +116,7 @@ class Collector:
             small: bytes below which packs are merged, tier by tier.
             grace: least time that a condemned pack stays, and that a forgotten version can be undeleted, in seconds.
                 With 0 what is forgotten is not live, whatever clock its mark is of.
+            forgotten: else what is forgotten stays, however long ago that was.
             dry_run: only report the work to do.
 
         Raises:
@@ -123,14 +125,14 @@ class Collector:
             StoreError: the store failed.
         """
         with LiveSet() as self._census:
-            done = self._run(dead_share, small, grace, dry_run)
+            done = self._run(dead_share, small, grace, forgotten, dry_run)
         if not dry_run:
             if done.copied or done.deleted:
                 self.indexes.try_to_write()  # the collection stands; an index can be written later
             self._forget_gone()
         return done
 
-    def _run(self, dead_share: float, small: int, grace: int, dry_run: bool) -> Collected:
+    def _run(self, dead_share: float, small: int, grace: int, forgotten: bool, dry_run: bool) -> Collected:
         """Do the work of `run`, but for the index."""
         listing, now = self.catalog.listing, self.catalog.store.now()
         self.catalog.refresh()
@@ -139,7 +141,7 @@ class Collector:
         if check and (faults := check.faults()):
             raise ArchiveError(f"{faults[min(faults)]}; {STOPS}")
         # what an earlier run condemned is finished first
-        self._before = now - grace if grace else MAX_VALUE
+        self._before = 0 if not forgotten else now - grace if grace else MAX_VALUE
         due = frozenset(pack for pack, since in listing.present.condemned.items() if since <= now - grace)
         copied = deleted = freed = 0
         if due:

@@ -7,20 +7,23 @@
 segment and version, and a shorter bitstring. So nothing above or below it is touched, and readers may take either.
 `LiveSet` counts the shorter one, and `collect` frees the other. A crash leaves the old form, or both.
 
-Fresh records are few beside all that is there. They are found by reading all packs that no collector condemned: what
-lies in the others is about to be moved, and is shrunk there.
+Fresh records are few beside all that is there. They are found by reading packs that no collector condemned: what
+lies in the others is about to be moved, and is shrunk there. A pack without fresh records, or only with those that the
+model makes no shorter, is not read again: the user's cache folder has the names of these, by bundle.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import NamedTuple, Self, cast
 
 from pltz.archive.catalog.catalog import Catalog
@@ -33,6 +36,7 @@ from pltz.archive.format.index_file import SEGMENTS, Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import RUN, Context, segment_only, tokens_fit
 from pltz.archive.maintenance.domain_records import identities
+from pltz.archive.storage.seen import place_folder
 from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.commits import FIRST, Pace
 from pltz.archive.writing.segments import PendingSegment, Row
@@ -44,6 +48,7 @@ from pltz.coding.log.log_coder import parse
 from pltz.coding.workers import START_BYTES
 from pltz.plt_codec.container.frame import PPMD, TOWER, Method
 from pltz.plt_codec.errors import FormatError, ModelError, PltzError
+from pltz.plt_codec.identity import SIZE
 
 PROVERS = 2  # groups that are proved beside each other, on a GPU
 # per commit, at most: of content, of coding it, and records, each of which may stand below `REACH` bytes in memory
@@ -68,6 +73,7 @@ class Shrunk:
         left: those that there was no time for, or that others moved or erased meanwhile.
         unread: those that cannot be decoded; ``problems`` says why.
         condemned: packs that were not looked at, since a collector is to move what is in them.
+        waiting: packs that there was no time to look at.
     """
 
     fresh: int = 0
@@ -80,6 +86,7 @@ class Shrunk:
     left: int = 0
     unread: int = 0
     condemned: int = 0
+    waiting: int = 0
     problems: tuple[str, ...] = ()
 
     @property
@@ -106,6 +113,7 @@ class _Begun:
         unread, problems: as of `Shrunk`.
         proof: to come: the seconds in which the segments were decoded. None: nobody does that ahead.
         seconds: that coding took.
+        moved: packs of the records that a shorter one took the place of.
     """
 
     size: int
@@ -114,6 +122,7 @@ class _Begun:
     problems: tuple[str, ...] = ()
     proof: Future[float] | None = None
     seconds: float = 0.0
+    moved: set[bytes] = field(default_factory=set)
 
 
 class _Provers:
@@ -165,8 +174,9 @@ class Shrinker:
     ) -> Shrunk:
         """Shrink what is fresh, and return what was done. Arguments and errors as of `Archive.shrink`."""
         began, coded, report = time.monotonic(), 0, Shrunk()
+        until = None if budget is None else began + budget
         tell = progress or (lambda _: None)
-        todo = self._catalog.decide(partial(self._plan, part or WorkPart(), report))
+        todo, looked = self._catalog.decide(partial(self._plan, part or WorkPart(), until, report))
         report.fresh, report.fresh_bytes = len(todo), sum(one.size for one in todo)
         report.expected = int(SAVED * sum(one.text for one in todo))
         tell(report)
@@ -186,29 +196,69 @@ class Shrinker:
                     if len(waiting) <= provers.count:
                         continue
                 elif late:
-                    at = len(todo)
+                    looked -= {one.location.pack for one in todo[at:]}
+                    del todo[at:]
                 if waiting:
-                    pace.took(*self._put(waiting.popleft(), report))
+                    pace.took(*self._put(begun := waiting.popleft(), report))
+                    looked -= begun.moved
                     tell(report)
         report.left = report.fresh - report.done
         if report.shrunk:
             self._indexes.write_if_due()
+        if not (dry_run or report.unread):
+            self._settle(looked - self._catalog.listing.condemned)
         return report
 
     # ---- which records
 
-    def _plan(self, part: WorkPart, report: Shrunk) -> list[_Fresh]:
-        """Return the fresh records that have no shorter one yet, those of packs put last first. Raises StoreError."""
-        listing, found, met = self._catalog.listing, list[_Fresh](), set[bytes]()
+    def _plan(self, part: WorkPart, until: float | None, report: Shrunk) -> tuple[list[_Fresh], set[bytes]]:
+        """Return the fresh records that have no shorter one yet, those of packs put last first, and packs looked at.
+
+        ``until``: time of the monotonic clock from which no pack is looked at. Raises StoreError.
+        """
+        listing, found, met, looked = self._catalog.listing, list[_Fresh](), set[bytes](), set[bytes]()
         mine = {pack for pack in listing.packs if part.has(pack)}
         report.condemned = len(mine & listing.condemned)
-        for pack in sorted(mine - listing.condemned, key=self._age, reverse=True):
-            for item in self._records(pack):
+        packs = sorted(mine - listing.condemned - self._settled(), key=self._age, reverse=True)
+        for number, pack in enumerate(packs):
+            report.waiting = len(packs) - number
+            if until is not None and time.monotonic() >= until:
+                return found, looked
+            items, whole = self._records(pack)
+            for item in items:
                 segment = item.record.id or b""
-                if (text := self._text(item)) and segment not in met and not self._has_shorter(item):
-                    met.add(segment)
-                    found.append(_Fresh(item.location, item.record.tokens, len(item.record.bitstring), text))
-        return found
+                whole &= self._codec(item.context) is not None or not _is_fast(item.context)
+                if not (text := self._text(item)):
+                    continue
+                if segment in met or self._has_shorter(item):  # until it is collected: the shorter one may get lost
+                    whole = False
+                    continue
+                met.add(segment)
+                found.append(_Fresh(item.location, item.record.tokens, len(item.record.bitstring), text))
+            looked |= {pack} if whole else set()
+        report.waiting = 0
+        return found, looked
+
+    @cached_property
+    def _file(self) -> Path:
+        """Return the file that has the names of packs without work for this bundle, one after the other."""
+        return place_folder("shrunk", self._catalog.listing.archive.hex()) / self._codecs.model.bundle_id.hex()
+
+    def _settled(self) -> set[bytes]:
+        try:
+            data = self._file.read_bytes()
+        except OSError:
+            return set()
+        return {data[at : at + SIZE] for at in range(0, len(data), SIZE)}
+
+    def _settle(self, packs: set[bytes]) -> None:
+        """Note packs without work, beside those that were noted and are still there."""
+        packs = packs | (self._settled() & self._catalog.listing.packs.keys())
+        new = self._file.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # they are looked at again
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(b"".join(sorted(packs)))
+            new.replace(self._file)
 
     def _age(self, pack: bytes) -> tuple[int, bytes]:
         try:
@@ -216,10 +266,14 @@ class Shrinker:
         except (FormatError, FileNotFoundError):
             return 0, pack
 
-    def _records(self, pack: bytes) -> Iterator[Found]:
-        """Yield the records of a pack that can be read; `verify` names the others. A collector may have been faster."""
-        with suppress(FormatError, FileNotFoundError):
-            yield from (item for item in self._catalog.listing.scan(pack) if not isinstance(item, Damage))
+    def _records(self, pack: bytes) -> tuple[list[Found], bool]:
+        """Return the records of a pack that can be read, and whether all can: `verify` names the others."""
+        try:
+            items = [*self._catalog.listing.scan(pack)]
+        except (FormatError, FileNotFoundError):  # a collector may have been faster
+            return [], False
+        found = [item for item in items if not isinstance(item, Damage)]
+        return found, len(found) == len(items)
 
     def _text(self, item: Found) -> int:
         """Return the bytes that a model is to code of a record in a fast form; 0 where it is not, or is left as it is.
@@ -254,8 +308,7 @@ class Shrinker:
         """Return the codec that codes records of a context anew; None where none does."""
         if context.method == Method.LOG:
             return self._log if context.tokenizer == self._log.tokenizer else None
-        fast = context.method == PPMD or (context.method == Method.BYTES and not is_bytewise(context.tokenizer))
-        return self._codecs.of_ids(context.tokenizer) if fast else None
+        return self._codecs.of_ids(context.tokenizer) if _is_fast(context) else None
 
     # ---- code them anew
 
@@ -316,6 +369,7 @@ class Shrinker:
             relied.add(item.location.pack)
         if rows:
             self._writer.copy(rows, new, relied=relied, fence=partial(self._fence, items))
+            begun.moved |= relied
         return report
 
     def _pending(self, items: Sequence[Found], report: _Begun) -> list[tuple[Found, PendingSegment]]:
@@ -392,6 +446,12 @@ class Shrinker:
             keys.doomed(item.context, one) for item in items for one in identities(item.record, item.context)
         ):
             raise Outdated("something is being erased: nothing was put")
+
+
+def _is_fast(context: Context) -> bool:
+    """Return whether the records of a context may be in a fast form."""
+    ids = context.method == Method.BYTES and not is_bytewise(context.tokenizer)
+    return context.method in (Method.LOG, PPMD) or ids
 
 
 def _group(todo: Sequence[_Fresh], limit: int) -> list[_Fresh]:

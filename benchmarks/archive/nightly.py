@@ -143,7 +143,7 @@ def _nights(root: Path, bundle: str, sizes: Sequence[int]) -> Iterator[dict[str,
     file.write_text(
         f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\n'
         '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
-        '[[retention]]\nkeep_last = 3\n[collect]\ngrace = "7d"\n[verify]\n'
+        '[[retention]]\nkeep_last = 3\n[shrink]\nbudget = "0s"\n[collect]\ngrace = "7d"\n[verify]\n'
     )
     done = 0
     for total in sizes:

@@ -86,6 +86,8 @@ def _text(found: "Shrunk", dry_run: bool) -> str:
         text = f"{fresh}: {found.shrunk:,} shrunk ({size(found.before)} to {size(found.after)})"
         more = {"no smaller by the model": found.kept, "not decoded": found.unread, "left": found.left}
         text += "".join(f", {count:,} {what}" for what, count in more.items() if count)
+    if found.waiting:
+        text += f"; no time for {counted(found.waiting, 'pack')}"
     if found.condemned:
         text += f"; {counted(found.condemned, 'pack')} not looked at, which collect is to move"
     return text

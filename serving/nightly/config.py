@@ -87,8 +87,8 @@ keep_within = "90d"
 # tags = { trial = "yes" }        # only versions with these tags may go
 # drop_last = true                # a session's last version may go too
 
-[shrink]                          # logs that were put the fast way are coded again by the model
-budget = "2h"                     # nothing more is begun after so long
+[shrink]                          # what was put the fast way is coded again by the model, also without this table
+budget = "1h"                     # nothing more is begun after so long; "0s": nothing at all
 
 [collect]                         # frees what was forgotten, in two runs
 grace = "7d"                      # what was forgotten can be undeleted for so long at least
@@ -131,9 +131,9 @@ class VerifySample:
 
 @dataclass(frozen=True)
 class ShrinkSettings:
-    """Coding again by the model what is in a fast form. ``budget``: for how long, a duration."""
+    """Coding again by the model what is in a fast form. ``budget``: for how long, a duration; of no seconds: not."""
 
-    budget: str = "2h"
+    budget: str = "1h"
 
     def __post_init__(self) -> None:
         check(self)
@@ -178,7 +178,7 @@ class Config:
     words: bool = False
     merge_turns: bool = True
     retention: tuple[Retention, ...] = ()
-    shrink: ShrinkSettings | None = None
+    shrink: ShrinkSettings = ShrinkSettings()
     collect: CollectSettings | None = None
     verify: VerifySample | None = None
     report: ReportFiles = ReportFiles()

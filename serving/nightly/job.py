@@ -37,7 +37,7 @@ from pltz.archive import (
     stat_of,
 )
 from pltz.plt_codec import PltzError
-from pltz.serving.nightly.config import Config
+from pltz.serving.nightly.config import CollectSettings, Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.receipt import ReceiptLedger
 from pltz.serving.nightly.report import FORMAT, VERSION, Reports
@@ -115,7 +115,7 @@ class _NightlyRun:
         # Upkeep, in an order in which each step finds what the last one left.
         forgotten = self._timed("retention", self._retention)
         shrunk = self._timed("shrink", self._shrink)  # before its packs are condemned, which no record is shrunk in
-        collected = self._timed("collect", self._collect)
+        collected = self._timed("collect", lambda: self._collect(shrunk))
         verified = self._timed("verify", self._verify)
         words = self._timed("words", self._words)
         self.failures = total.failures + self.failures
@@ -221,9 +221,8 @@ class _NightlyRun:
         return len(batch) if self.dry_run or not batch else opened.marker.forget(batch)
 
     def _shrink(self) -> Any:
-        if (wanted := self.config.shrink) is None:
+        if not (budget := seconds(self.config.shrink.budget)):
             return None
-        budget = seconds(wanted.budget)
         return self._step("shrink", lambda: vars(self.freezer.open().shrink(budget=budget, dry_run=self.dry_run)))
 
     def _words(self) -> Any:
@@ -232,12 +231,14 @@ class _NightlyRun:
         index = self.freezer.open().word_index()
         return self._step("words", lambda: {"left_out": index.catch_up(), "bytes": index.size})
 
-    def _collect(self) -> Any:
+    def _collect(self, shrunk: dict[str, Any] | None) -> Any:
+        """Free what was forgotten, where the configuration says so; else only what a shorter form took the place of."""
         wanted = self.config.collect
-        if wanted is None:
+        if wanted is None and not (shrunk and (shrunk["shrunk"] or shrunk["condemned"])):
             return None
-        grace = seconds(wanted.grace)
-        return self._step("collect", lambda: vars(self.freezer.open().collect(grace=grace, dry_run=self.dry_run)))
+        how: dict[str, Any] = {"forgotten": wanted is not None, "dry_run": self.dry_run}
+        grace = seconds((wanted or CollectSettings()).grace)
+        return self._step("collect", lambda: vars(self.freezer.open().collect(grace=grace, **how)))
 
     def _verify(self) -> Any:
         return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None

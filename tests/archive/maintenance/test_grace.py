@@ -56,6 +56,7 @@ def test_a_forget_before_a_collect_is_undone_for_the_whole_grace(disk: SimDisk, 
     assert reopen(disk, codec).collect(grace=WEEK).deleted == 4
     disk.clock += WEEK - 61
     reopen(disk, codec).collect(grace=WEEK)
+    reopen(disk, codec).collect(forgotten=False)  # leaves it, however long ago that was
     assert reopen(disk, codec).undelete(reopen(disk, codec).history("s1")) == 1
     assert reopen(disk, codec).get("s1").tokens.tolist() == wanted
 

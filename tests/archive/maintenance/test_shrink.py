@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ from tokenizers import Tokenizer
 from pltz import PutRequest
 from pltz.archive import opener
 from pltz.archive.archive import Archive
-from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch, NotFound
+from pltz.archive.format.pack import Damage
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.writer import ArchiveWriter, Publisher
@@ -198,10 +201,31 @@ def test_the_model_codes_a_small_put_at_once_and_ppmd_a_large_one(tmp_path: Path
     assert cold.shrink().shrunk == 0 and cold.verify(decode=True).sound and cold.get("small").value == large
 
 
-def test_the_budget_ends_it(place: Place) -> None:
+def test_the_budget_ends_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.put(request(40), fast=True)
     told = place.open().shrink(budget=0)
-    assert (told.fresh, told.shrunk, told.left) == (1, 0, 1)
+    assert (told.fresh, told.shrunk, told.waiting) == (0, 0, 1)
+    with monkeypatch.context() as patch:  # time ends once the pack was looked at
+        patch.setattr("pltz.archive.maintenance.shrink.time", SimpleNamespace(monotonic=itertools.count().__next__))
+        told = place.open().shrink(budget=1.5)
+    assert (told.fresh, told.shrunk, told.left, told.waiting) == (1, 0, 1, 0)
+    assert place.open().shrink().shrunk == 1
+
+
+def test_a_pack_without_work_is_not_read_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.put(request(40), fast=False)
+    before = set(place.open().parts.catalog.listing.packs)
+    assert place.open().shrink().fresh == 0
+    place.put(request(40, "another", 1), fast=True)
+    read, scan = set[bytes](), Listing.scan
+
+    def told(self: Listing, pack: bytes) -> Iterator[Found | Damage]:
+        read.add(pack)
+        return scan(self, pack)
+
+    monkeypatch.setattr(Listing, "scan", told)
+    assert place.open().shrink().shrunk == 1 and len(read) == 1 and not read & before
+    assert place.open(bundle="mini").shrink(dry_run=True).fresh == 0 and before < read  # which looks itself
 
 
 def test_parts_do_all_of_it(place: Place) -> None:

@@ -144,16 +144,21 @@ def test_retention_collects_and_verifies(nightly: Nightly) -> None:
     assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(chat(n, 3))] for n in range(5)}
 
 
-def test_what_was_put_the_fast_way_is_shrunk(nightly: Nightly) -> None:
-    nightly.rest = '[shrink]\nbudget = "1h"\n[collect]\ngrace = "0s"\n'
+@pytest.mark.parametrize("rest", ["", '[collect]\ngrace = "0s"\n', '[shrink]\nbudget = "0s"\n'])
+def test_what_was_put_the_fast_way_is_shrunk(nightly: Nightly, rest: str) -> None:
+    nightly.rest, nightly.head = rest, nightly.head.replace(nightly.bundle, "nano")
     (nightly.root / "logs").mkdir()
     (nightly.root / "logs" / "a.jsonl").write_bytes(log(50))
     nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
     report = nightly.run()
     assert report["exit_code"] == 0 and report["totals"]["frozen"] == 1
-    assert report["shrink"]["fresh"] == report["shrink"]["shrunk"] + report["shrink"]["kept"] == 1
-    assert report["collect"]["condemned"] or not report["shrink"]["shrunk"]
-    assert nightly.run(dry_run=True)["shrink"]["shrunk"] == 0
+    if "shrink" in rest:
+        assert report["shrink"] is report["collect"] is None
+        return
+    assert (report["shrink"]["fresh"], report["shrink"]["shrunk"], report["shrink"]["left"]) == (1, 1, 0)
+    assert report["collect"]["condemned"]
+    report = nightly.run(dry_run=True)
+    assert report["shrink"]["shrunk"] == 0 and report["collect"]  # which is to free what it condemned
 
 
 def test_damage_in_the_sample_is_said(nightly: Nightly) -> None:
