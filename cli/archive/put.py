@@ -322,8 +322,8 @@ def requests(
 ) -> "Iterator[tuple[PutRequest, int]]":
     """Yield the sessions as requests, each with the bytes that it was read from.
 
-    ``name``: of the only session. ``new_version``: none has to continue what is stored. ``known``: with what is known
-    of their content beside its size. Raises UsageError for a second session of that name.
+    ``name``: of the only session, which may have parts. ``new_version``: none has to continue what is stored.
+    ``known``: with what is known of their content beside its size. Raises UsageError for a second session.
     """
     from pltz.archive.format.record import ContentFacts
     from pltz.archive.writing.content_facts import facts_of
@@ -331,10 +331,12 @@ def requests(
 
     if name is None:
         source.heads = heads_of(source.paths)
-    rows = iter(source)
-    first = list(itertools.islice(rows, 1 if name is None else 2))
-    if len(first) > 1:
-        raise UsageError("--name is for one session, and there are more: leave it out")
+    rows, first = iter(source), list[Any]()
+    for row in rows if name is not None else ():  # all parts of one session
+        first.append(row)
+        parts = {(one.found.file, one.found.part) for one, *_ in first}
+        if len(parts) < len(first) or len({file for file, _ in parts}) > 1:
+            raise UsageError("--name is for one session, and there are more: leave it out")
     files, dropping = FileOfName(), drops()
     for session, target, tokenizer in itertools.chain(first, rows):
         found = session.found
@@ -358,7 +360,7 @@ def requests(
             found.session,
             target=target,
             tokenizer=tokenizer,
-            part=found.part if name is None else "",
+            part=found.part,
             content=facts_of(found.session, found.size, session.mtime, is_chat=found.noun == "chat")
             if known
             else ContentFacts(size=found.size, mtime=session.mtime),

@@ -76,3 +76,19 @@ def test_a_table_shows_title_and_turns(run: Run, cold: Path, tmp_path: Path) -> 
     [row] = lines(run("archive", "ls", "-r", cold, "--json"))
     assert row["turns"] == 2 and row["said"] == [1, 1] and "Where is the bug?".startswith(row["title"])
     assert row["title"] in run("archive", "ls", "-r", cold, "--long").stdout
+
+
+def test_a_name_is_one_of_the_session_with_its_parts(run: Run, cold: Path, projects: Path) -> None:
+    assert run("archive", "put", "-r", cold, projects, "--name", "mine").exit_code == 0
+    log = projects / "-home-me-shop/0f3a6c1e.jsonl"
+    part = log.with_suffix("") / next(iter(PARTS))
+    part.write_bytes(part.read_bytes() + event("s", 2))
+    done = run("archive", "put", "-r", cold, part, "--name", "mine")
+    assert done.exit_code == 0 and "0 sessions with 1 other part" in done.stderr
+    [row] = lines(run("archive", "ls", "-r", cold, "--json"))
+    assert (row["name"], row["parts"], row["version"]) == ("mine", ["", *PARTS], 2)
+    assert run("archive", "get", "-r", cold, "mine").stdout_bytes == log.read_bytes()
+    log.with_name("second.jsonl").write_bytes(event("t", 0))
+    done = run("archive", "put", "-r", cold, projects, "--name", "other")
+    assert done.exit_code == 2 and "there are more" in done.stderr
+    assert len(lines(run("archive", "ls", "-r", cold, "--json"))) == 1
