@@ -230,13 +230,13 @@ class ObjectStore:
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder, and tidy the cache where it lists indexes.
 
-        Raises StoreError.
+        Some stores keep an empty object in the folder's name. Raises StoreError.
         """
         import obstore
 
         def ask() -> dict[str, int]:
             found = obstore.list_with_delimiter(self._remote, folder or None)["objects"]
-            return {last_part(item["path"]): item["size"] for item in found}
+            return {last_part(item["path"]): item["size"] for item in found if item["path"] != folder}
 
         what = f"list {folder or 'the archive'}"
         for left in reversed(range(1 + self.place.retries)):

