@@ -45,9 +45,14 @@ from pltz.models.target.cache import (
     share as share,
 )
 from pltz.models.target.checkpoint import (
+    differing as differing,
     fingerprint_of as fingerprint_of,
     positions_of as positions_of,
     resolve as resolve,
     tokenizer_json_of as tokenizer_json_of,
 )
-from pltz.models.target.target import Target as Target, as_seen_by as as_seen_by
+from pltz.models.target.target import (
+    ControlTokenWarning as ControlTokenWarning,
+    Target as Target,
+    as_seen_by as as_seen_by,
+)

@@ -76,11 +76,12 @@ def thaw(
 def target_ids(file: SessionFile, index: int, model: Target) -> tuple[np.ndarray[Any, Any], str]:
     """Return the ids to prefill ``model`` with for session ``index``, (T,), and what they leave out of a log.
 
-    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer. Else a chat goes through
+    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer and chat template. Else a chat goes through
     the target's template and a text through its tokenizer. Of an agent's log the conversation that it had does.
     """
     kind = file.info(index).content.kind
-    if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
+    plain = kind != "chat" or model.writes_as_shipped
+    if kind == "ids" or (plain and bridge_between(model.tokenizer_json, file.codec).identity):
         bridge = file.bridge if kind == "ids" else None
         ids = file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
         if kind == "ids" or (kind == "chat" and not np.any(ids == MESSAGE)):  # events of a log are no plain messages

@@ -4,10 +4,10 @@
     ids       0 ............... 70     70 ................... 75         75 .. 75      same tokenizer
     ids       0 .. 0                   0 .................... 0          0 ... 81      another tokenizer
 
-With the same tokenizer the ids are the tokens themselves. Of an agent's log they are those of the conversation that
-the agent had (`datasets.conversation`), rendered as with another tokenizer.
+With the same tokenizer and chat template the ids are the tokens themselves. Of an agent's log they are those of the
+conversation that the agent had (`datasets.conversation`), rendered as with another tokenizer.
 
-With another tokenizer the ids are those of the rendered chat. No cut of them matches a cut of the archive's
+With another tokenizer or template the ids are those of the rendered chat. No cut of them matches a cut of the archive's
 tokens. So all ids belong to the last segment, and are shared only by sessions that share the whole tower.
 Sessions archived as the ids a target saw (`bridged.BridgedCodec`) map to the same ids again, segment by
 segment.
@@ -24,7 +24,7 @@ import numpy as np
 from pltz.archive import SessionReader
 from pltz.coding import is_bytewise
 from pltz.datasets import HEAD, left_out, messages_of, registry, rendered
-from pltz.models import LIST, MESSAGE, Bridge, as_seen_by, conversation_span, kind_of
+from pltz.models import LIST, MESSAGE, SPECIALS, Bridge, as_seen_by, conversation_span, kind_of
 from pltz.plt_codec import TokenizerMismatch
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class TargetTokenReader:
         kind, tokenizer = kind_of(tower.version.kind), tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         own = tokenizer in self._own and not is_bytewise(tokenizer)
+        own = own and (kind != "chat" or self._target.writes_as_shipped or tokenizer != self._tokenizer.fingerprint)
         session = None if own and not self._may_be_log(tower) else self._sessions.session(tower)
         messages = messages_of(session) if session else None
         if session and messages is not None:
@@ -92,6 +93,9 @@ class TargetTokenReader:
         if own:
             tokens = tower.tokens
             begin, end = conversation_span(tokens) if kind == "chat" else (0, len(tokens))
+            if kind == "chat":
+                words = self._tokenizer.decode(tokens[tokens >= len(SPECIALS)]).decode("utf8", "replace")
+                self._target.warn_of_control([("this chat", words)])
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
         session = session or self._sessions.session(tower)
         if kind == "ids" and not self._same:

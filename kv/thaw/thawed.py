@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pltz.models import differing
 from pltz.plt_codec import TargetMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -75,14 +76,16 @@ class Thawed:
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:
     """Refuse a target other than the one that a session was frozen for.
 
-    ``frozen_for``: None if it was frozen for no target in particular. Raises TargetMismatch with both
-    fingerprints and the remedy.
+    ``frozen_for``: None if it was frozen for no target in particular. Raises TargetMismatch with both fingerprints,
+    what differs, where that is known, and the remedy.
     """
     if frozen_for is None or any_target or bytes(frozen_for) == fingerprint:
         return
+    what = " and ".join(differing(bytes(frozen_for), fingerprint))
     raise TargetMismatch(
-        f"expected the target this session was frozen for, {bytes(frozen_for).hex()}, found {fingerprint.hex()}: "
-        "load that target, or pass --any-target to prefill these tokens with other weights"
+        f"expected the target this session was frozen for, {bytes(frozen_for).hex()}, found {fingerprint.hex()}"
+        f"{f', with another {what}' if what else ''}: load that target, or pass --any-target to prefill these tokens as "
+        "they are"
     )
 
 

@@ -1,8 +1,8 @@
 """Checkpoint: the folder of a target's files, and the fingerprint of their content.
 
-A name is an embedded target, a local folder or a hub name. The fingerprint covers config, weights and
-tokenizer in 16 bytes. It is the same however the weights are cut into shards, and computed from the files
-alone. Weights are safetensors; pickles are refused.
+A name is an embedded target, a local folder or a hub name. The fingerprint covers config, weights, tokenizer, chat
+template and special tokens in 16 bytes. It is the same however the weights are cut into shards, and computed from the
+files alone. Weights are safetensors; pickles are refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from typing import Any
 
 from pltz.plt_codec.errors import ModelError
 
-FINGERPRINT_BYTES = 16  # bytes
+WHOLE = 8  # bytes of a fingerprint that are the digest of all parts; the others are `PART` of the digest of each
+PART = 2  # bytes
+PARTS = ("config or weights", "tokenizer", "chat template", "special tokens")
+SPECIAL = ("bos_token", "eos_token", "unk_token", "additional_special_tokens", "extra_special_tokens",
+           "add_bos_token", "add_eos_token")  # keys of tokenizer_config.json that a prompt depends on
+TEMPLATES = "additional_chat_templates"  # folder
 TARGETS = Path(__file__).parents[1] / "targets"  # the targets that ship with pltz, one folder each
+SHIPPED = "mini-llama"  # whose chat template writes a chat as the tokens of a bundle
 # Keys of config.json that say how it was written or is to be run, and do not change what the model computes. The
 # dtype is among them because the weights' own dtype is hashed with every tensor.
 VOLATILE_KEYS = frozenset(
@@ -204,9 +210,10 @@ def check_weights(model: Any, folder: Path) -> None:
 def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
     """Return the fingerprint (16 bytes) of a target's files, without loading the model.
 
-    It is blake2b over three things. They are config.json without VOLATILE_KEYS, every tensor of the safetensors files
-    (name, dtype, shape, bytes) by name, and tokenizer.json in canonical form. Every weight is read once, through mmap.
-    The result is kept for the life of the process, as long as size and mtime of the files stay the same.
+    It is `WHOLE` bytes of blake2b over `PARTS`, and `PART` bytes of each. They are config.json without VOLATILE_KEYS
+    with every tensor of the safetensors files (name, dtype, shape, bytes) by name; tokenizer.json in canonical form;
+    chat templates by name; and the `SPECIAL` tokens. Every weight is read once, through mmap. The result is kept for
+    the life of the process, as long as size and mtime of the files stay the same.
 
     Raises:
         ModelError: a file is missing or damaged.
@@ -222,6 +229,9 @@ def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
         ModelError: a file cannot be read.
     """
     files = [folder / "config.json", _tokenizer(folder), *weight_files(folder)]
+    others = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "chat_template.jinja")
+    files += [path for path in map(folder.joinpath, others) if path.exists()]
+    files += sorted(folder.glob(f"{TEMPLATES}/*.jinja"))
     try:
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
     except OSError as exc:
@@ -238,13 +248,61 @@ def fingerprint_folder(folder: Path, signature: tuple[tuple[str, int, int], ...]
         ModelError: a file is missing or damaged.
     """
     tensors = _tensor_digests(weight_files(folder))
-    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES, person=b"pltz target 1")
-    parts = [_canonical(_stable(read_json(folder / "config.json")))]
-    parts += [_canonical([name, *tensors[name]]) for name in sorted(tensors)]
-    parts.append(_canonical_tokenizer(tokenizer_json_of(folder)))
+    weights = [_canonical(_stable(read_json(folder / "config.json")))]
+    weights += [_canonical([name, *tensors[name]]) for name in sorted(tensors)]
+    words = (templates_of(folder), _special_tokens(folder))
+    parts = [_digest(weights), _digest([_canonical_tokenizer(tokenizer_json_of(folder))])]
+    parts += [_digest([_canonical(word)]) for word in words]
+    return _digest(parts)[:WHOLE] + b"".join(part[:PART] for part in parts)
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16, person=b"pltz target 1")
     for part in parts:  # length before content: no two lists of parts give the same bytes
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
+
+
+def differing(expected: bytes, found: bytes) -> list[str]:
+    """Return which of `PARTS` differ in two fingerprints, none where all do: then they are of other models.
+
+    >>> differing(b"12345678aabbccdd", b"87654321aabbCCdd")
+    ['chat template']
+    """
+    pieces = ([data[at : at + PART] for at in range(WHOLE, len(data), PART)] for data in (expected, found))
+    same = [one == other for one, other in zip(*pieces, strict=False)]
+    return [part for part, alike in zip(PARTS, same, strict=False) if not alike] if any(same) else []
+
+
+def templates_of(folder: Path) -> dict[str, str]:
+    """Return the chat templates of a target by name, as transformers finds them. Raises ModelError."""
+    found: Any = None
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if found is None and (folder / name).exists():
+            found = read_json(folder / name).get("chat_template")
+    named = found if isinstance(found, list) else [] if found is None else [{"name": "default", "template": found}]
+    templates = {str(one.get("name")): str(one.get("template")) for one in named if isinstance(one, dict)}
+    single, others = folder / "chat_template.jinja", sorted(folder.glob(f"{TEMPLATES}/*.jinja"))
+    try:
+        templates |= {path.stem: path.read_text("utf8") for path in others}
+        return templates | ({"default": single.read_text("utf8")} if single.exists() else {})
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ModelError(f"cannot read a chat template in {folder} ({reason(exc)}): copy the model again") from exc
+
+
+def _special_tokens(folder: Path) -> dict[str, Any]:
+    """Return the special tokens of a tokenizer's settings by their names, each as its text."""
+    found = dict[str, Any]()
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            found |= {key: value for key, value in read_json(folder / name).items() if key in SPECIAL}
+    return {key: _words(value) for key, value in found.items() if value is not None and value != []}
+
+
+def _words(token: Any) -> Any:
+    if isinstance(token, list):
+        return [_words(one) for one in token]
+    return token["content"] if isinstance(token, dict) and "content" in token else token
 
 
 def _canonical(value: Any) -> bytes:

@@ -3,9 +3,10 @@
 A target is any Hugging Face causal language model: a local folder, the name of a target that ships with pltz
 (``mini-llama``), or a hub name. It provides three things:
 
-- ``fingerprint``: 16 bytes that name config, weights and tokenizer, so that a KV is never served to other weights.
-  It is computed from the files, not from the loaded objects. So it does not depend on a library's version, on the
-  dtype or device of the loaded model, nor on how the weights are cut into shards.
+- ``fingerprint``: 16 bytes that name config, weights, tokenizer, chat template and special tokens, so that a KV is
+  never served to other weights, and no prompt is prefilled that the target would not make. It is computed from the
+  files, not from the loaded objects. So it does not depend on a library's version, on the dtype or device of the loaded
+  model, nor on how the weights are cut into shards.
 - ``prefill``: one forward pass that fills a ``DynamicCache`` and returns the logits of the last position.
 - ``generate``: greedy continuation from such a cache.
 
@@ -24,8 +25,11 @@ torch and transformers are imported inside the functions that use them: fingerpr
 from __future__ import annotations
 
 import inspect
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +41,8 @@ from pltz.models.session.transcript import ALIASES, ROLES
 from pltz.models.target.batch import PrefillBatch
 from pltz.models.target.cache import cache_argument, cache_bytes, is_plain, pairs_of, share
 from pltz.models.target.checkpoint import (
+    SHIPPED,
+    TARGETS,
     check_weights,
     file_signature,
     fingerprint_folder,
@@ -46,6 +52,7 @@ from pltz.models.target.checkpoint import (
     read_json,
     reason,
     resolve,
+    templates_of,
     tokenizer_json_of,
 )
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
@@ -119,6 +126,10 @@ def _torch_device(device: str | torch.device) -> torch.device:
             f"expected a device of this machine, found {device!r} and {torch.cuda.device_count()} GPUs"
         )
     return found
+
+
+class ControlTokenWarning(UserWarning):
+    """A remark about a text that a target reads otherwise than it was meant: it spells a control token."""
 
 
 class Target:
@@ -200,8 +211,9 @@ class Target:
         _check_folder(folder)
         before = file_signature(folder)
         own = load_tokenizer(folder)
-        if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
-            raise ModelError(f"expected the tokenizer of {folder}, found one with another vocabulary")
+        for what in ("vocabulary", "chat template") if tokenizer is not None else ():
+            if _facet(tokenizer, what) != _facet(own, what):
+                raise ModelError(f"expected the tokenizer of {folder}, found one with another {what}: save it there")
         check_weights(model, folder)
         served: Any = model  # its hints leave eval without types
         target = cls(served.eval(), tokenizer or own, folder)
@@ -394,6 +406,25 @@ class Target:
             raise ContentError(f"the target's tokenizer cannot take this text ({reason(exc)})") from exc
         return [int(i) for i in ids]
 
+    @cached_property
+    def _control(self) -> re.Pattern[str] | None:
+        words = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+
+    @cached_property
+    def writes_as_shipped(self) -> bool:
+        """Return whether it renders chats as the target that ships with pltz: with its template, or with none."""
+        found = templates_of(self.folder)
+        return not found or found == templates_of(TARGETS / SHIPPED)
+
+    def warn_of_control(self, texts: Iterable[tuple[str, Any]]) -> None:
+        """Warn of texts, each with the words for its place, that spell a control token: the target reads it as one."""
+        for place, value in texts:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if self._control and (found := self._control.search(text)):
+                why = f"{place} spells {found[0]}, a control token of this target: a server of it reads it as one"
+                warnings.warn(why, ControlTokenWarning, stacklevel=3)
+
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """Return the text of some ids (T,), special tokens included, nothing tidied up."""
         flat = [int(i) for i in ids]
@@ -404,7 +435,7 @@ class Target:
 
         ``chat``: {"messages": [...]}, a list of messages, or {"conversations": [...]} (ShareGPT). A "tools"
         key beside "messages" goes to the template. As on every server, the text of a special token inside a
-        message becomes that token.
+        message becomes that token, and a ControlTokenWarning says so.
 
         Raises:
             OpaqueContentError: a part is not text.
@@ -416,6 +447,7 @@ class Target:
             raise ModelError(
                 f"the target in {self.folder} has no chat template: give token ids or text instead"
             )
+        self.warn_of_control((f"message {n}", message) for n, message in enumerate(messages, 1))
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
@@ -490,9 +522,15 @@ def as_seen_by(model: Target, session: Session) -> Session:
     if session.kind == "chat":
         return Session("ids", model.render(session.value))
     try:
-        return Session("ids", model.tokenize(session.value.decode()))
+        text = session.value.decode()
+        model.warn_of_control([("the text", text)])
+        return Session("ids", model.tokenize(text))
     except UnicodeDecodeError as exc:
         raise ContentError("a text that is not UTF-8 has no token ids: leave the target out") from exc
+
+
+def _facet(tokenizer: Any, what: str) -> Any:
+    return tokenizer.get_vocab() if what == "vocabulary" else getattr(tokenizer, "chat_template", None)
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,6 +1,8 @@
 """A thaw over the hot store gives what one prefill of all ids gives, and does no work twice."""
 
+import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +29,7 @@ from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import conversation_ids, to_tokens
-from pltz.models.target.target import Target
+from pltz.models.target.target import ControlTokenWarning, Target
 from pltz.plt_codec.errors import (
     ContentError,
     ModelError,
@@ -38,7 +40,7 @@ from pltz.plt_codec.errors import (
 )
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.failing import raising
-from tests.kv.store.conftest import by_model
+from tests.kv.store.conftest import by_model, chat
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
 ROOM = 8192  # tokens
@@ -459,3 +461,36 @@ def test_a_pass_of_many_that_fails_is_run_one_by_one(
     monkeypatch.setattr(kin, "prefill_many", raising(ModelError("out of memory")))
     for one in thawer_of(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
         as_if_new(one, kin)
+
+
+def test_a_chat_template_that_changed_is_told_before_any_prefill_and_used_where_it_may_be(
+    cold: SessionArchive, kin: Target, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(small / "kin", tmp_path / "other")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}")
+    other = Target.load(folder)
+    list(cold.put([PutRequest("served", cold.get("a/1"), target=kin)]))
+    counted = Counted(cold, other, monkeypatch)
+    with pytest.raises(TargetMismatch, match="with another chat template: load that target"):
+        thawer_of(cold, other).thaw("served")
+    assert counted.take() == (0, 0, 0)
+    as_if_new(thawer_of(cold, kin).thaw("served"), kin, kin.render(cold.get("a/1").value))
+    ids = other.render(cold.get("a/1").value)
+    assert ids != ids_of(cold, "a/1")
+    as_if_new(thawer_of(cold, other).thaw("a/1"), other, ids)  # kept as text: rendered as this target does
+
+
+def test_text_that_spells_a_control_token_is_told_at_put_and_thaw(
+    cold: SessionArchive, kin: Target, stranger: Target
+) -> None:
+    spelled = PutRequest("spelled", chat("What does <|assistant|> mean?", "A turn."))
+    told = pytest.warns(ControlTokenWarning, match=r"spells <\|assistant\|>, a control token")
+    with told:
+        list(cold.put([replace(spelled, target=kin)]))
+    list(cold.put([replace(spelled, name="kept")]))
+    for target in (kin, stranger):
+        with told:
+            thawer_of(cold, target).thaw("kept")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        thawer_of(cold, kin).thaw("a/1")

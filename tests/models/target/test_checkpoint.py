@@ -17,7 +17,7 @@ import transformers
 from huggingface_hub.utils._paths import filter_repo_objects
 
 import pltz
-from pltz.models.target.checkpoint import fingerprint_of
+from pltz.models.target.checkpoint import differing, fingerprint_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
 from tests.failing import raising
@@ -102,18 +102,32 @@ class TestFingerprint:
         assert fingerprint_of(copy) == before
 
     @pytest.mark.parametrize(
-        "edit",
+        ("edit", "part"),
         [
-            flip_weight_bit,
-            edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5)),
-            edit_json("tokenizer.json", lambda t: t["model"]["merges"].pop()),
+            (flip_weight_bit, "config or weights"),
+            (edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5)), "config or weights"),
+            (edit_json("tokenizer.json", lambda t: t["model"]["merges"].pop()), "tokenizer"),
+            (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"), "chat template"),
+            (edit_json("tokenizer_config.json", lambda c: c.update(chat_template="{{ messages }}")), "chat template"),
+            (edit_json("tokenizer_config.json", lambda c: c.update(bos_token="<|lane|>")), "special tokens"),
         ],
-        ids=["one bit of one weight", "config", "tokenizer"],
+        ids=["one bit of one weight", "config", "tokenizer", "template", "template in the settings", "special token"],
     )
-    def test_depends_on(self, copy: Path, edit: Edit) -> None:
+    def test_depends_on(self, copy: Path, edit: Edit, part: str) -> None:
         before = fingerprint_of(copy)
         edit(copy)
-        assert fingerprint_of(copy) != before
+        assert fingerprint_of(copy) != before and differing(before, fingerprint_of(copy)) == [part]
+
+    def test_a_template_is_the_same_wherever_it_stands(self, copy: Path) -> None:
+        edit_json("tokenizer_config.json", lambda c: c.update(chat_template="{{ messages }}"))(copy)
+        before = fingerprint_of(copy)
+        edit_json("tokenizer_config.json", lambda c: c.pop("chat_template"))(copy)
+        (copy / "chat_template.jinja").write_text("{{ messages }}")
+        assert fingerprint_of(copy) == before
+        (copy / "chat_template.jinja").unlink()
+        named = [{"name": "default", "template": "{{ messages }}"}]
+        edit_json("tokenizer_config.json", lambda c: c.update(chat_template=named))(copy)
+        assert fingerprint_of(copy) == before
 
     def test_is_refused_when_the_files_changed_since_they_were_loaded(self, copy: Path) -> None:
         target = Target.load(copy)
