@@ -76,8 +76,9 @@ def thaw(
 def target_ids(file: SessionFile, index: int, model: Target) -> tuple[np.ndarray[Any, Any], str]:
     """Return the ids to prefill ``model`` with for session ``index``, (T,), and what they leave out of a log.
 
-    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer and chat template. Else a chat goes through
-    the target's template and a text through its tokenizer. Of an agent's log the conversation that it had does.
+    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer and chat template. Else a
+    chat goes through the target's template and a text through its tokenizer. Of an agent's log the conversation that it
+    had does.
     """
     kind = file.info(index).content.kind
     plain = kind != "chat" or model.writes_as_shipped

@@ -84,8 +84,8 @@ def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bo
     what = " and ".join(differing(bytes(frozen_for), fingerprint))
     raise TargetMismatch(
         f"expected the target this session was frozen for, {bytes(frozen_for).hex()}, found {fingerprint.hex()}"
-        f"{f', with another {what}' if what else ''}: load that target, or pass --any-target to prefill these tokens as "
-        "they are"
+        f"{f', with another {what}' if what else ''}: load that target, or pass --any-target to prefill these tokens "
+        "as they are"
     )
 
 
