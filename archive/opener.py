@@ -77,12 +77,14 @@ def create(
     codecs: Iterable[SegmentCodec] = (),
     *,
     key: Secret | None = None,
+    append_only: bool = False,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
     Args:
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
+        append_only: puts delete nothing, and overwrite nothing but the manifest.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
@@ -92,7 +94,7 @@ def create(
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
-    settings = Settings(store.random(SIZE), key is not None)
+    settings = Settings(store.random(SIZE), key is not None, append_only)
     # where the settings are, another init won or was cut off
     if not is_there(store, SETTINGS):
         _want_nothing(store)
@@ -166,7 +168,7 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryptio
         raise UsageError("this archive is not sealed: leave the key out")
     if not settings.sealed:
         return Plaintext()
-    return Keyring(store, settings.archive, key) if key else LockedArchive()
+    return Keyring(store, settings.archive, key, keeps=settings.append_only) if key else LockedArchive()
 
 
 def _opened(

@@ -48,6 +48,10 @@ class FakeTarget:
     tokenizer_json: bytes
     fingerprint: bytes = b"T" * 16
     chunks: list[int | None] = field(default_factory=list)
+    writes_as_shipped: bool = True
+
+    def warn_of_control(self, texts: Any) -> None:
+        """Find none."""
 
     def render(self, chat: Any) -> list[int]:
         return self.tokenize("".join(m["role"][0].upper() + ":" + m["content"] for m in chat["messages"]))

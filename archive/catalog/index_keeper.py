@@ -88,7 +88,8 @@ class IndexKeeper:
     def write(self, *, everything: bool = True, replaced: Collection[str] = ()) -> set[str]:
         """Put an index over the packs that have none, and return the names of the index files put.
 
-        Smaller indexes are merged into it, or all of them with ``everything``. ``replaced``: indexes that the manifest
+        Smaller indexes are merged into it, or all of them with ``everything``, and without it none where the archive is
+        append-only. ``replaced``: indexes that the manifest
         no longer names, if not those that were merged. Raises Fenced, StoreError.
         """
         for _ in range(ATTEMPTS):
@@ -102,12 +103,13 @@ class IndexKeeper:
         """Write an index as `write` does. Raises FileNotFoundError where one that is merged is gone."""
         catalog = self._catalog
         together = TOGETHER if self._store.remote else 0  # on a directory a look-up in one more index costs little
+        merges = everything or not catalog.listing.present.settings.append_only  # what is merged is deleted
         absorbed: dict[str, FileIndex] = {}
         entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
         for name, known in sorted(catalog.listing.indexes.items(), key=lambda item: len(item[1])):
             fits = packs + len(known.packs) <= index_file.MAX_PACKS
             size = ENTRY_BYTES * (entries + len(known)) + PACK_BYTES * (packs + len(known.packs))
-            if everything or (fits and (len(known) <= 2 * entries or size <= together)):
+            if everything or (merges and fits and (len(known) <= 2 * entries or size <= together)):
                 absorbed[name] = known
                 entries += len(known)
                 packs += len(known.packs)

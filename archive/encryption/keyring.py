@@ -32,12 +32,15 @@ SCRYPT_COST = (15, 8, 1)  # 32 MiB, a tenth of a second
 
 
 class Keyring:
-    """The keys of a sealed archive, in memory. Raises KeyMismatch on opening with another secret."""
+    """The keys of a sealed archive, in memory. Raises KeyMismatch on opening with another secret.
+
+    ``keeps``: puts leave key files that no longer count to the next erase, as they have no right to delete.
+    """
 
     cipher = SEALED
 
-    def __init__(self, store: Store, archive: bytes, secret: Secret):
-        self.store, self.archive = store, archive
+    def __init__(self, store: Store, archive: bytes, secret: Secret, *, keeps: bool = False):
+        self.store, self.archive, self._keeps = store, archive, keeps
         self.folder = KeyFolder(store)
         self.key_check = KeyCheck(store, archive, self.folder)
         self._master = self._open_master(secret)
@@ -150,7 +153,8 @@ class Keyring:
         keys = known.following(buried=known.buried - {unit_of(self.session_key(domain, name))})
         if not self.publish(keys):
             raise Fenced(ERASED_MEANWHILE)
-        self.shred(keys)
+        if not self._keeps:
+            self.shred(keys)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """Return the digest of a segment, 32 bytes.
@@ -323,7 +327,7 @@ class Keyring:
         keys = DomainKeys(domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages)
         if self._put(keys):
             self._made.add(domain)
-            if old:  # older ones hold no secret, but would look like an unfinished erase
+            if old and not self._keeps:  # older ones hold no secret, but would look like an unfinished erase
                 self.shred(keys)
         else:
             self._list()

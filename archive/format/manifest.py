@@ -29,7 +29,7 @@ from pltz.plt_codec.versions import Readers
 MAGIC = b"PLTm"
 VERSION = 1
 HEADER = struct.Struct("<4sBB2s16sQ16s7I")  # magic, version, flags, reserved, archive, generation, random, seven counts
-SEALED = 1  # flag
+SEALED, APPEND_ONLY = 1, 2  # flags
 LIST = struct.Struct("<16s16s")  # digest of a list, that of the index whose packs it is of
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
@@ -139,8 +139,8 @@ class Manifest:
     def encode(self) -> bytes:
         """Return its bytes."""
         tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.lists, self.holds
-        sealed, archive = self.settings.sealed, self.settings.archive
-        head = MAGIC, VERSION, SEALED * sealed, bytes(2), archive, self.generation, self.random
+        flags = SEALED * self.settings.sealed + APPEND_ONLY * self.settings.append_only
+        head = MAGIC, VERSION, flags, bytes(2), self.settings.archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
         for name, pack in sorted(self.packs.items()):
@@ -192,7 +192,7 @@ class _Cursor:
 def _read(data: bytes) -> Manifest:
     """Return the manifest in bytes of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
-    if any(reserved) or flags > SEALED:
+    if any(reserved) or flags > SEALED + APPEND_ONLY:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES, MOST_HOLDS
     if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
@@ -216,7 +216,7 @@ def _read(data: bytes) -> Manifest:
     times = [since for _, since in (*condemned, *gone)] + [t for _, row in lost for t in (row.time, row.acknowledged)]
     if not over.isdisjoint(named.union(name for name, _ in condemned)) or max(times, default=0) >= MAX_TIME:
         raise CorruptError("the manifest names a pack that is gone or lost, or has a time that cannot be: damaged")
-    settings = Settings(archive, bool(flags & SEALED))
+    settings = Settings(archive, bool(flags & SEALED), bool(flags & APPEND_ONLY))
     tables = dict(rows), dict(condemned), dict(gone), dict(lost)
     of_indexes = {name.hex(): index.hex() for name, index in lists}
     held = {hold.id: hold for hold in holds}

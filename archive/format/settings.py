@@ -22,7 +22,8 @@ from pltz.plt_codec.versions import Readers
 FORMAT = 1
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
-FEATURE_SEALED = "sealed"
+FEATURE_SEALED, FEATURE_APPEND_ONLY = "sealed", "append-only"
+FEATURES = ([], [FEATURE_SEALED], [FEATURE_APPEND_ONLY], [FEATURE_SEALED, FEATURE_APPEND_ONLY])
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,17 @@ class Settings:
     Attributes:
         archive: id of the archive, 16 random bytes.
         sealed: whether it is encrypted.
+        append_only: whether puts leave to collect what they would delete, so that they need no right to it.
     """
 
     archive: bytes
     sealed: bool = False
+    append_only: bool = False
 
     @property
     def features(self) -> list[str]:
         """Return the names of what a reader must know."""
-        return [FEATURE_SEALED] * self.sealed
+        return [FEATURE_SEALED] * self.sealed + [FEATURE_APPEND_ONLY] * self.append_only
 
     def encode(self) -> bytes:
         """Return the bytes of the file.
@@ -75,7 +78,7 @@ class Settings:
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
         read = VERSIONS.of(version)
-        if features not in ([], [FEATURE_SEALED]):
+        if features not in FEATURES:
             raise VersionError(f"the archive has features {features}: use a newer pltz")
         if len(identity) != SIZE:
             raise CorruptError(f"{SETTINGS} is not that of an archive")
@@ -89,7 +92,7 @@ def _read(archive: bytes, fields: Mapping[str, Any]) -> Settings:
     """Return the settings in these fields."""
     if tuple(fields) != FIELDS or fields["archive"] != archive.hex():
         raise CorruptError(f"{SETTINGS} is not that of an archive")
-    return Settings(archive, FEATURE_SEALED in fields["features"])
+    return Settings(archive, *(name in fields["features"] for name in (FEATURE_SEALED, FEATURE_APPEND_ONLY)))
 
 
 VERSIONS = Readers("the archive", {FORMAT: _read})

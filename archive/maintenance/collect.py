@@ -74,7 +74,10 @@ PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where o
 
 @dataclass(frozen=True)
 class Collected:
-    """The result of a run. ``freed``: bytes of deleted packs less those of the copies."""
+    """The result of a run. ``freed``: bytes of deleted packs less those of the copies.
+
+    ``kept``: packs that were deleted, and of which the bucket keeps a version: what was forgotten can be read in it.
+    """
 
     copied: int
     deleted: int
@@ -82,6 +85,7 @@ class Collected:
     condemned: int
     live_segments: int
     live_versions: int
+    kept: tuple[str, ...] = ()
 
 
 class Collector:
@@ -130,7 +134,8 @@ class Collector:
             if done.copied or done.deleted:
                 self.indexes.try_to_write()  # the collection stands; an index can be written later
             self._forget_gone()
-        return done
+        kept = (name for name in self.catalog.store.kept if object_names.folder_of(name) == object_names.PACKS)
+        return replace(done, kept=tuple(kept))
 
     def _run(self, dead_share: float, small: int, grace: int, forgotten: bool, dry_run: bool) -> Collected:
         """Do the work of `run`, but for the index."""

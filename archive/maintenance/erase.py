@@ -92,6 +92,7 @@ class Erasure:
         unread: number of damaged packs, of which the proof could not read every byte.
         bases: base domains on which the erased sessions stood.
         finished: number of key files left by other unfinished erases, destroyed too.
+        kept: key files of which the bucket keeps a version: until it is deleted, the keys in it can be brought back.
     """
 
     tenant: str | None
@@ -106,6 +107,7 @@ class Erasure:
     unread: int = 0
     bases: tuple[BaseUse, ...] = ()
     finished: int = 0
+    kept: tuple[str, ...] = ()
 
 
 class _Done(NamedTuple):
@@ -391,6 +393,7 @@ class Eraser:
             unread=max((d.unread for d in done), default=0),
             bases=(*uses, *(use for use in finished.bases if use.name not in names)),
             finished=sum(others.values()),
+            kept=tuple(name for name in self.catalog.store.kept if object_names.folder_of(name) == object_names.KEYS),
         )
 
     def _over(self, erasure: Erasure, known: DomainKeys, finished: _Finished, dry_run: bool) -> Erasure:

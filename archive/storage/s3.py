@@ -52,7 +52,7 @@ NEAR = 1 << 20  # bytes between two ranges that come in one request
 CONFLICTS = 10  # attempts at a name that others are writing
 CUT = "list response body"  # in the error of a listing that ends early
 STATUS = re.compile(r"status code: (\d{3})")
-CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+CODE = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")  # the latter in answers to DeleteObjects
 
 T = TypeVar("T")
 
@@ -136,6 +136,8 @@ class ObjectStore:
         self._cache = place_folder(self.place.url, _endpoint(self.place), cache=cache)
         self.seen = SeenGenerations(self._cache)
         self._sleep = sleep
+        self._keeps_versions = True  # until an object turns out to have none
+        self.kept = list[str]()
 
     def make(self) -> None:
         """Check that the store gives a name only once, and replaces only what was compared. Raises StoreError.
@@ -255,10 +257,18 @@ class ObjectStore:
         self.delete(name)
 
     def delete(self, name: str, *, lasting: bool = True) -> None:
-        """Delete an object; a missing one is fine. Raises StoreError."""
+        """Delete an object; a missing one is fine. Raises StoreError.
+
+        Where the bucket keeps versions, the one that can still be read is added to ``kept``.
+        """
         import obstore
 
         with suppress(FileNotFoundError):
+            if self._keeps_versions:
+                found = self._called(f"read {name}", lambda: obstore.head(self._remote, name), missing=name)
+                version = found["version"]
+                self._keeps_versions = version is not None
+                self.kept += [f"{name} (version {version})"] * self._keeps_versions
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
         if folder_of(name) == INDEXES:
             with suppress(OSError):
@@ -424,7 +434,7 @@ class ObjectStore:
             return call()
         except (BaseError, OSError) as exc:
             text = str(exc)
-            status, code = (m.group(1) if (m := p.search(text)) else "" for p in (STATUS, CODE))
+            status, code = (m[m.lastindex or 0] if (m := p.search(text)) else "" for p in (STATUS, CODE))
             if status == "416" and past_end is not None:
                 return past_end
             if isinstance(exc, FileNotFoundError) and missing and code != "NoSuchBucket":
@@ -482,7 +492,8 @@ def _why(exc: Exception, status: str, code: str, text: str) -> str:
     """
     if code == "NoSuchBucket":
         return "there is no such bucket"
-    if status in ("401", "403") or type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+    refused = type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError") or code == "AccessDenied"
+    if refused or status in ("401", "403"):
         return f"no permission ({code or status or 'credentials'}): check the credentials in the environment"
     if status:
         return f"the store answered {status} {code}".rstrip()

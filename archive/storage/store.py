@@ -68,6 +68,10 @@ class Store(Protocol):
         """Return whether each call is a request over a network."""
 
     @property
+    def kept(self) -> Sequence[str]:
+        """Return what was deleted through this object and can still be read, as versions that a bucket keeps."""
+
+    @property
     def seen(self) -> SeenGenerations:
         """Return the generations of manifests that were seen here."""
 
@@ -210,6 +214,7 @@ class DirectoryStore:
     """
 
     remote = False
+    kept: Sequence[str] = ()
 
     def __init__(self, disk: Disk, *, cache: Path | None = None):
         self.seen = SeenGenerations(cache)

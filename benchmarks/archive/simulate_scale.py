@@ -118,6 +118,7 @@ class CountedBucket:
     """A bucket in memory that counts requests and bytes. Implements `store.Store`; indexes are kept once read."""
 
     remote = True
+    kept: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.seen = SeenGenerations()

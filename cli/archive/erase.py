@@ -140,6 +140,9 @@ def as_text(done: "Erasure", dry_run: bool) -> str:
         lines.append(
             f"finished an erase that was cut off before: {counted(done.finished, 'older key file')} {verb}"
         )
+    if done.kept:
+        lines.append("the bucket keeps versions: what was erased can be brought back until these are deleted:")
+        lines += [f"  {name}" for name in done.kept]
     if done.unread:
         lines.append(f"damaged and not fully read: {counted(done.unread, 'pack')}; run pltz archive repair")
     return "\n".join(map(printable, lines))

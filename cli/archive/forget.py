@@ -137,6 +137,8 @@ def collect(grace: str, dry_run: bool, as_json: bool) -> None:
         f"{counted(done['copied'], 'record')} moved), {done['condemned']} {may}condemned; "
         f"{counted(done['live_versions'], 'version')} in {counted(done['live_segments'], 'segment')} live"
     )
+    if done["kept"]:
+        text += f"; the bucket keeps a version of {counted(len(done['kept']), 'deleted pack')}, which can still be read"
     show(done | {"dry_run": dry_run}, text, as_json)
 
 

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
         "pltz archive init -r /data/cold",
         "pltz archive init -r s3://bucket/cold --json",
         "pltz archive init -r /data/sealed --key-file key",
+        "pltz archive init -r s3://bucket/cold --append-only",
     ],
 )
+@click.option("--append-only", is_flag=True, help="Let put delete nothing, so that it needs no right to: collect does.")
 @shared.JSON_LINES
-def init(as_json: bool) -> None:
+def init(append_only: bool, as_json: bool) -> None:
     """Make an empty archive, in a folder that holds nothing else, or in a bucket.
 
     With a key (--key-file, --key-command, --passphrase-env, --passphrase) the archive is sealed: everything in it is
@@ -60,10 +62,11 @@ def init(as_json: bool) -> None:
     place = archive_place()
     want_own_folder(place)
     key = Secret.chosen(**key_words(confirm=True))
-    made = opener.create(place, key=key)
+    made = opener.create(place, key=key, append_only=append_only)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
-    facts = {"archive": identity, "place": place, "sealed": key is not None}
+    kind += ", append-only" * append_only
+    facts = {"archive": identity, "place": place, "sealed": key is not None, "append_only": append_only}
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 

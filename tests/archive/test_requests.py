@@ -42,6 +42,7 @@ class CountedStore:
     """A bucket in memory. Implements `store.Store`, and counts what would be requests. Indexes are kept once read."""
 
     remote = True
+    kept: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.seen = SeenGenerations()
@@ -497,3 +498,19 @@ def test_heads_of_packs_stay_in_memory_for_those_that_are_open(monkeypatch: pyte
     for name in known.packs:
         known.opened(name)
     assert len(known.packs) == len(opened) == 5 and sum(bool(front.data) for front in opened) == 2
+
+
+def test_puts_of_an_append_only_archive_delete_nothing() -> None:
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], key=Secret(b"key", 0), append_only=True)
+    for number in range(40):
+        archive.put([NewSession(f"s{number}", [np.arange(number, number + 9)])])
+    archive.forget([archive.version("s7")])
+    archive.undelete([archive.version("s7", version=1)])
+    assert not store.requests["delete"] and len(archive.catalog.listing.present.indexes) > 2
+    assert not archive.catalog.damage.problems
+    other = TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0))
+    assert all(other.get(f"s{number}").tokens.tolist() == [*range(number, number + 9)] for number in range(40))
+    for _ in range(2):
+        other.collect()
+    assert store.requests["delete"] > 40 and other.verify(decode=True).sound

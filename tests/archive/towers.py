@@ -67,8 +67,9 @@ class TowerArchive:
         codecs: Iterable[SegmentCodec],
         *,
         key: Secret | None = None,
+        append_only: bool = False,
     ) -> TowerArchive:
-        return cls(opener.create(place, codecs, key=key))
+        return cls(opener.create(place, codecs, key=key, append_only=append_only))
 
     @classmethod
     def open(cls, place: Place, codecs: Iterable[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:
