@@ -1,4 +1,4 @@
-"""Commands that rooms above the core bring, by name: no other file of the core names one of these rooms.
+"""Commands of rooms above the core, and work for its own, by name: no other file of the core names one of these rooms.
 
 A group takes those of its name. What a command needs beyond the core, an extra installs (`plt_codec/extras.py`).
 """
@@ -19,3 +19,4 @@ COMMANDS = {
         "distill": "pltz.training.commands.distill:distill",
     },
 }
+CLEAR_HOT = "pltz.kv.store.kv_folder:clear_all"  # of `pltz archive erase` and `forget`

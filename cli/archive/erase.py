@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
+from pltz.cli.archive import shared
 from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ChangeCommand
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
 )
+@shared.HOT
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
 @options.JSON
@@ -51,6 +53,7 @@ def erase(
     matching: str | None,
     everything: bool,
     base: str | None,
+    hot: tuple[str, ...],
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -69,11 +72,14 @@ def erase(
     if matching is not None:
         if tenant is None or name is not None or everything or base is not None:
             raise UsageError("expected --matching REGEX with --tenant TENANT alone")
-        return _erase_matching(matching, tenant, dry_run, yes, as_json)
+        shared.clear_hot(hot, ())  # they can be reached
+        _erase_matching(matching, tenant, dry_run, yes, as_json)
+        return None if dry_run else shared.clear_hot(hot, [tenant])
     if base is not None and (tenant is not None or name is not None or everything):
         raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
     if base is None and (tenant is None or (name is None) != everything):
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
+    shared.clear_hot(hot, ())  # they can be reached
     cold = open_archive()
 
     def run(dry_run: bool) -> "Erasure":
@@ -83,6 +89,8 @@ def erase(
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
+    if not dry_run:
+        shared.clear_hot(hot, None if tenant is None else [tenant])
 
 
 def _erase_matching(pattern: str, tenant: str, dry_run: bool, yes: bool, as_json: bool) -> None:

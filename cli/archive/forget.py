@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
 )
 @click.option("--keep-within", metavar="DURATION", help="Keep what was said within this: 30d, 12h, 2w, 1y.")
+@shared.HOT
 @shared.DRY_RUN
 @shared.JSON_LINES
 def forget(
@@ -44,6 +45,7 @@ def forget(
     tags: tuple[str, ...],
     keep_last: int | None,
     keep_within: str | None,
+    hot: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -58,6 +60,7 @@ def forget(
         raise UsageError("name sessions to forget, or a policy: --keep-last N, --keep-within DURATION")
     if policy is not None and number is not None:
         raise UsageError("--version and a policy exclude each other")
+    shared.clear_hot(hot, ())  # they can be reached
     cold = open_archive()
     if policy is not None:
         versions = cold.expire(policy, names, tenant=tenant, dry_run=dry_run)
@@ -65,6 +68,8 @@ def forget(
         owner = tenant or "default"
         versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
+    if not dry_run:
+        shared.clear_hot(hot, sorted({version.tenant for version in versions}))
     if policy is not None:
         cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 

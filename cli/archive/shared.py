@@ -11,7 +11,9 @@ import click
 
 from pltz.archive.humanize import counted, moment
 from pltz.archive.work_part import WorkPart
+from pltz.cli import above
 from pltz.cli.ui.archive_options import archive_key, archive_place, author_words
+from pltz.cli.ui.groups import loaded
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -76,6 +78,14 @@ VERSION: Decorator = click.option(
 REDACT: Decorator = click.option(
     "--redact", is_flag=True, help="Put marks such as [redacted: aws-key] in place of secrets, and count them."
 )
+HOT: Decorator = click.option(
+    "--hot",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    multiple=True,
+    envvar="PLTZ_HOT",
+    help="A folder of KV (thaw --hot, serve --disk), which loses all of the tenant's (repeatable).  [env: PLTZ_HOT]",
+)
 DRY_RUN: Decorator = click.option(
     "--dry-run", is_flag=True, help="Show what would be done and change nothing."
 )
@@ -125,6 +135,15 @@ def open_archive(
         **archive_key(place, perhaps=perhaps_sealed),
         **author_words(),
     )
+
+
+def clear_hot(folders: Iterable[str], tenants: Iterable[str] | None) -> None:
+    """Remove the KV of tenants, all of None, from folders. KV is no session's alone, and can be computed again.
+
+    Raises UsageError for what is no folder of KV, and what `kv_folder.clear_all` does.
+    """
+    for folder in folders:
+        loaded(above.CLEAR_HOT)(folder, tenants)
 
 
 def redactor(wanted: bool) -> "Redactor | None":

@@ -164,9 +164,14 @@ class LazyGroup(_AliasGroup):
         """Import and return the command, or return None for an unknown name."""
         if cmd_name not in self.lazy:
             return None
-        module, attribute = self.lazy[cmd_name].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = loaded(self.lazy[cmd_name])
         return command
+
+
+def loaded(place: str) -> Any:
+    """Return what "pltz.module:name" names."""
+    module, attribute = place.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class RootGroup(LazyGroup):

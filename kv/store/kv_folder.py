@@ -20,7 +20,7 @@ import fcntl
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from pltz.kv.errors import MemoryFailed, WarmFileError
 from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store import kv_file
 from pltz.kv.store.kv_file import KVFile, KVFileWriter
-from pltz.kv.store.trie import Rank, names_of
+from pltz.kv.store.trie import Rank, names_of, root_of
 from pltz.plt_codec import SIZE, CorruptError, PltzError, UsageError, VersionError
 
 log = logging.getLogger("pltz.kv")
@@ -529,6 +529,21 @@ class KVFolder:
 
     def _ledger(self, more: int = 0) -> int:
         return opened(self.root / "lock", os.O_RDWR | more)
+
+
+def clear_all(folder: str | os.PathLike[str], tenants: Iterable[str] | None = None) -> None:
+    """Remove the KV and tokens of tenants, all of None, of every target from a folder, as `KVFolder.clear` does.
+
+    Raises UsageError for what is no folder of KV, and WarmFileError.
+    """
+    root, owners = Path(folder).resolve(), None if tenants is None else [root_of(tenant) for tenant in tenants]
+    if not (root / "lock").is_file():
+        raise UsageError(f"expected a folder of KV, found none at {root}")
+    for space in root.iterdir():
+        if SPACE.fullmatch(space.name) and S_ISDIR(space.lstat().st_mode):
+            files = KVFolder(root, bytes.fromhex(space.name), 1)
+            for owner in [None] if owners is None else owners:
+                files.clear(owner)
 
 
 def _sync(folder: Path) -> None:

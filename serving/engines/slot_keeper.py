@@ -6,6 +6,9 @@
 A slot file is 100 to 1000 times larger than the session in an archive, and is restored in milliseconds. The server
 takes a file with changed bits, and one of other weights. So a file is restored only where all of it is as it was, and
 only for the ids it was saved with. Spec: FORMAT.md.
+
+These files are not in the store of KV (`kv/store`): the server alone writes and reads them, whole, and in a folder of
+its own. So no block of one is found, shared or evicted apart, and a copy in the store would double what is the largest.
 """
 
 from __future__ import annotations
@@ -102,6 +105,8 @@ class SlotKeeper:
     def _keep(self, part: Path, ids: Tokens, session: str, tenant: str, served: str) -> KeptSlot | None:
         """Give a saved file its name and its note. Returns None where there is no room, or the disk fails."""
         try:
+            with suppress(PermissionError):  # where the server is another user's, its own mode stays
+                part.chmod(0o600)
             size = part.stat().st_size
             at = self._path(session, tenant)
             if size > self.budget:
@@ -113,6 +118,7 @@ class SlotKeeper:
             part.replace(at.with_suffix(".slot"))
             written = at.with_name(f"{at.stem}.{os.urandom(4).hex()}.part")
             try:
+                written.touch(0o600, exist_ok=False)
                 written.write_text(json.dumps(note))
                 written.replace(at.with_suffix(".json"))
             finally:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pltz.kv.commands.thaw import Result
+from pltz.kv.store import kv_file
+from pltz.kv.store.trie import root_of
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.header import Header
 from tests.cli.commands import Run, chat, lines
@@ -84,6 +86,43 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
     assert run("thaw", frozen, "--session", 1, "--hot", tmp_path).exit_code == 2
     (tmp_path / "file").write_text("")
     assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
+
+
+def test_what_is_forgotten_or_erased_goes_from_a_hot_folder(
+    run: Run, cold: Path, frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the tenant's KV and tokens go, whoever wrote them, and nothing of others."""
+    hot, other, sealed = tmp_path / "hot", tmp_path / "other", tmp_path / "sealed"
+
+    def tenants() -> set[bytes]:
+        found = [kv_file.peek(path) for folder in (hot, other) for path in folder.glob("*/*.safetensors")]
+        assert not found or {"ids"} < {file.form for file in found}, "tokens and runs"
+        return {file.tenant for file in found}
+
+    def thaw(tenant: str) -> None:
+        for folder in (hot, other):
+            assert run("thaw", "-r", cold, "chats/1", "--tenant", tenant, "--hot", folder).exit_code == 0
+
+    for tenant in ("a", "b", "c"):
+        run("archive", "put", "-r", cold, frozen, "--tenant", tenant)
+        thaw(tenant)
+    words = ("archive", "forget", "-r", cold, "chats/1", "--tenant", "a", "--hot", hot, "--hot", other)
+    assert run(*words, "--dry-run").exit_code == 0 and tenants() == {root_of(one) for one in "abc"}
+    missing = run(*words, "--hot", tmp_path)
+    assert missing.exit_code == 2 and "no" in missing.stderr and run("thaw", *words[2:7]).exit_code == 0
+    assert run(*words).exit_code == 0 and tenants() == {root_of("b"), root_of("c")}
+    monkeypatch.setenv("PLTZ_HOT", f"{hot}:{other}")
+    assert run("archive", "forget", "-r", cold, "--tenant", "c", "--keep-last", 1).exit_code == 0
+    assert root_of("c") in tenants(), "nothing was forgotten"
+    monkeypatch.setenv("WORDS", "correct horse")
+    keyed = ("-r", sealed, "--passphrase-env", "WORDS")
+    assert run("archive", "init", *keyed).exit_code == 0
+    assert run("archive", "put", *keyed, frozen, "--tenant", "b").exit_code == 0
+    assert run("archive", "erase", *keyed, "--tenant", "b", "--matching", ".", "--yes").exit_code == 0
+    assert tenants() == {root_of("c")}
+    assert run("archive", "put", *keyed, frozen, "--tenant", "c").exit_code == 0
+    assert run("archive", "erase", *keyed, "--tenant", "c", "--name", "chats/0", "--yes").exit_code == 0
+    assert tenants() == set()
 
 
 def log(turns: int, words: str) -> bytes:

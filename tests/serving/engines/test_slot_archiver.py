@@ -178,7 +178,7 @@ def test_a_session_returns_from_its_file_and_from_its_ids_without_it(here: Here,
     handler, archiver = here.handler, here.archiver(keep=1 << 20)
     use(handler, 0, FIRST)
     [one] = archiver.look(idle=0)
-    assert one.kept
+    assert one.kept and {path.stat().st_mode & 0o777 for path in (tmp_path / "slots").iterdir()} == {0o600}
     handler.held[0] = []
     again = here.archiver(anew=True, keep=1 << 20)  # after a restart
     hot = again.restore(one.session, np.array([*FIRST, 7]), slot=1, any_target=True)
