@@ -24,7 +24,7 @@ from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, left_out, want_there
 from pltz.datasets.dropped import tags_of as tags_of_dropped
-from pltz.datasets.file_names import FileOfName, heads_of, stem_of
+from pltz.datasets.file_names import PACKED, FileOfName, heads_of, stem_of
 from pltz.datasets.given import as_session
 from pltz.datasets.input_format import Recognised
 from pltz.datasets.log_lines import tags_of_odd
@@ -317,7 +317,10 @@ def in_words(not_stored: Mapping[str, Any]) -> str:
     """Return what was not stored in words, each after a semicolon."""
     nouns = {"session": not_stored["sessions_refused"], "file": not_stored["files_refused"]}
     told = [f"{counted(count, noun)} refused" for noun, count in nouns.items() if count]
-    return "".join(f"; {words}" for words in (*told, left_out(not_stored["left_out"])) if words)
+    told.append(left_out(not_stored["left_out"]))
+    if packings := not_stored["packings"]:
+        told.append(f"what is in {counted(len(packings), 'packed file')} is kept, not how it was packed")
+    return "".join(f"; {words}" for words in told if words)
 
 
 def requests(
@@ -378,7 +381,7 @@ class PutInputs:
     """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
 
     ``dropped``: bytes dropped so far. ``refused``: files that could not be read so far, of several. ``left``: files
-    that were left out so far, by what does it.
+    that were left out so far, by what does it. ``packings``: packed logs and texts, of which only the content is kept.
     ``heads``: what the names of an input's sessions begin with, where that is not its stem.
     """
 
@@ -392,6 +395,7 @@ class PutInputs:
     dropped: int = 0
     refused: int = 0
     left: Counter[str] = field(default_factory=Counter)
+    packings: set[str] = field(default_factory=set)
     clashing: set[str] = field(default_factory=set)
     passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
 
@@ -426,13 +430,18 @@ class PutInputs:
         files.passed_over = self.passed_over
         for row in named(files.recognised(), path, self.heads.get(path, "")):
             self.dropped += row.found.dropped
+            found = row.found
+            place, own = (found.place, found.noun == "agent log") if found.part else (found.file, not row.continues)
+            if own and place.endswith(PACKED):
+                self.packings.add(place)
             yield row
         self.refused += len(files.refused)
         self.left += files.left
 
     def not_stored(self, refused: int) -> dict[str, Any]:
-        """Return counts of what was not stored. ``refused``: sessions that the archive refused."""
-        return {"sessions_refused": refused, "files_refused": self.refused, "left_out": dict(self.left)}
+        """Return what was not stored, packings by files. ``refused``: sessions that the archive refused."""
+        counts = {"sessions_refused": refused, "files_refused": self.refused, "left_out": dict(self.left)}
+        return {**counts, "packings": sorted(self.packings)}
 
     def refuse(self, file: str, why: str) -> None:
         """Print why a file is refused, and count it once."""

@@ -151,10 +151,17 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     for name, data in files.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(data)
-    assert run("archive", "put", "-r", cold, tmp_path / "in").exit_code == 0
+    (tmp_path / "in/a/one/picture.gz").write_bytes(gzip.compress(b"kept as it is"))
+    (tmp_path / "in/chats.jsonl.gz").write_bytes(gzip.compress(b'{"messages":[]}\n'))  # values, which are no files
+    told = run("archive", "put", "-r", cold, tmp_path / "in", "--dry-run", "--json").stdout.splitlines()[-1]
+    assert len(json.loads(told)["not_stored"]["packings"]) == 4
+    done = run("archive", "put", "-r", cold, tmp_path / "in")
+    assert done.exit_code == 0
+    assert "; what is in 4 packed files is kept, not how it was packed\n" in done.stderr
     call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
     assert run(*call).exit_code == 0
     found = found_in(tmp_path / "out")
+    assert found.pop("chats.jsonl") and found.pop("a/one/picture.gz")[:2] == b"\x1f\x8b"
     assert found.pop("2026/01/05/rollout-2026-01-05T09-00-00-a1.jsonl") == log
     assert gzip.decompress(found.pop("a/two.jsonl.gz")) == log
     assert found.keys() == files.keys() - {"a/two.jsonl.gz", "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst"}
@@ -167,7 +174,7 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     (tmp_path / "out/a/two.jsonl.gz").write_bytes(gzip.compress(log + jsonl(rows[:1])))
     done = run(*call)  # compared by what is in them
     told = json.loads(done.stdout)
-    assert (told["there"], told["refused"], done.exit_code) == (3, 1, 2)
+    assert (told["there"], told["refused"], done.exit_code) == (5, 1, 2)
     assert "one.jsonl.zstd lacks the end" in done.stderr and "two.jsonl.gz goes on" in done.stderr
 
 

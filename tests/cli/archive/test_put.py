@@ -103,7 +103,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
         assert done.exit_code == 5 and "refused: " in done.stderr
         assert "z.jsonl.gz: expected gzip" in done.stderr and "empty.jsonl.gz: the gzip" in done.stderr
         *rows, last = [json.loads(line) for line in done.stdout.splitlines()]
-        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 2, "left_out": {}}}
+        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 2, "left_out": {}, "packings": []}}
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
     assert "3 sessions, 3 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
     (cold.parent / "alone").mkdir()
