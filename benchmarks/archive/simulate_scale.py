@@ -125,7 +125,7 @@ class CountedBucket:
         self.folders: dict[str, dict[str, bytes]] = {}
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()
-        self.kept: set[str] = set()  # indexes on the disk of the reader
+        self.cached: set[str] = set()  # indexes on the disk of the reader
         self.most_kept = MOST_KEPT  # bytes of an index; of larger ones ranges are read
 
     def make(self) -> None:
@@ -155,12 +155,12 @@ class CountedBucket:
 
     def open(self, name: str) -> File:
         data, is_index = self._whole(name), object_names.folder_of(name) == object_names.INDEXES
-        if is_index and name not in self.kept and len(data) > self.most_kept:
+        if is_index and name not in self.cached and len(data) > self.most_kept:
             return by_ranges(data, self.cost)
-        if name not in self.kept:
+        if name not in self.cached:
             self._count("GET", read=len(data))
         if is_index:
-            self.kept.add(name)
+            self.cached.add(name)
         return Held(data)
 
     def stamp(self, name: str) -> None:
@@ -320,11 +320,11 @@ def measured(count: int) -> dict[str, Any]:
 
     # A reader from cold to warm: nothing cached, then the indexes, then the open archive.
     # None of these sessions is in the first block of its pack, which would come with the header.
-    bucket.kept.clear()
+    bucket.cached.clear()
     with bucket.counting() as costs["get, nothing cached"]:
         get(opened(bucket), count // 2 + count // 7, math.inf)  # as a command does, whose look is that of the opening
     bucket.most_kept = 0
-    bucket.kept.clear()
+    bucket.cached.clear()
     with bucket.counting() as costs["get, index by ranges"]:
         get(opened(bucket), count // 2 + count // 7, math.inf)
     with bucket.counting() as costs["get without a prompt, index by ranges"]:

@@ -50,7 +50,7 @@ class CountedStore:
         self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()
         self.listed: Counter[str] = Counter()  # by folder
-        self.kept: set[str] = set()
+        self.cached: set[str] = set()
         self.opened = list[str]()  # names of objects that were read whole
 
     def make(self) -> None:
@@ -76,10 +76,10 @@ class CountedStore:
         return memoryview(self._whole(name))
 
     def open(self, name: str) -> File:
-        self.requests["read"] += name not in self.kept
+        self.requests["read"] += name not in self.cached
         self.opened.append(name)
         if folder_of(name) == "index":
-            self.kept.add(name)
+            self.cached.add(name)
         return Held(self._whole(name))
 
     def stamp(self, name: str) -> None:
@@ -193,7 +193,7 @@ def add_names(store: CountedStore, catalog: Catalog, count: int, each: int = 1) 
         store.put(index(index_file.name_of(data)), data)
     catalog.listing.publish(lambda manifest: replace(manifest, indexes=manifest.indexes | made.keys()))
     store.requests.clear()
-    store.kept.clear()
+    store.cached.clear()
     return len(made)
 
 
@@ -241,7 +241,7 @@ def test_a_cold_get_takes_the_manifest_the_index_and_the_record(count: int) -> N
     """
     store, _ = filled(count)
     TowerArchive.open(store, [ZlibCodec()]).write_index()
-    store.kept.clear()
+    store.cached.clear()
     store.requests.clear()
     archive = TowerArchive.open(store, [ZlibCodec()])
     assert len(archive.catalog.listing.packs) == count + 1
@@ -303,7 +303,7 @@ def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPat
         archive.put([NewSession(f"n{number}", [np.arange(number, number + 7)])])
     assert len(archive.catalog.listing.present.indexes) == 1
     for number in range(20):
-        store.kept.clear()
+        store.cached.clear()
         store.requests.clear()
         other = TowerArchive.open(store, [ZlibCodec()])
         with other.catalog.one_look(max_age=60):
@@ -357,7 +357,7 @@ def test_an_absent_session_or_version_takes_the_manifest(count: int) -> None:
     store.requests.clear()
     assert archive.get("late").tokens.tolist() == [*range(5)]  # nobody is called absent by an old manifest
     assert store.requests == {"load": 1, "read": 1}
-    store.kept.clear()
+    store.cached.clear()
     store.requests.clear()
     other = TowerArchive.open(store, [ZlibCodec()])
     with other.catalog.one_look(max_age=60), pytest.raises(NotFound):

@@ -209,7 +209,7 @@ def test_ls_of_many_sessions_takes_few_requests() -> None:
     for number in range(index_keeper.BUCKET_PACKS - 1):
         opened(store).put([NewSession(f"late{number}", [np.array([number])])])
     store.requests.clear()
-    store.kept.clear()
+    store.cached.clear()
     reader = opened(store)
     with reader.catalog.one_look(max_age=60):
         assert len(list(reader.ls())) == sessions + index_keeper.BUCKET_PACKS - 1

@@ -29,7 +29,7 @@ def test_a_cold_get_is_three_requests(run: Run, count: int, monkeypatch: pytest.
     add_names(store, made.parts.catalog, count)
     Archive.open("s3://bucket/cold").parts.indexes.write()
     store.requests.clear()
-    store.kept.clear()
+    store.cached.clear()
     assert run("archive", "get", "-r", "s3://bucket/cold", "a").stdout.strip() == "hello"
     assert store.requests == {"load": 1, "read": 2}
     store.requests.clear()
