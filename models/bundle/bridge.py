@@ -141,22 +141,6 @@ def _after_mark(shapes: list[Json]) -> None:
             _silence(node)
 
 
-def _after_unknown(shapes: list[Json]) -> None:
-    """Change shapes for a span that goes on inside a text: nothing is put before it.
-
-    This does not hold where words are split first: there each of them gets its space.
-    """
-    if any(len(node.get("pretokenizers", [])) > 1 for node in _nodes(shapes)):
-        return _after_mark(shapes)
-    for node in _nodes(shapes):
-        if node.get("type") == "Metaspace":
-            _silence(node)
-        elif node.get("type") == "ByteLevel" and "add_prefix_space" in node:  # the normaliser has no such key
-            node["add_prefix_space"] = False
-        elif node.get("type") == "Prepend":
-            node["prepend"] = ""
-
-
 class TargetTokenizer:
     """A foreign tokenizer, from the bytes of its tokenizer.json.
 
@@ -193,22 +177,13 @@ class TargetTokenizer:
 
     def dialect(self, mark: int) -> Dialect:
         """Return the dialect of a span after `mark`; -1 is for the span that opens the stream."""
-        if mark < 0:
-            return self._opening
-        return self._inside if mark == self.unknown else self._following
+        return self._opening if mark < 0 else self._following
 
     @cached_property
     def _following(self) -> Dialect:
-        return self._changed(_after_mark)
-
-    @cached_property
-    def _inside(self) -> Dialect:
-        return self._changed(_after_unknown)
-
-    def _changed(self, change: Callable[[list[Json]], None]) -> Dialect:
         shapes = {key: self._spec.get(key) for key in ("normalizer", "pre_tokenizer")}
         changed = copy.deepcopy(shapes)
-        change(list(changed.values()))
+        _after_mark(list(changed.values()))
         return self._opening if changed == shapes else Dialect({**self._spec, **changed})
 
     def text(self, mark: int, ids: Sequence[int]) -> str:
@@ -216,9 +191,8 @@ class TargetTokenizer:
         cuts = [at for at, i in enumerate(ids) if i in self.inline] if self.inline else []
         ends = [*cuts, len(ids)]
         parts = [self.dialect(mark).text(ids[: ends[0]])]
-        between = self._inside if mark == self.unknown else self._following
         for at, end in zip(cuts, ends[1:], strict=True):
-            parts += [self.inline[ids[at]], between.text(ids[at + 1 : end])]
+            parts += [self.inline[ids[at]], self._following.text(ids[at + 1 : end])]
         return "".join(parts)
 
 

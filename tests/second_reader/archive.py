@@ -13,7 +13,7 @@ from zlib import crc32
 
 from tests.second_reader import chat, log
 from tests.second_reader.bridge import Bridge
-from tests.second_reader.fields import Bits, Damaged, Fields, Newer, block, fallback, first, refuse, signed
+from tests.second_reader.fields import Damaged, Fields, Newer, block, column, fallback, first, refuse, signed
 from tests.second_reader.model import Bundle, digest, sequence_of
 from tests.second_reader.ppmd import by_ppmd
 from tests.second_reader.sealed import Keyring, unseal
@@ -121,8 +121,7 @@ def run_of(data: bytes, tokens: int, moment: int) -> tuple[list[int], list[tuple
 
 def _numbers(fields: Fields, count: int) -> list[int]:
     least, width = (fields.varint(), fields.number(1)) if count else (0, 0)
-    bits = Bits(fields)
-    return [least + bits.take(width) for _ in range(count)]
+    return [least + more for more in column(fields, width, count)]
 
 
 def opened(record: Record, keys: Keyring) -> Record:

@@ -9,7 +9,6 @@ from tests.second_reader.fields import Fields, refuse
 from tests.second_reader.model import Vocabulary
 
 MANY = 15  # marks with a slot of their own
-NOTHING: dict[str, Any] = {"Prepend": {"prepend": ""}, "ByteLevel": {"add_prefix_space": False}}
 LATE = ("reserved", "unused", "placeholder", "place\u2581holder", "extra_id")
 
 Library = Callable[[str], list[int]]  # ids of a text
@@ -25,16 +24,14 @@ class Bridge:
         listed, added = model["vocab"], {entry["id"]: entry for entry in about["added_tokens"]}
         vocab = {one[0]: n for n, one in enumerate(listed)} if isinstance(listed, list) else listed
         names = {n: name for name, n in vocab.items()} | {n: entry["content"] for n, entry in added.items()}
-        self._size, self._unknown = max(names) + 1, model.get("unk_id", vocab.get(model.get("unk_token")))
-        marks = {n for n, entry in added.items() if entry["special"]} | ({self._unknown} - {None})
+        self._size, unknown = max(names) + 1, model.get("unk_id", vocab.get(model.get("unk_token")))
+        marks = {n for n, entry in added.items() if entry["special"]} | ({unknown} - {None})
         self._marks = sorted(marks, key=lambda n: (any(word in names[n] for word in LATE), n))
         self._wide = max(1, max(0, len(marks) - MANY - 1).bit_length() + 7 >> 3)
         about |= {"truncation": None, "padding": None, "post_processor": None}
         about["added_tokens"] = [entry for entry in about["added_tokens"] if not entry["special"]]
         about["model"] = model | ({"dropout": None} if "dropout" in model else {})
-        steps = about.get("pre_tokenizer") or {}
-        in_row = steps.get("type") == "Sequence" and len(steps["pretokenizers"]) >= 2
-        self._ways = [make(_started(about, how)) for how in (0, 1, 1 if in_row else 2)]  # first, after a mark, unknown
+        self._first, self._others = make(json.dumps(about)), make(_after_mark(about))
 
     def ids(self, tokens: Sequence[int], patch: bytes) -> list[int]:
         """Return the target's ids."""
@@ -53,8 +50,7 @@ class Bridge:
             span = [*takewhile(lambda token: token not in self._bundle.special, tokens[at:])]
             at += len(span) or 1
             if span:
-                way = 0 if not found else 2 if found[-1] == self._unknown else 1
-                found += self._ways[way](self._bundle.spell(span).decode())
+                found += (self._others if found else self._first)(self._bundle.spell(span).decode())
                 continue
             name = self._bundle.special[tokens[at - 1]]
             slot = int(name[1:]) if name[0] == "x" else -1
@@ -66,14 +62,12 @@ class Bridge:
         return found
 
 
-def _started(tokenizer: dict[str, Any], how: int) -> str:
-    """Return a tokenizer whose text before a span is 0: as it says, 1: that behind a mark, 2: nothing."""
+def _after_mark(tokenizer: dict[str, Any]) -> str:
+    """Return a tokenizer of the spans that stand after a mark."""
 
     def changed(node: dict[str, Any]) -> dict[str, Any]:
-        kind = node.get("type")
-        if kind == "Metaspace" and (how == 2 or (how == 1 and node.get("prepend_scheme") == "first")):
-            node["prepend_scheme"] = "never"
-        return node | (NOTHING.get(str(kind), {}) if how == 2 else {})
+        first = node.get("type") == "Metaspace" and node.get("prepend_scheme") == "first"
+        return node | ({"prepend_scheme": "never"} if first else {})
 
     parts = {part: tokenizer.get(part) for part in ("normalizer", "pre_tokenizer")}
     return json.dumps(tokenizer | json.loads(json.dumps(parts), object_hook=changed))

@@ -212,8 +212,6 @@ def value_of_bytes(data: bytes) -> Any:
     return parse(data)
 
 
-# ---- JSON as bytes
-
 # By number: blanks behind "," and ":", indent, ASCII alone, and the characters that Go or PHP escapes
 GO, PHP = "<>&\u2028\u2029", "/"
 SPELLINGS = (

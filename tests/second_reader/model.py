@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from safetensors.numpy import load
 from tokenizers import Tokenizer
 
 from tests.second_reader.fields import Copy, joined, refuse
@@ -25,15 +26,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Layout = tuple[int, int]  # lanes, steps
 CLASS, LANE_MARK = 128, 0
 BIG = (1 << 22) - 1
-TYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4"}
 
 
 def digest(person: str, *parts: bytes, size: int = 16, key: bytes = b"") -> bytes:
     """Return the BLAKE2b of parts, one after the other."""
     return hashlib.blake2b(b"".join(parts), digest_size=size, key=key, person=person.encode()).digest()
-
-
-# ---- bundles
 
 
 class Vocabulary:
@@ -68,7 +65,7 @@ class Bundle(Vocabulary):
             if name.endswith(".zst"):
                 data = zstandard.ZstdDecompressor().decompress(data)
             if name.startswith("weights-"):
-                tensors |= tensors_of(data)
+                tensors |= load(data)
             elif name.startswith("tokenizer"):
                 self.tokenizer = data.decode()
             else:
@@ -102,17 +99,6 @@ class Bundle(Vocabulary):
         return b"".join(roles.get(token, token).to_bytes(2) for token in ids)
 
 
-def tensors_of(data: bytes) -> dict[str, Array]:
-    """Return the tensors of a safetensors file."""
-    body = 8 + int.from_bytes(data[:8], "little")
-    found, about = {}, json.loads(data[8:body])
-    for name in about.keys() - {"__metadata__"}:
-        begin, end = about[name]["data_offsets"]
-        array = np.frombuffer(data[body + begin : body + end], TYPES[about[name]["dtype"]])
-        found[name] = array.reshape(about[name]["shape"])
-    return found
-
-
 def blocks(data: bytes) -> Iterator[bytes]:
     """Yield the blocks of bytes that go through BPE one by one."""
     while len(data) > 65536:
@@ -121,9 +107,6 @@ def blocks(data: bytes) -> Iterator[bytes]:
         yield data[:cut]
         data = data[cut:]
     yield data
-
-
-# ---- the model
 
 
 def rs(a: Any, n: int) -> Any:
@@ -226,9 +209,6 @@ class Model:
         cumulative = np.arange(n + 1) + ((sums * ((((1 << 24) - n) << 20) // int(sums[-1]))) >> 20)
         cumulative[n] = 1 << 24
         return np.asarray(cumulative)
-
-
-# ---- frames
 
 
 class RangeDecoder:

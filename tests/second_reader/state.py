@@ -13,7 +13,6 @@ from tests.second_reader.model import Array, digest
 
 Files = Mapping[str, bytes]  # by name, such as "packs/0f3a..."
 MANIFEST_VERSION, PARITY_VERSION = 1, 1
-COPIED = 4096  # bytes of a pack up to which its parity is a copy of it
 
 
 def files_of(folder: Path) -> Files:
@@ -85,7 +84,7 @@ def field() -> tuple[Array, Array]:
 def restored(parity: bytes, pack: bytes, remains: bytes) -> bytes:
     """Return a pack by its parity. ``pack``: its id; ``remains``: what is left of it."""
     if parity[:4] != b"PLTr" and parity[-4:] != b"rTLP":
-        return _copied(parity, remains)
+        return parity[: len(parity) - 4 * -(-len(parity) // 36)]  # a copy, and a check of each 32 bytes of it
     size = int.from_bytes(parity[8:12], "little")
     fields = checked(parity[:size], "pltz parity", b"PLTr", PARITY_VERSION)
     *reserved, head_size, of, pack_size, width, k, m, columns = fields.unpack("3BI16sQIHHI")
@@ -108,14 +107,3 @@ def restored(parity: bytes, pack: bytes, remains: bytes) -> bytes:
             table ^= products[factors[:, None], table[n]]
         rows[:k, column] = table[:, k:]
     return rows[:k].tobytes()[:pack_size]
-
-
-def _copied(parity: bytes, remains: bytes) -> bytes:
-    """Return a small pack of its copy, which has a check of each 32 bytes behind it, or else of what remains."""
-    count = -(-len(parity) // 36)
-    fields, found = Fields(parity), b""
-    copy = fields.take(max(0, len(parity) - 4 * count))
-    for number, check in enumerate(fields.unpack(f"{count}I")):
-        part = copy[32 * number :][:32]
-        found += part if crc32(part.ljust(32, b"\0")) == check else remains[32 * number :][: len(part)]
-    return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from pltz.models.session import json_value
 from pltz.models.session.transcript import from_tokens
@@ -28,7 +29,6 @@ from tests.second_reader.model import (
     RangeDecoder,
     Vocabulary,
     layout_of,
-    tensors_of,
     tokens_of,
 )
 from tests.second_reader.ppmd import by_ppmd
@@ -121,7 +121,7 @@ def test_range_coder(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("contract", ["1", "2"])
 def test_positions_and_frames_of_a_small_model(contract: str) -> None:
     vectors = read("model")[contract]
-    model = Model(vectors["shape"], tensors_of((VECTORS / f"model-{contract}.safetensors").read_bytes()))
+    model = Model(vectors["shape"], load((VECTORS / f"model-{contract}.safetensors").read_bytes()))
     memory = model.blank()
     for vector in vectors["positions"]:
         [x] = model.run([vector["input"]], [vector["position"]], memory)

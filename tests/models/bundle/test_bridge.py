@@ -113,7 +113,7 @@ def test_an_unknown_word_is_an_escape() -> None:
     rows = ("wordpiece", "the \u0416\u0416\u0416 capital", 1), ("unigram", "the cap\u2603ital of", 2)
     for kind, text, slot in rows:
         tokens, patch = there_and_back(kind, encode(kind, text))
-        assert patch == b"" and tokens.count(x(slot)) == 1
+        assert tokens.count(x(slot)) == 1 and len(patch) <= (0 if kind == "wordpiece" else 9)  # "▁" before "ital"
 
 
 # ---- other ids cost a patch
