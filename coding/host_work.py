@@ -110,7 +110,7 @@ class HostWork(LogTables):
 
     def _tokens(self, session: Session, keep_opaque: bool) -> Ids | PltzError | None:
         try:
-            return tokens_to_store(session, self.tokenizer, by_zstd=False, keep_opaque=keep_opaque)
+            return tokens_to_store(session, self.tokenizer, keep_opaque=keep_opaque)
         except PltzError as exc:
             return exc
 
@@ -151,9 +151,9 @@ def tokens_for_model(session: Session, tokenizer: BundleTokenizer, *, by_zstd: b
     return None
 
 
-def tokens_to_store(session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool) -> Ids | None:
+def tokens_to_store(session: Session, tokenizer: BundleTokenizer, *, keep_opaque: bool) -> Ids | None:
     """Return the bundle tokens of a session, (T,), as `tokens_for_model` does; None where they do not give it back."""
-    tokens = tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
+    tokens = tokens_for_model(session, tokenizer, by_zstd=False, keep_opaque=keep_opaque)
     return given_back(session, tokens, tokenizer)
 
 

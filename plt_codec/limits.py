@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 26  # bytes of one session in plain form: `Session.to_bytes`
 MAX_IDS = MAX_BYTES // 4  # token ids of one session: each counts for 4 bytes
 MAX_TOKENS = MAX_BYTES + (1 << 12)  # of a frame or a tower: one token per byte, plus the specials of a chat
 MAX_DENSITY = 1 << 16  # tokens of a record or of a bridged frame per byte, and one byte more
-ZSTD_ABOVE = 1 << 22  # bytes: zstd, not the model, codes larger sessions, and PPMd the text of larger logs
+ZSTD_ABOVE = 1 << 22  # bytes: zstd, not the model, codes larger sessions; PPMd those of an archive, and larger logs
 
 
 def check_bytes(found: int) -> None:

@@ -37,7 +37,6 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import PpmdCodec, is_bytewise
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 COMMIT_SESSIONS = 4096
 # parts of one session, and their bytes, that are in one commit: of more the last ones are another version
@@ -103,7 +102,6 @@ class Commits:
     def __init__(self, catalog: Catalog, last: LastTowers, cutter: SessionCutter, codecs: BundleCodecs) -> None:
         self._catalog, self._last, self.cutter = catalog, last, cutter
         self._codecs, self._workers = codecs, codecs.workers
-        self._most = ZSTD_ABOVE
 
     def of(
         self,
@@ -230,7 +228,7 @@ class Commits:
         return begun
 
     def _is_for_model(self, request: PreparedRequest) -> bool:
-        return not request.as_ids and 0 < request.size <= self._most and not request.is_log
+        return not request.as_ids and request.size > 0 and not request.is_log
 
     def _extended(self, part: _Part) -> list[Version]:
         """Return the last version of each session that requests extend."""

@@ -15,9 +15,9 @@ A session goes to the writer in two ways: as tokens of the bundle, and as plain 
 of a version shows which codec it was, and its kind whether it is chat, text or ids. Where the model is not to code
 chats and texts, PPMd codes their tokens, and zstd is tried only where it coded what the session begins with.
 
-The log of an agent (`log_look.is_log`) goes as plain bytes alone, by `logs.LogCodec`: the segments that it begins with,
-told by their ids, then all that is new as one. So a log that grows adds its new lines, in a time like theirs, and one
-that did not change is not coded.
+The log of an agent (`log_look.is_log`), and whatever is too long for the model, goes as plain bytes alone, by
+`logs.LogCodec`: the segments that it begins with, told by their ids, then all that is new as one. So a log that grows
+adds its new lines, in a time like theirs, and one that did not change is not coded.
 
 **Token ids that a served model saw** come with a tokenizer, prefixes or a parent. They keep to their tokenizer:
 ids of the bundle are coded directly, others through a bridge (`bridged.BridgedCodec`). They are cut where the last
@@ -146,14 +146,9 @@ class SessionCutter:
             if session.kind == "chat" and not keep_opaque:
                 transcript.refuse_opaque(session)
             return plain
-        # its tokens, unless it is too long for the model or holds what the model does not code
-        by_zstd, tokenizer = len(content) > limits.ZSTD_ABOVE, self._codecs.tokenizer
+        # its tokens, unless it holds what the model does not code
         try:
-            tokens = (
-                begun()
-                if begun and not by_zstd
-                else tokens_to_store(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
-            )
+            tokens = begun() if begun else tokens_to_store(session, self._codecs.tokenizer, keep_opaque=keep_opaque)
         except OpaqueContentError:
             raise
         except (ContentError, TokenizerMismatch) as exc:

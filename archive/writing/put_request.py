@@ -25,6 +25,7 @@ from pltz.datasets.given import as_session
 from pltz.datasets.log_lines import ODD
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
+from pltz.plt_codec import limits
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.identity import SIZE
 
@@ -143,8 +144,10 @@ class PreparedRequest:
 
     @cached_property
     def is_log(self) -> bool:
-        """Return whether it is coded as the log of an agent. Raises the errors of ``content``."""
+        """Return whether it is coded as the log of an agent, as all long ones are. Raises the errors of ``content``."""
         if isinstance(self.session.value, LongText):
+            return True
+        if self.session.kind != "ids" and len(self.content) > limits.ZSTD_ABOVE:
             return True
         return len(self.content) > LEAST_ESCAPED and is_log(self.session, self.content)
 

@@ -63,7 +63,7 @@ def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
 
 
-def test_a_session_archive_sends_large_sessions_to_zstd(
+def test_a_session_archive_sends_large_sessions_to_ppmd(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "ZSTD_ABOVE", 599)
@@ -71,7 +71,7 @@ def test_a_session_archive_sends_large_sessions_to_zstd(
     large = Session("chat", {"messages": [{"role": "user", "content": "large " * 100}]})
     ids = Session("ids", np.arange(150))
     [one, two] = cold.put([PutRequest("large", large), PutRequest("ids", ids)])
-    assert not one.by_model and not two.by_model
+    assert (one.method, two.method) == ("log + ppmd", "ppmd")
     assert cold.get("large") == large and cold.get("ids") == ids
 
 
@@ -88,7 +88,7 @@ def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["the bundle's ids", "ids of another tokenizer"])
-def test_a_token_archive_sends_large_sessions_to_zstd(
+def test_a_token_archive_sends_large_sessions_to_ppmd(
     bundle: Bundle,
     tmp_path: Path,
     tiny_tokenizer_json: Callable[..., bytes],

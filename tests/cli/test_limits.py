@@ -25,7 +25,7 @@ def test_a_text_over_the_limit_has_a_place_in_an_archive_alone(
     assert (tmp_path / "back").read_bytes() == bytes(MAX_BYTES + 9)
 
 
-def test_what_is_left_to_zstd_is_told(
+def test_what_is_too_long_for_the_model_is_told(
     tiny: Path, run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"large " * 100)
@@ -35,4 +35,4 @@ def test_what_is_left_to_zstd_is_told(
     [line] = lines(run("compress", *inputs, "-o", out, "--level", 5, "--json"))
     assert line["methods"] == {"model": 1, "zstd": 1, "log": 0}
     stored = lines(run("archive", "put", "-r", cold, *inputs, "--level", 5, "--json"))
-    assert [one["method"] for one in stored] == ["zstd", "model"]
+    assert [one["method"] for one in stored] == ["log + ppmd", "model"]

@@ -188,12 +188,12 @@ PUT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("secret", [None, "correct horse"], ids=["open", "sealed"])
-@pytest.mark.parametrize("by_zstd", [False, True], ids=["model", "zstd"])
+@pytest.mark.parametrize("long", [False, True], ids=["model", "too long for it"])
 def test_what_the_product_puts(
-    secret: str | None, by_zstd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    secret: str | None, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "cold"
-    monkeypatch.setattr(limits, "ZSTD_ABOVE", 0 if by_zstd else limits.ZSTD_ABOVE)
+    monkeypatch.setattr(limits, "ZSTD_ABOVE", 0 if long else limits.ZSTD_ABOVE)
     with pltz.Archive.open(place, create=True, bundle="nano", passphrase=secret) as cold:
         for name, session in PUT.items():
             cold.put(name, session, tenant="acme", tags={"of": name}, base="prompts" if name == "list" else None)
