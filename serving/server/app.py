@@ -1,6 +1,7 @@
 """The HTTP side of a server: OpenAI's completions and chat completions, and what pltz adds, over starlette.
 
-    POST /v1/completions  /v1/chat/completions      GET /v1/models  /v1/models/NAME  /version  /health
+    POST /v1/completions  /v1/chat/completions  /v1/responses
+    GET  /v1/models  /v1/models/NAME  /version  /health
     POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /
 
 The last piece of a stream, and the answer of a request without one, are sent when the turn is durable. Bodies are JSON,
@@ -33,6 +34,7 @@ from pltz.serving.server.answer import Answer
 from pltz.serving.server.ask import Ask, name_of
 from pltz.serving.server.errors import Refused, failure, status_of
 from pltz.serving.server.guard import Guard, bytes_of
+from pltz.serving.server.responses import ResponseAnswer, ask_of
 from pltz.serving.server.serve_metrics import ServeCollector
 from pltz.serving.server.service import Service
 
@@ -66,6 +68,7 @@ def app_of(service: Service, names: Sequence[str] = (), key: str | None = None) 
         routes=[
             route("/v1/completions", partial(complete, False), "POST"),
             route("/v1/chat/completions", partial(complete, True), "POST"),
+            route("/v1/responses", respond, "POST"),
             route("/v1/models", partial(models, int(time.time()))),
             route("/v1/models/{name:path}", partial(models, int(time.time()))),
             route("/freeze", freeze, "POST"),
@@ -122,7 +125,18 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
     named = None if header is None else name_of(header)
     ask = Ask.of(await body_of(request), chat=chat, model=service.name, session=named)
     replies = await service.open(ask)
-    answer = Answer(chat, service.name, service.target, replies, [one["function"]["name"] for one in ask.tools])
+    return await _answered(request, ask, Answer(chat, service.name, service.target, replies, ask.tool_names))
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answer with a response, which may go on from another."""
+    body = await body_of(request)
+    ask = ask_of(body, service.name)
+    answer = ResponseAnswer(ask, body, service.name, service.target, await service.open(ask))
+    return await _answered(request, ask, answer)
+
+
+async def _answered(request: Request, ask: Ask, answer: Answer) -> Response:
     if ask.stream:
         return EventStream(answer, ask.usage)
     looked = time.monotonic()

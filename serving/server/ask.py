@@ -48,7 +48,8 @@ class Ask:
     they were given. ``limit``: new tokens at most; None where nothing is asked for. ``session``: None for a request
     that stands alone. ``append``: whether the prompt goes after the session's tokens, or takes their place.
     ``session_tokens``: that the client thinks it has. ``answers``: drawn, each on its own. ``top``: likeliest tokens to
-    tell of beside each; None tells of none.
+    tell of beside each; None tells of none. ``parent``: the session that this one, or what stands alone, goes on from.
+    ``system``: instructions that a chat begins with.
     """
 
     prompt: str | tuple[int, ...] | None
@@ -69,9 +70,20 @@ class Ask:
     frequency: float
     bias: tuple[tuple[int, float], ...]
     top: int | None
+    parent: str | None
+    system: str
 
     @classmethod
-    def of(cls, body: Any, *, chat: bool, model: str, session: str | None = None) -> Ask:
+    def of(
+        cls,
+        body: Any,
+        *,
+        chat: bool,
+        model: str,
+        session: str | None = None,
+        parent: str | None = None,
+        system: str = "",
+    ) -> Ask:
         """Check a body. ``session``: of the header, where the body names none. Raises Refused and UsageError."""
         if not isinstance(body, Mapping):
             raise Refused(400, "expected a JSON object as body")
@@ -105,6 +117,8 @@ class Ask:
             frequency=_number(body, "frequency_penalty", float, 0.0),
             bias=_bias(body.get("logit_bias")),
             top=_top(body, chat),
+            parent=None if parent is None else name_of(parent),
+            system=system,
         )
         found.sampling(1)
         if not 1 <= found.answers <= ANSWERS or (found.answers > 1 and found.session is not None):
@@ -112,6 +126,11 @@ class Ask:
         if found.session is None and found.session_tokens is not None:
             raise Refused(400, "session_tokens needs a session")
         return found
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Return the names of the tools."""
+        return [tool["function"]["name"] for tool in self.tools]
 
     def each(self) -> list[Ask]:
         """Return a request for each answer, whose seeds differ."""

@@ -195,10 +195,18 @@ class Service:
     async def open(self, ask: Ask) -> list[Reply]:
         """Begin a reply for each answer. Raises Refused, and the errors of tokenizer, archive and scheduler."""
         self._want_room(ask.answers)
+        before: Sequence[int] = ()
+        if ask.parent is not None:
+            parent = await self._claim_known(ask.parent)
+            before = [] if parent.ids is None else parent.ids.tolist()
+            self.sessions.free(parent)
         if ask.session is None:
-            return await self._begin(ask, await self._ids(ask, ()), None)
+            return await self._begin(ask, await self._ids(ask, before), None)
         record = await self.sessions.claim(ask.session)
         try:
+            if ask.parent is not None:
+                record.parent = ask.parent
+                return await self._begin(ask, await self._ids(ask, before), record)
             if ask.session_tokens not in (None, record.tokens):
                 raise Refused(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
             before = record.ids.tolist() if ask.append and record.ids is not None else []
@@ -249,7 +257,9 @@ class Service:
         """Return all ids that the model is to see, tokenized in a thread: other clients do not wait for that."""
         loop = asyncio.get_running_loop()
         if ask.prompt is None:
-            new = await loop.run_in_executor(self._texts, chat_ids, self.target, ask.messages, before, ask.tools)
+            new = await loop.run_in_executor(
+                self._texts, chat_ids, self.target, ask.messages, before, ask.tools, ask.system
+            )
         else:
             new = await loop.run_in_executor(self._texts, prompt_ids, self.target, ask.prompt)
         return [*before, *new]

@@ -54,7 +54,8 @@ class ServedSession:
     """Hold one session.
 
     ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``digest``: of them. ``turns``:
-    acknowledged here. ``turn``: under way. ``block``: the name of the last block of its KV.
+    acknowledged here. ``turn``: under way. ``block``: the name of the last block of its KV. ``parent``: the session
+    that it was forked from, for the archive, which shares its beginning.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ServedSession:
     busy: bool = False
     turn: Turn | None = None
     block: bytes = b""
+    parent: str | None = None
     used: float = field(default_factory=time.monotonic)
     stuck: bool = False  # the archive does not give its ids, which therefore stay in memory
 
@@ -152,7 +154,9 @@ class Sessions:
 
         Raises Refused where the journal does not take them; the session is as before then.
         """
-        request = EvictionRequest(record.name, ids, tenant=self.tenant, target=self._target.fingerprint)
+        request = EvictionRequest(
+            record.name, ids, tenant=self.tenant, target=self._target.fingerprint, parent=record.parent
+        )
         ticket = self.hook.on_evict(request)
         if not ticket:
             raise Refused(503, f"the journal does not take this turn: {self.hook.counts.refused}. Try it again later")

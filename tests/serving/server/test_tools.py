@@ -64,18 +64,6 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-@pytest.fixture
-def says(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what makes the model say a text next, and then end."""
-    left: list[int] = []
-
-    def choose(logits: Any, turns: Any) -> list[int]:
-        return [left.pop(0) if left else min(target.eos_ids) for _ in turns]
-
-    monkeypatch.setattr("pltz.serving.server.scheduler.choose", choose)
-    return lambda text: left.extend(target.tokenize(text))
-
-
 @pytest.fixture(params=[TAGGED, BARE], ids=["tagged", "bare"])
 def family(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(target.tokenizer, "chat_template", request.param)
