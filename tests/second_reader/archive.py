@@ -105,10 +105,7 @@ def _records(
 
 
 def run_of(data: bytes, tokens: int, moment: int) -> tuple[list[int], list[tuple[int, int, int, bytes]], int]:
-    """Return what a run has before its bitstring: lengths, older versions, and how many bytes that is.
-
-    An older version is how many segments it lacks, its moment, its time, and the first bytes of its leaf.
-    """
+    """Return what a run has before its bitstring: lengths, older versions (as in `Version`), and how many bytes."""
     fields, versions, lacks = Fields(data), [], 0
     lengths = _numbers(fields, fields.varint())
     refuse(sum(lengths) != tokens, "a run of other tokens")
@@ -167,8 +164,7 @@ def session_key(domain: bytes, name: bytes, keys: Keyring | None) -> bytes:
 class Archive:
     """An archive: files by name. ``damage``: what could not be read, a line each.
 
-    It needs the bundles that records name, bridges by the fingerprint of their tokenizer, and where it is sealed the
-    secret.
+    It needs the bundles that records name, bridges by fingerprints of tokenizers, and the secret of a sealed one.
     """
 
     def __init__(
@@ -208,8 +204,7 @@ class Archive:
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
         """Return the versions of a session, the oldest first, forgotten ones too."""
-        who = b"\0", tenant.encode()
-        domain = self.keys.domain_id(*who) if self.keys else digest("pltz domain", *who)
+        domain = digest("pltz domain", b"\0", tenant.encode(), key=self.keys.names if self.keys else b"")
         found = self.versions.get(session_key(domain, name.encode(), self.keys), {}).values()
         return sorted(found, key=lambda version: (version.moment, version.id))
 

@@ -14,6 +14,7 @@ VOICES = ("system", "user", "assistant", "tool", "developer", "function")
 LEAN = dict(enumerate(VOICES, 1))  # the role of each byte of a lean chat
 HEAD = {"system", "tools", "instructions", "functions"}
 NO_MOULD = b"[{}]"
+DEEPEST, MOST_VALUES = 200, 1 << 21  # of lists and objects in each other; in all
 
 Segment = tuple[str, bytes]  # name of the special, text
 
@@ -178,11 +179,21 @@ def text_of(data: bytes) -> str:
 
 def parse(data: bytes) -> Any:
     """Return the value of JSON, which must come back as it is."""
-    text = text_of(data)
+    numbers: dict[str, Any] = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _number)
     try:
-        return json.loads(text, object_pairs_hook=_dict, parse_int=_number, parse_float=_number, parse_constant=_number)
+        value = json.loads(text_of(data), object_pairs_hook=_dict, **numbers)
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise Damaged(f"no JSON: {error}") from error
+    refuse(_values(value) > MOST_VALUES, "more values than a session has")
+    return value
+
+
+def _values(value: Any, depth: int = 0) -> int:
+    """Return how many values there are in a value."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    refuse(depth == DEEPEST, "values too deep in each other")
+    return 1 + sum(_values(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value))
 
 
 def _dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

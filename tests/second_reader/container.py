@@ -2,7 +2,7 @@
 
 import struct
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +16,6 @@ CHAT, TEXT, IDS = range(3)  # contents
 MODEL, LOG, BYTES = range(3)  # methods
 MAX_COUNT, MOST_CONTEXTS, CONTEXT_TOKENS = (1 << 26) + (1 << 12), 3, 1024
 Ids = Callable[[list[int], bytes], list[int]]  # the bridge: bundle tokens and a patch to the session's own ids
-
 
 # What many frames share. The content is -1 where a newer version wrote it; the layout is a number.
 Coding = namedtuple("Coding", "content method layout patch writing", defaults=(MODEL, 0, 0, 0))
@@ -102,10 +101,6 @@ class File:
         coding, units, *_ = self.sessions[number]
         raw = found if isinstance(found, bytes) else u32(found)
         return crc32(struct.pack("<BI", coding.content | coding.method << 2, units) + raw)
-
-    def contents_hold(self, checks: Sequence[int]) -> bool:
-        """Return whether the content checks of all sessions are those of the file."""
-        return crc32(u32(checks)) == self.contents_check
 
     def _log(self, number: int) -> tuple[bytes, list[log.Table]]:
         """Return the content of a log, and the tables above those that it is the context of."""

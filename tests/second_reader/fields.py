@@ -96,14 +96,6 @@ class Bits:
         found, self._left = self._left[:count], self._left[count:]
         return int("0" + found[::-1], 2)
 
-    def zeros(self, most: int) -> int:
-        """Return the number of zeros before the next 1, which is taken too."""
-        count = 0
-        while not self.take(1):
-            count += 1
-            refuse(count > most, f"a code of more than {most} zeros")
-        return count
-
 
 def u32(numbers: Iterable[int]) -> bytes:
     """Return integers as four bytes each."""
@@ -116,7 +108,8 @@ def column(fields: Fields, shape: int, count: int) -> list[int]:
     if shape <= 33:
         return [bits.take(shape) for _ in range(count)]
     refuse(not 0 <= order <= 33, f"a column of shape {shape}")
-    widths = [order + bits.zeros(33 - order) for _ in range(count)]
+    widths = [next((width for width in range(order, 34) if bits.take(1)), 34) for _ in range(count)]
+    refuse(max(widths) > 33, "a number over 33 bits")
     return [(1 << width) + bits.take(width) - (1 << order) for width in widths]
 
 
@@ -160,10 +153,7 @@ def block(data: bytes, at: int, salt: bytes, known: Collection[int]) -> Block:
 
 
 def fallback(data: bytes, count: int, dictionary: bytes = b"") -> bytes:
-    """Return the content of fallback bytes.
-
-    The library refuses blocks over the window, and bytes behind the last one.
-    """
+    """Return the content of fallback bytes. The library refuses blocks over the window, and bytes behind the last."""
     if len(data) == count:
         return data
     refuse(len(data) > count, "fallback bytes longer than what they hold")

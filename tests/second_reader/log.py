@@ -23,8 +23,7 @@ def decoded(
 ) -> tuple[bytes, list[Table]]:
     """Return the content of a log frame, and the tables above the next one.
 
-    ``above``: the tables of the frames above it, the first one first. ``before``: all contents of the log before it.
-    Raises LookupError: a text by a model without it.
+    ``above``: the tables of the frames above it, the first first. ``before``: all contents before it, for recalls.
     """
     if not count:
         refuse(data, "a frame of no bytes that has bytes")

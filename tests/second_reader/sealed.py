@@ -33,11 +33,7 @@ class KeyFile:
         self.by_phrase, reserved, _, self.generation, *self.cost, last, self.salt, count = fields.unpack("BH16sI4B16sB")
         refuse(reserved or last or self.by_phrase > 1, "a key file of a newer version", Newer)
         self.lineages = [fields.take(4) for _ in range(count)]
-        self._head, self._box = fields.data[: fields.at], fields.rest()
-
-    def open(self, key: bytes, archive: bytes) -> bytes:
-        """Return what is in the box."""
-        return unseal(key, self._box, archive, self._head)
+        self.head, self.box = fields.data[: fields.at], fields.rest()
 
 
 class DomainKeys:
@@ -61,7 +57,7 @@ class DomainKeys:
 
 
 class Keyring:
-    """All keys of a sealed archive. ``secret``: the bytes of a key file or the passphrase."""
+    """All keys of a sealed archive. ``secret``: the bytes of a key file or the passphrase; ``names``: key of ids."""
 
     def __init__(self, files: Files, archive: bytes, secret: bytes) -> None:
         self._files, self._archive, self._domains = files, archive, dict[bytes, DomainKeys]()
@@ -70,16 +66,12 @@ class Keyring:
         if own.by_phrase:
             n, r, p = own.cost
             outer = hashlib.scrypt(secret, salt=own.salt, n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)
-        key = own.open(outer, archive)
-        self._wrap, self._names = (digest(person, size=32, key=key) for person in ("pltz wrap", "pltz names"))
+        key = unseal(outer, own.box, archive, own.head)
+        self._wrap, self.names = (digest(person, size=32, key=key) for person in ("pltz wrap", "pltz names"))
 
     def domain(self, domain: bytes) -> DomainKeys:
         """Return the keys of a domain."""
         if domain not in self._domains:
             file = KeyFile(self._files, domain)
-            self._domains[domain] = DomainKeys(file, file.open(self._wrap, self._archive))
+            self._domains[domain] = DomainKeys(file, unseal(self._wrap, file.box, self._archive, file.head))
         return self._domains[domain]
-
-    def domain_id(self, kind: bytes, name: bytes) -> bytes:
-        """Return the id of a domain."""
-        return digest("pltz domain", kind, name, key=self._names)

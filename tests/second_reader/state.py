@@ -66,8 +66,7 @@ def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
         refuse(not sound, "a pack table that differs from its check")
         return packs
 
-    found: dict[bytes, int] = first(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}"))
-    return found
+    return dict(first(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}")))
 
 
 @cache

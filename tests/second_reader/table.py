@@ -19,9 +19,7 @@ from tests.second_reader.fields import Damaged, Fields, Newer, refuse
 KNOWN = Path(__file__).resolve().parents[2] / "coding/log/known.table"
 VERSION, LONGEST_PIECE, WAYS = 1, 2000, 23
 # Bases of numbers: those of the past, then those of a slot
-UNIT, STYLE, BYTES, KEYS, KEY_AGE, KEY_LINES, STRING_AGE, LINE_AGE, DEPTH, BLOCK_KEY, COMMA = (
-    n << 10 for n in range(1, 12)
-)
+UNIT, STYLE, BYTES, KEYS, KEY_AGE, KEY_LINES, STRING_AGE, LINE_AGE, DEPTH, BLOCK_KEY, COMMA = range(1024, 12288, 1024)
 DELTA, MOMENT, SHAPE, RANK, DISTANCE, NUMBER, COUNT, RUN, COPIED, SIZE = (n << 10 for n in range(1, 11))
 DIGITS, PREFIX, FLAVOUR, ALPHABET, COMMON, COUNTER, GAPS, ID_VERSION, MARK, STEP, SPELLING, WAY = (
     n << 10 for n in range(11, 23)
