@@ -1,7 +1,8 @@
-"""Coding after a context (plt_codec/lanes.py): oracle, torch engine and compiled engine, alone and in company."""
+"""Frames, after a context and without (plt_codec/lanes.py): oracle, torch engine and compiled engine."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -135,12 +136,40 @@ def test_wrong_calls_are_refused(name: str) -> None:
             coder(name).decode([FrameItem(b"abc", 5, context=np.array(bad))])
 
 
-def test_progress_counts_what_is_coded() -> None:
-    for name in CODERS:
-        seen: list[int] = []
-        encoded = coder(name).encode([ids(1, 70)], contexts=[ids(2, 20)], progress=seen.append)
-        coder(name).decode(items(encoded, [ids(1, 70)], [ids(2, 20)]), progress=seen.append)
-        assert sum(seen) == 140
+@pytest.mark.parametrize("name", CODERS)
+def test_progress_counts_what_is_coded(name: str) -> None:
+    seen: list[int] = []
+    encoded = coder(name).encode([ids(1, 70)], contexts=[ids(2, 20)], progress=seen.append)
+    coder(name).decode(items(encoded, [ids(1, 70)], [ids(2, 20)]), progress=seen.append)
+    assert sum(seen) == 140
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_coded_size_is_the_ideal_size(name: str) -> None:
+    rows = [ids(1, size) for size in (60, 130, 300)]
+    for row, e in zip(rows, coder(name).encode(rows, layouts=Layout(4, 16)), strict=True):
+        assert len(e.data) <= e.ideal_bits / 8 * 1.001 + 2
+        assert e.blocks == -(-len(row) // 64)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        FrameItem(b"", -1),
+        FrameItem(b"", 1 << 40),
+        FrameItem(bytes(range(1, 201)) * 2, 256 * 400, Layout(1, 1)),  # 102,400 blocks of one token
+    ],
+    ids=["negative", "huge", "many blocks"],
+)
+@pytest.mark.parametrize("name", CODERS)
+def test_impossible_counts_are_refused_without_memory(name: str, item: FrameItem) -> None:
+    coder(name)
+    tracemalloc.start()
+    with pytest.raises(CorruptError):
+        coder(name).decode([item])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8e6, f"{peak:,} bytes"
 
 
 @settings(max_examples=examples(25), deadline=None)
