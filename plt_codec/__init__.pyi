@@ -20,11 +20,7 @@ from pltz.plt_codec.errors import (
 )
 from pltz.plt_codec.extras import need as need
 from pltz.plt_codec.identity import MAX_POSITION as MAX_POSITION, NONE as NONE, SIZE as SIZE, digest as digest
-from pltz.plt_codec.lanes import (
-    LANE_MARK as LANE_MARK,
-    LayoutName as LayoutName,
-    TokenBlock as TokenBlock,
-)
+from pltz.plt_codec.lanes import LANE_MARK as LANE_MARK, LayoutName as LayoutName, TokenBlock as TokenBlock
 from pltz.plt_codec.limits import MAX_BYTES as MAX_BYTES, MAX_IDS as MAX_IDS, ZSTD_ABOVE as ZSTD_ABOVE
 from pltz.plt_codec.named_files import (
     MAX_TOKENIZER as MAX_TOKENIZER,

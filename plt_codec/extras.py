@@ -29,6 +29,4 @@ def need(extra: str, purpose: str, *packages: str) -> None:
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(
-            f"{purpose} needs {' and '.join(missing)}, not installed here: pip install 'pltz[{extra}]'"
-        )
+        raise UsageError(f"{purpose} needs {' and '.join(missing)}, not installed here: pip install 'pltz[{extra}]'")

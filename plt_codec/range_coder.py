@@ -65,9 +65,7 @@ class RangeEncoder:
         """Return the shortest bytes that, with zeros appended, decode to the encoded symbols."""
         words, (lower, width) = self._inner.pos()
         total = 4 * words + STATE
-        point = int.from_bytes(
-            self._inner.get_compressed().astype(">u4").tobytes().ljust(total, b"\0"), "big"
-        )
+        point = int.from_bytes(self._inner.get_compressed().astype(">u4").tobytes().ljust(total, b"\0"), "big")
         lower += (point - lower) >> 64 << 64  # the words already emitted, carry included
         if not lower <= point < lower + width:
             raise AssertionError("range coder state and words disagree: constriction changed its format")

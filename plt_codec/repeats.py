@@ -131,10 +131,7 @@ def _match(tokens: Tokens, first: int, second: int) -> int:
     """Return how many tokens from `first` on equal those from `second` on."""
     length, piece = 0, PIECE
     while True:
-        a, b = (
-            tokens[first + length : first + length + piece],
-            tokens[second + length : second + length + piece],
-        )
+        a, b = (tokens[first + length : first + length + piece], tokens[second + length : second + length + piece])
         differ = np.flatnonzero(a[: len(b)] != b)
         if len(differ):
             return length + int(differ[0])
@@ -231,9 +228,7 @@ def end_of(data: bytes, at: int) -> int:
     _, at = read_varint(data, at)
     length, at = read_varint(data, at)
     if not count or not 0 < length <= len(data) - at:
-        raise CorruptError(
-            f"{count} copies in {length} bytes cannot be in {len(data) - at}: the file is damaged"
-        )
+        raise CorruptError(f"{count} copies in {length} bytes cannot be in {len(data) - at}: the file is damaged")
     return at + length
 
 
@@ -276,7 +271,5 @@ def _unpacked(data: bytes, at: int, count: int) -> bytes:
     size, at = read_varint(data, at)
     length, at = read_varint(data, at)
     if not 3 * count <= size <= 3 * MAX_BYTES * count or length != len(data) - at:
-        raise CorruptError(
-            f"{count} copies in {size} bytes, packed into {length}, do not fit: the file is damaged"
-        )
+        raise CorruptError(f"{count} copies in {size} bytes, packed into {length}, do not fit: the file is damaged")
     return Fallback().decompress(data[at:], size)

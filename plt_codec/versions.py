@@ -60,8 +60,4 @@ def number_in(text: object, name: str) -> int | None:
     (6, None, None)
     """
     found = str(text).removeprefix(f"{name} ")
-    return (
-        int(found)
-        if text == f"{name} {found}" and len(found) < 9 and found.isascii() and found.isdigit()
-        else None
-    )
+    return int(found) if text == f"{name} {found}" and len(found) < 9 and found.isascii() and found.isdigit() else None

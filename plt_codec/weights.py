@@ -68,9 +68,7 @@ class Shape:
         }
         bad = [name for name, ok in limits.items() if not ok]
         if bad:
-            raise ModelError(
-                f"bundle shape outside the contract: {', '.join(f'{n}={getattr(self, n)}' for n in bad)}"
-            )
+            raise ModelError(f"bundle shape outside the contract: {', '.join(f'{n}={getattr(self, n)}' for n in bad)}")
 
     @property
     def contract(self) -> int:
@@ -143,9 +141,7 @@ class Weights:
         for name, (dtype, shape) in want.items():
             t = self.tensors[name]
             if t.dtype != dtype or t.shape != shape:
-                raise ModelError(
-                    f"tensor {name}: expected {np.dtype(dtype)} {shape}, got {t.dtype} {t.shape}"
-                )
+                raise ModelError(f"tensor {name}: expected {np.dtype(dtype)} {shape}, got {t.dtype} {t.shape}")
             if dtype is np.int8 and t.min() == -128:
                 raise ModelError(f"tensor {name}: weights must lie in -127..127, found -128")
             if (name.endswith((".m", ".heat")) or name == "table.phase") and t.min() < 0:

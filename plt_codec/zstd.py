@@ -155,9 +155,7 @@ class Fallback:
         if len(packed) == count:
             return packed
         if len(packed) > count:
-            raise CorruptError(
-                f"expected at most {count} fallback bytes, found {len(packed)}: the file is damaged"
-            )
+            raise CorruptError(f"expected at most {count} fallback bytes, found {len(packed)}: the file is damaged")
         log = window_log(count)
         _check_blocks(packed, count, log)
         return self._inflate(_frame_header(log) + packed, count, log)
@@ -175,9 +173,7 @@ class Fallback:
             raise CorruptError(f"fallback bytes do not decompress ({exc}): the file is damaged") from exc
         if left or excess:
             found = "more" if excess else str(count - left)
-            raise CorruptError(
-                f"expected fallback content of {count} bytes, found {found}: the file is damaged"
-            )
+            raise CorruptError(f"expected fallback content of {count} bytes, found {found}: the file is damaged")
         return b"".join(pieces)
 
     def _compressor(self, log: int) -> zstandard.ZstdCompressor:
@@ -200,9 +196,7 @@ class Fallback:
     def _decompressor(self, log: int) -> zstandard.ZstdDecompressor:
         if log not in self._decompressors:
             self._decompressors[log] = zstandard.ZstdDecompressor(
-                dict_data=self._dictionary,
-                max_window_size=1 << log,
-                format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+                dict_data=self._dictionary, max_window_size=1 << log, format=zstandard.FORMAT_ZSTD1_MAGICLESS
             )
         return self._decompressors[log]
 
@@ -237,10 +231,6 @@ def _check_blocks(packed: bytes, count: int, log: int) -> None:
         position += 3 + (1 if kind == 1 else size)
         room += block_limit if kind == 2 else size
     if position != len(packed):
-        raise CorruptError(
-            f"expected fallback blocks of {len(packed)} bytes, found {position}: the file is damaged"
-        )
+        raise CorruptError(f"expected fallback blocks of {len(packed)} bytes, found {position}: the file is damaged")
     if room < count:
-        raise CorruptError(
-            f"expected {count} bytes, but the fallback blocks hold at most {room}: the file is damaged"
-        )
+        raise CorruptError(f"expected {count} bytes, but the fallback blocks hold at most {room}: the file is damaged")

@@ -160,9 +160,7 @@ class TargetTokenizer:
         except BaseException as exc:  # the library raises bare Exception, and panics
             if not _fault(exc):
                 raise
-            raise ModelError(
-                f"expected a tokenizers JSON file, found one that does not load: {exc!r}"
-            ) from exc
+            raise ModelError(f"expected a tokenizers JSON file, found one that does not load: {exc!r}") from exc
         tokenizer = self._opening.tokenizer
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1

@@ -20,16 +20,7 @@ import numpy as np
 import zstandard
 
 from pltz.models.bundle import locations
-from pltz.models.bundle.folder import (
-    CARD,
-    DICTIONARY,
-    FORMAT,
-    HEAD,
-    PACKED,
-    PLAIN,
-    TOKENIZER,
-    BundleFolder,
-)
+from pltz.models.bundle.folder import CARD, DICTIONARY, FORMAT, HEAD, PACKED, PLAIN, TOKENIZER, BundleFolder
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
@@ -113,9 +104,7 @@ class Bundle:
         return coder_of(self.weights, device, threads)
 
 
-def coder_of(
-    weights: Weights, device: str = "cpu", threads: int | None = None
-) -> TokenCoder | NativeCoder | CudaCoder:
+def coder_of(weights: Weights, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
     """Return the fastest coder: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
     The environment variable PLTZ_ENGINE set to `torch` forces the reference engine.
@@ -173,9 +162,7 @@ def _load(path: Path, identity: str) -> Bundle:
         )
     found = bundle_id(weights, tokenizer.fingerprint, dictionary)
     if found.hex() != identity:
-        raise ModelError(
-            f"bundle {folder.name}: content has the id {found.hex()}, bundle.json says {identity}"
-        )
+        raise ModelError(f"bundle {folder.name}: content has the id {found.hex()}, bundle.json says {identity}")
     return Bundle(folder.name, path, weights, tokenizer, dictionary, folder.card(), found)
 
 

@@ -192,9 +192,7 @@ def _bounded(place: Path, limit: int) -> bytes:
         if not place.is_file():  # a pipe would never end
             raise ModelError(f"bundle file {place.name} cannot be read: it is no plain file, or not there")
         if (size := place.stat().st_size) > limit:
-            raise ModelError(
-                f"bundle file {place.name} is damaged: expected at most {limit} bytes, found {size}"
-            )
+            raise ModelError(f"bundle file {place.name} is damaged: expected at most {limit} bytes, found {size}")
         with place.open("rb") as file:
             return file.read(limit)
     except OSError as exc:

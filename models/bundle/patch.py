@@ -43,9 +43,7 @@ def diff(canonical: Sequence[int], real: Sequence[int]) -> Iterator[Edit]:
         i, j = i + drop, j + take
 
 
-def _same_ids(
-    canonical: Sequence[int], i: int, i_end: int, real: Sequence[int], j: int, j_end: int
-) -> tuple[int, int]:
+def _same_ids(canonical: Sequence[int], i: int, i_end: int, real: Sequence[int], j: int, j_end: int) -> tuple[int, int]:
     """Return how far to go on both sides until some ids in a row agree, or to the ends.
 
     A window without a match grows fourfold. The match found then lies far on, so the work stays linear.

@@ -181,11 +181,7 @@ class BundleTokenizer:
     def _probe(self) -> None:
         """Refuse settings that lose text (a prefix space, a pre-tokenizer that drops its separators)."""
         names = "".join(f"<|{name}|>" for name in SPECIALS)
-        text = (
-            "a b  c\n\n d\r\n\t 12345 don't \u6f22\u5b57 \U0001f600 "
-            + "".join(map(chr, range(0x250)))
-            + names
-        )
+        text = "a b  c\n\n d\r\n\t 12345 don't \u6f22\u5b57 \U0001f600 " + "".join(map(chr, range(0x250))) + names
         for probe in (text.encode(), b" \n" + text.encode(), bytes(range(256)) * 2):
             if self.decode(self.encode(probe)) != probe:
                 raise ModelError("expected a tokenizer that gives every text back, this one changes some")

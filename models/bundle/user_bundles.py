@@ -77,9 +77,7 @@ def _held() -> Iterator[Path]:
     """Make the user's folder and hold its lock. Leftovers of runs that were killed go."""
     root = user_folder()
     if not root.is_absolute():
-        raise UsageError(
-            f"expected an absolute path for added bundles, found {root}: set {locations.USER_VARIABLE}"
-        )
+        raise UsageError(f"expected an absolute path for added bundles, found {root}: set {locations.USER_VARIABLE}")
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -43,11 +43,7 @@ def parse(text: str) -> Any:
         _check_count(text)
     try:
         value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_int=_int,
-            parse_float=_float,
-            parse_constant=_constant,
+            text, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
         )
     except RecursionError as exc:
         raise _too_deep() from exc
@@ -155,9 +151,7 @@ def _at(keys: Sequence[object]) -> str:
 
 
 def _too_deep() -> LimitError:
-    return LimitError(
-        f"expected at most {MAX_DEPTH} nested lists and objects, found more: keep the session as text"
-    )
+    return LimitError(f"expected at most {MAX_DEPTH} nested lists and objects, found more: keep the session as text")
 
 
 def _too_many(found: int) -> LimitError:

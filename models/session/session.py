@@ -68,12 +68,7 @@ def lean(value: Any) -> bytes | None:
         if type(message) is not dict or list(message) != ["role", "content"]:
             return None
         role, text = message["role"], message["content"]
-        if (
-            type(role) is not str
-            or role not in ROLE_BYTES
-            or type(text) is not str
-            or _ANY_ROLE.search(text)
-        ):
+        if type(role) is not str or role not in ROLE_BYTES or type(text) is not str or _ANY_ROLE.search(text):
             return None
         parts.append(chr(ROLE_BYTES[role]) + text)
     return "".join(parts).encode("utf-8", "surrogatepass") or None
@@ -85,8 +80,7 @@ def _unlean(data: bytes) -> Any:
     ends = [*starts[1:], len(text)]
     return {
         "messages": [
-            {"role": ROLE_OF_BYTE[ord(text[a])], "content": text[a + 1 : b]}
-            for a, b in zip(starts, ends, strict=True)
+            {"role": ROLE_OF_BYTE[ord(text[a])], "content": text[a + 1 : b]} for a, b in zip(starts, ends, strict=True)
         ]
     }
 

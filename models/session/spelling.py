@@ -18,13 +18,7 @@ from pltz.plt_codec.errors import CorruptError
 
 Json = Any  # str, int, Number, bool, None, NaN and infinities as float, lists and dicts of them
 
-GO: Final = {
-    ord("<"): "\\u003c",
-    ord(">"): "\\u003e",
-    ord("&"): "\\u0026",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
+GO: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 MARKED: Final = re.compile(r'"\\u0000(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"')
 
 

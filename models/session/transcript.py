@@ -46,9 +46,7 @@ from pltz.plt_codec.errors import (
 
 _ID = {name: i for i, name in enumerate(SPECIALS)}
 MESSAGE, META, SHAREGPT, LIST = _ID["message"], _ID["meta"], _ID["sharegpt"], _ID["list"]
-ROLES: dict[int, str] = {
-    _ID[name]: name for name in ("system", "user", "assistant", "tool", "developer", "function")
-}
+ROLES: dict[int, str] = {_ID[name]: name for name in ("system", "user", "assistant", "tool", "developer", "function")}
 """Role specials and the role name behind each in the plain style."""
 
 ALIASES: dict[str, int] = {name: i for i, name in ROLES.items()} | {

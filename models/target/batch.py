@@ -65,8 +65,7 @@ class PrefillBatch:
         rows = [pairs_of(c) if c is not None and c.get_seq_length() else None for c in self._caches]
         filled = next((row for row in rows if row), [])
         pairs = [
-            (self._side_by_side(rows, layer, 0), self._side_by_side(rows, layer, 1))
-            for layer in range(len(filled))
+            (self._side_by_side(rows, layer, 0), self._side_by_side(rows, layer, 1)) for layer in range(len(filled))
         ]
         return cache_of(pairs, config)
 

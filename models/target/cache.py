@@ -69,7 +69,5 @@ def is_plain(cache: DynamicCache) -> bool:
 
 def cache_bytes(cache: DynamicCache) -> int:
     """Return the bytes of the K and V tensors of a cache, of layers that have them."""
-    tensors = [
-        t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    ]
+    tensors = [t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))]
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)

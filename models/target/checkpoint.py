@@ -24,8 +24,15 @@ from pltz.plt_codec.errors import ModelError
 WHOLE = 8  # bytes of a fingerprint that are the digest of all parts; the others are `PART` of the digest of each
 PART = 2  # bytes
 PARTS = ("config or weights", "tokenizer", "chat template", "special tokens")
-SPECIAL = ("bos_token", "eos_token", "unk_token", "additional_special_tokens", "extra_special_tokens",
-           "add_bos_token", "add_eos_token")  # keys of tokenizer_config.json that a prompt depends on
+SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "add_bos_token",
+    "add_eos_token",
+)  # keys of tokenizer_config.json that a prompt depends on
 TEMPLATES = "additional_chat_templates"  # folder
 TARGETS = Path(__file__).parents[1] / "targets"  # the targets that ship with pltz, one folder each
 SHIPPED = "mini-llama"  # whose chat template writes a chat as the tokens of a bundle
@@ -68,9 +75,7 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Pat
     if os.fspath(name) and folder.is_dir():
         return folder
     if folder.is_file():
-        raise ModelError(
-            f"expected a model folder, found the file {name}: give the folder that holds config.json"
-        )
+        raise ModelError(f"expected a model folder, found the file {name}: give the folder that holds config.json")
     if (TARGETS / str(name) / "config.json").is_file() and _HUB_NAME.fullmatch(str(name)):
         return TARGETS / str(name)
     if isinstance(name, os.PathLike) or not _HUB_NAME.fullmatch(name):
@@ -111,15 +116,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as exc:
-        raise ModelError(
-            f"expected {path.name} in {path.parent}, found none: is this a model folder?"
-        ) from exc
+        raise ModelError(f"expected {path.name} in {path.parent}, found none: is this a model folder?") from exc
     except (OSError, ValueError, RecursionError) as exc:
         raise ModelError(f"cannot read {path} ({reason(exc)}): copy the model again") from exc
     if not isinstance(value, dict):
-        raise ModelError(
-            f"expected a JSON object in {path}, found a {type(value).__name__}: copy the model again"
-        )
+        raise ModelError(f"expected a JSON object in {path}, found a {type(value).__name__}: copy the model again")
     return value
 
 
@@ -144,20 +145,14 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         raise ModelError(_no_safetensors(folder))
     shards = read_json(index).get("weight_map")
-    if (
-        not isinstance(shards, dict)
-        or not shards
-        or not all(isinstance(name, str) for name in shards.values())
-    ):
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ModelError(f"expected a weight_map of file names in {index}, found none: copy the model again")
     names = sorted(set(shards.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"expected safetensors file names in {index}, found {name!r}: refused")
         if not (folder / name).is_file():
-            raise ModelError(
-                f"expected {name} in {folder} (its index names it), found none: copy the model again"
-            )
+            raise ModelError(f"expected {name} in {folder} (its index names it), found none: copy the model again")
     return [folder / name for name in names]
 
 
@@ -235,9 +230,7 @@ def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
     try:
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
     except OSError as exc:
-        raise ModelError(
-            f"cannot read the model in {folder} ({reason(exc)}): is this a model folder?"
-        ) from exc
+        raise ModelError(f"cannot read the model in {folder} ({reason(exc)}): is this a model folder?") from exc
 
 
 @functools.lru_cache(maxsize=64)
@@ -340,9 +333,7 @@ def _tensor_digests(files: Sequence[Path]) -> dict[str, tuple[str, list[int], st
     for path in files:
         for name, entry in _hash_file(path).items():
             if name in found:
-                raise ModelError(
-                    f"tensor {name!r} stands twice in the shards of {path.parent}: copy the model again"
-                )
+                raise ModelError(f"tensor {name!r} stands twice in the shards of {path.parent}: copy the model again")
             found[name] = entry
     return found
 
@@ -360,16 +351,11 @@ def _hash_file(path: Path) -> dict[str, tuple[str, list[int], str]]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             start = 8 + int.from_bytes(mapped[:8], "little")
             header = {k: v for k, v in json.loads(mapped[8:start]).items() if k != "__metadata__"}
-            with (
-                memoryview(mapped) as view,
-                ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool,
-            ):
+            with memoryview(mapped) as view, ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
                 spans = [[start + offset for offset in entry["data_offsets"]] for entry in header.values()]
                 hashes = list(pool.map(lambda span: _hash_span(view, *span), spans))
     except (SafetensorError, OSError, ValueError) as exc:
-        raise ModelError(
-            f"{path} is not a sound safetensors file ({reason(exc)}): copy the model again"
-        ) from exc
+        raise ModelError(f"{path} is not a sound safetensors file ({reason(exc)}): copy the model again") from exc
     return {name: (e["dtype"], e["shape"], h) for (name, e), h in zip(header.items(), hashes, strict=True)}
 
 

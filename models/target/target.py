@@ -84,9 +84,7 @@ def _load_model(folder: Path, dtype: Any) -> Any:
     # transformers would fill a hole with random numbers and only warn.
     holes = sorted(map(str, [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]))
     if holes:
-        raise ModelError(
-            f"expected all weights of the model in {folder}, found none for {holes[0]}: copy it again"
-        )
+        raise ModelError(f"expected all weights of the model in {folder}, found none for {holes[0]}: copy it again")
     return model.eval()
 
 
@@ -94,13 +92,9 @@ def _check_folder(folder: Path) -> None:
     """Refuse a folder whose settings would bring in weights that the fingerprint does not see."""
     config = read_json(folder / "config.json")
     if "transformers_weights" in config:
-        raise ModelError(
-            f"{folder}/config.json names its weights by transformers_weights, which is refused: remove it"
-        )
+        raise ModelError(f"{folder}/config.json names its weights by transformers_weights, which is refused: remove it")
     if (folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"{folder} holds an adapter: merge it into the model first (PEFT's merge_and_unload)"
-        )
+        raise ModelError(f"{folder} holds an adapter: merge it into the model first (PEFT's merge_and_unload)")
 
 
 def _torch_dtype(dtype: str | torch.dtype | None) -> Any:
@@ -122,9 +116,7 @@ def _torch_device(device: str | torch.device) -> torch.device:
     except RuntimeError as exc:
         raise UsageError(f"expected a device (cpu, cuda, cuda:1, mps), found {device!r}") from exc
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"expected a device of this machine, found {device!r} and {torch.cuda.device_count()} GPUs"
-        )
+        raise UsageError(f"expected a device of this machine, found {device!r} and {torch.cuda.device_count()} GPUs")
     return found
 
 
@@ -271,9 +263,7 @@ class Target:
         except (TypeError, ValueError, OverflowError) as exc:
             raise ContentError(f"expected a sequence of token ids, found {type(ids).__name__}") from exc
         if array.ndim != 1 or array.size == 0:
-            raise ContentError(
-                f"expected at least one token id in a flat sequence, found shape {array.shape}"
-            )
+            raise ContentError(f"expected at least one token id in a flat sequence, found shape {array.shape}")
         if array.dtype.kind not in "iu":
             raise ContentError(f"expected integers as token ids, found {array.dtype}")
         if self.max_positions is not None and array.size > self.max_positions:
@@ -291,11 +281,7 @@ class Target:
         return array.astype(np.int64)
 
     def prefill(
-        self,
-        ids: Sequence[int] | NDArray[Any],
-        *,
-        cache: DynamicCache | None = None,
-        chunk: int | None = None,
+        self, ids: Sequence[int] | NDArray[Any], *, cache: DynamicCache | None = None, chunk: int | None = None
     ) -> tuple[DynamicCache, torch.Tensor]:
         """Run the model over the ids (T,) and keep its KV.
 
@@ -346,9 +332,7 @@ class Target:
 
         arrays = [self.check_ids(ids) for ids, _ in rows]
         caches = [None if cache is None else share(cache) for _, cache in rows]
-        over = [
-            c is not None and int(c.get_seq_length()) >= len(a) for c, a in zip(caches, arrays, strict=True)
-        ]
+        over = [c is not None and int(c.get_seq_length()) >= len(a) for c, a in zip(caches, arrays, strict=True)]
         if len(rows) < 2 or any(over) or not is_plain(self._new_cache()):
             return [self.prefill(a, cache=c) for a, c in zip(arrays, caches, strict=True)]
         batch = PrefillBatch(arrays, caches)
@@ -362,12 +346,7 @@ class Target:
             return list(zip(batch.split(past, self.model.config), last.unbind(), strict=True))
 
     def generate(
-        self,
-        cache: DynamicCache,
-        ids: Sequence[int] | NDArray[Any],
-        n: int,
-        *,
-        logits: torch.Tensor | None = None,
+        self, cache: DynamicCache, ids: Sequence[int] | NDArray[Any], n: int, *, logits: torch.Tensor | None = None
     ) -> list[int]:
         """Continue greedily by at most ``n`` new ids, ending with the first of ``eos_ids`` or at ``max_positions``.
 
@@ -444,9 +423,7 @@ class Target:
         """
         messages, tools = _messages(chat)
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ModelError(
-                f"the target in {self.folder} has no chat template: give token ids or text instead"
-            )
+            raise ModelError(f"the target in {self.folder} has no chat template: give token ids or text instead")
         self.warn_of_control((f"message {n}", message) for n, message in enumerate(messages, 1))
         try:
             text = self.tokenizer.apply_chat_template(
@@ -480,9 +457,7 @@ class Target:
         try:
             cache.crop(-1)
         except (RuntimeError, ValueError, NotImplementedError) as exc:  # a full window has dropped the tokens before
-            raise UsageError(
-                f"this cache cannot go back one token ({reason(exc)}): pass the logits too"
-            ) from exc
+            raise UsageError(f"this cache cannot go back one token ({reason(exc)}): pass the logits too") from exc
 
     def _forward(self, ids: NDArray[np.int64], cache: DynamicCache) -> torch.Tensor:
         """Run ids (T,) after the tokens in the cache; return the logits of the last position, (vocab_size,)."""
@@ -505,9 +480,7 @@ class Target:
         except PltzError:
             raise
         except Exception as exc:  # the model's own code: anything
-            raise ModelError(
-                f"{type(self.model).__name__} failed on {tokens} tokens ({reason(exc)})"
-            ) from exc
+            raise ModelError(f"{type(self.model).__name__} failed on {tokens} tokens ({reason(exc)})") from exc
 
 
 def as_seen_by(model: Target, session: Session) -> Session:
@@ -577,6 +550,4 @@ def _check_parts(number: int, content: Any) -> None:
     for part in content if isinstance(content, list) else ():
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind != "text":
-            raise OpaqueContentError(
-                f"message {number} holds a part of type {kind!r}: only text can be prefilled"
-            )
+            raise OpaqueContentError(f"message {number} holds a part of type {kind!r}: only text can be prefilled")

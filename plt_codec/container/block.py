@@ -116,11 +116,7 @@ NOTHING = Column()
 
 
 def encode_block(
-    columns: Mapping[int, Sequence[int]],
-    parts: Sequence[bytes],
-    bitstrings: Sequence[bytes],
-    salt: bytes,
-    offset: int,
+    columns: Mapping[int, Sequence[int]], parts: Sequence[bytes], bitstrings: Sequence[bytes], salt: bytes, offset: int
 ) -> list[bytes]:
     """Return the bytes of a block: head, then its check, then the pieces of the body.
 

@@ -229,9 +229,7 @@ class Writer:
         data, coding = frame.encode(), frame.coding
         coding.encode()  # raises where its fields do not go together
         if not coding.fits(frame.count, len(data)) or len(data) > MAX_BITSTRING:
-            raise ContentError(
-                f"{frame.count} tokens or bytes in a frame of {len(data)} are over the format's limit"
-            )
+            raise ContentError(f"{frame.count} tokens or bytes in a frame of {len(data)} are over the format's limit")
         if frame.context is not None and not self._may_follow(frame):
             raise UsageError(f"session {len(self)} cannot have session {frame.context} as its context")
         if not coding.has_tokens and len(data) > frame.count:
@@ -240,9 +238,7 @@ class Writer:
         if number == MAX_CODINGS:
             raise ContentError(f"more than {MAX_CODINGS} layouts in a file: use more files")
         step = 0 if frame.context is None else len(self) - frame.context
-        self._frames.append(
-            StoredFrame(number, frame.count, frame.check & CHECK_KEPT, data, frame.copied, step)
-        )
+        self._frames.append(StoredFrame(number, frame.count, frame.check & CHECK_KEPT, data, frame.copied, step))
         self._size += len(data)
         self._coding_of.append(coding)
         self._depths.append(0 if frame.context is None else 1 + self._depths[frame.context])
@@ -551,7 +547,5 @@ class Reader:
         self._file.seek(offset)
         data = self._file.read(size)
         if len(data) != size:
-            raise CorruptError(
-                f"expected {size} bytes at {offset}, found {len(data)}: the file was cut meanwhile"
-            )
+            raise CorruptError(f"expected {size} bytes at {offset}, found {len(data)}: the file was cut meanwhile")
         return data

@@ -96,8 +96,7 @@ class Product:
     def __init__(self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device):
         pieces = 1
         while any(
-            np.abs(part.astype(np.int64)).sum(1).max() * largest >= EXACT
-            for part in np.array_split(w, pieces, axis=1)
+            np.abs(part.astype(np.int64)).sum(1).max() * largest >= EXACT for part in np.array_split(w, pieces, axis=1)
         ):
             pieces += 1
         parts = np.array_split(w, pieces, axis=1)

@@ -45,9 +45,7 @@ class FakeCoder:
         cut = each_layout(layouts, [*map(len, sequences)])
         return [Encoded(ten_bits(ids), 0.0, 1, one) for ids, one in zip(sequences, cut, strict=True)]
 
-    def decode(
-        self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None
-    ) -> list[Any]:
+    def decode(self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None) -> list[Any]:
         self.decoded.append(len(items))
         if progress:
             progress(sum(item.tokens for item in items))
@@ -106,7 +104,6 @@ def chat(*turns: str, **more: Any) -> Session:
 
 TALK = chat("What is a tower of segments?", "A chain of shared prompts, each of them stored once.")
 IMAGE = Session(
-    "chat",
-    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]},
+    "chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}
 )
 PROSE = Session("text", b"Prose, plain and long enough to be worth a frame.\xff")

@@ -31,11 +31,7 @@ from pltz.plt_codec.lanes import LAYOUTS, Layout, LayoutName, layout_of
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
@@ -55,9 +51,7 @@ sessions = (
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(sessions, max_size=8), st.data())
-def test_sessions_come_back_in_any_order(
-    codec: Codec, given_sessions: list[Session], data: st.DataObject
-) -> None:
+def test_sessions_come_back_in_any_order(codec: Codec, given_sessions: list[Session], data: st.DataObject) -> None:
     frozen = codec.compress(given_sessions)
     assert codec.decompress(frozen) == given_sessions
     order = data.draw(st.permutations(range(len(given_sessions))))
@@ -244,9 +238,7 @@ def test_frames_of_nonsense_under_sound_sums(codec: Codec, bundle: FakeBundle) -
 
 
 def test_token_ids_of_a_chat_are_its_conversation(codec: Codec, bundle: FakeBundle) -> None:
-    with_meta = chat(
-        "Hello there, how are you today?", "Fine, thank you for asking me.", id="a-7", tags=["x"]
-    )
+    with_meta = chat("Hello there, how are you today?", "Fine, thank you for asking me.", id="a-7", tags=["x"])
     bare = chat("Hello there, how are you today?", "Fine, thank you for asking me.")
     reader = Reader(codec.compress([with_meta]))
     assert np.array_equal(codec.token_ids(reader, 0), transcript.to_tokens(bare, bundle.tokenizer))
@@ -254,9 +246,7 @@ def test_token_ids_of_a_chat_are_its_conversation(codec: Codec, bundle: FakeBund
 
 def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle) -> None:
     repeated = chat(*[f"{i % 3}: the same line, once more. " * 20 for i in range(12)])
-    reader = Reader(
-        codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])])
-    )
+    reader = Reader(codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]))
     assert reader.info(0).method is Method.BYTES and reader.frame(2).copied
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
@@ -272,13 +262,7 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
         (chat("hé", "yes", id="not counted"), 6),
         (Session("chat", [{"role": "user", "content": "abc"}]), 3),
         (Session("chat", {"conversations": [{"from": "human", "value": "abcd"}]}), 4),
-        (
-            Session(
-                "chat",
-                {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"x": 1}]}]},
-            ),
-            3,
-        ),
+        (Session("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"x": 1}]}]}), 3),
         (Session("chat", {"messages": [{"role": "user", "content": None}, "odd"]}), 5),
         (Session("chat", {"messages": []}), 0),
         (Session("chat", {"no": "messages"}), 17),

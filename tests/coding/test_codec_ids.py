@@ -50,12 +50,8 @@ def test_ids_of_another_tokenizer_cross_the_bridge(
     assert codec.decompress(reader, [1]) == [TALK]
 
 
-def test_patched_ids_come_back(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    ids = foreign_ids(
-        tiny_tokenizer_json, "Frozen and thawed again, a session is what it was before."
-    ).value.copy()
+def test_patched_ids_come_back(codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    ids = foreign_ids(tiny_tokenizer_json, "Frozen and thawed again, a session is what it was before.").value.copy()
     ids[7] = 1400
     reader = Reader(codec.compress([Session("ids", ids)], bridge=foreign))
     assert reader.frame(0).patch
@@ -65,9 +61,7 @@ def test_patched_ids_come_back(
 def test_ids_are_refused_without_their_bridge(
     codec: Codec, foreign: Bridge, own: Bridge, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
-    words = foreign_ids(
-        tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
-    )
+    words = foreign_ids(tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code.")
     frozen = codec.compress([words], bridge=foreign)
     for wrong in (None, own, Bridge(tiny_tokenizer_json(1280), codec.bundle.tokenizer)):
         with pytest.raises(TokenizerMismatch, match=foreign.fingerprint.hex()):
@@ -91,11 +85,7 @@ def test_a_bridge_that_splits_otherwise_is_noticed(
             return super().from_bundle(bundle_ids, patch)[::-1]
 
     frozen = codec.compress(
-        [
-            foreign_ids(
-                tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
-            )
-        ],
+        [foreign_ids(tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code.")],
         bridge=foreign,
     )
     with pytest.raises(CorruptError, match="checksum"):

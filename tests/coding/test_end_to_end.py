@@ -25,12 +25,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
     """A bundle of 1024 ids with random weights: the whole machinery, no knowledge."""
     folder: Path = tmp_path_factory.mktemp("bundle")
     write_bundle(
-        folder,
-        "tiny",
-        random_weights(5, vocab=1024, block=128, memory=32),
-        tiny_tokenizer_json(1024),
-        b"",
-        {},
+        folder, "tiny", random_weights(5, vocab=1024, block=128, memory=32), tiny_tokenizer_json(1024), b"", {}
     )
     return Codec.load(folder)
 
@@ -44,10 +39,7 @@ def by_model(codec: Codec, sessions: list[Session], **options: Any) -> bytes:
 
 SESSIONS = [
     Session("chat", {"messages": [{"role": "user", "content": "Hello, how are you?"}]}),
-    Session(
-        "chat",
-        {"id": "s-1", "messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
-    ),
+    Session("chat", {"id": "s-1", "messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]}),
     Session("chat", [{"role": "user", "content": "naïve \ud83d\ude00 text"}]),
     Session("chat", {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y" * 40}]}),
     Session("text", b""),

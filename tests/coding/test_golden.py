@@ -40,9 +40,7 @@ def codec(engine: str, bundle_id: str) -> Codec:
 @pytest.mark.parametrize("name", ["mini", "nano"])
 def test_there_is_a_file_for_each_layout(name: str) -> None:
     bundle = Bundle.load(name).id.hex()
-    assert {p.stem.removeprefix(bundle + "-") for p in FILES if p.stem.startswith(bundle)} == set(
-        maker().LAYOUTS
-    )
+    assert {p.stem.removeprefix(bundle + "-") for p in FILES if p.stem.startswith(bundle)} == set(maker().LAYOUTS)
 
 
 # torch decodes slowly; its frequencies in all layouts are golden too (benchmarks/test_exactness.py)

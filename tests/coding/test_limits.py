@@ -19,11 +19,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.file import Reader, Writer
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
-from pltz.plt_codec.errors import (
-    ContentError,
-    CorruptError,
-    LimitError,
-)
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 
 
@@ -56,9 +52,7 @@ def test_a_session_over_the_limit_is_refused_before_it_is_tokenised(
         raise AssertionError("it was tokenised")
 
     monkeypatch.setattr(type(codec.bundle.tokenizer), "encode_many", never)
-    with pytest.raises(
-        LimitError, match=rf"session 0: .* at most {MAX_BYTES} bytes, found \d+: split"
-    ) as info:
+    with pytest.raises(LimitError, match=rf"session 0: .* at most {MAX_BYTES} bytes, found \d+: split") as info:
         codec.compress([make()])
     assert info.value.exit_code == 5 and isinstance(info.value, ContentError)
 
@@ -89,9 +83,7 @@ def test_the_deepest_value_goes_both_ways_and_a_deeper_line_is_kept_as_it_stands
     ],
     ids=["the most", "one more", "empty ones", "not in strings"],
 )
-def test_values_are_counted_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch, text: str, count: int
-) -> None:
+def test_values_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch, text: str, count: int) -> None:
     monkeypatch.setattr(json_value, "MAX_VALUES", 10_000)
     monkeypatch.setattr(json_value, "BLOCK", 1001)
     if count <= 10_000:
@@ -120,9 +112,7 @@ def test_a_line_over_the_limit_is_refused_with_its_size() -> None:
     assert next(lines) == Session("chat", [1])
     with pytest.raises(LimitError, match=f"a line of at most {MAX_BYTES} bytes, found more: split it"):
         next(lines)
-    with pytest.raises(
-        LimitError, match=f"a file of at most {MAX_BYTES} bytes, found more: split it"
-    ):
+    with pytest.raises(LimitError, match=f"a file of at most {MAX_BYTES} bytes, found more: split it"):
         list(load(b"x" * (MAX_BYTES + 7), "text"))
 
 
@@ -156,19 +146,14 @@ print(peak >> 10)
 def peak_mib(line: str) -> int:
     """MiB that a fresh process takes to make a session of a line, beside what it took before."""
     code = CHILD.format(path=sys.path, line=line)
-    return int(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
-    )
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
 
 
 @pytest.mark.parametrize(
     ("line", "bound"),
     [
         ('b"[" + b"[]," * 20_000_000 + b"0]"', 600),  # 20 M lists take 1.3 GB, and were made and then walked
-        (
-            'b"[" + b"0," * (json_value.MAX_VALUES - 2) + b"0]"',
-            150,
-        ),  # the walk held a tuple per value: 470 MB
+        ('b"[" + b"0," * (json_value.MAX_VALUES - 2) + b"0]"', 150),  # the walk held a tuple per value: 470 MB
     ],
     ids=["more values than allowed", "as many values as allowed"],
 )

@@ -14,9 +14,7 @@ from pltz.coding.options import CodingOptions
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.errors import (
-    CorruptError,
-)
+from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.types import Encoded, FrameItem
 
 

@@ -62,9 +62,7 @@ def proposed(earlier: Neighbours, *rows: np.ndarray, number: int = 0, run: int =
     return earlier.propose([(number + n, row, Grams.of(row)) for n, row in enumerate(rows)], run)
 
 
-def test_a_context_in_an_earlier_batch(
-    codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_in_an_earlier_batch(codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.coding.pipeline.GROUP", 4)
     monkeypatch.setattr("pltz.coding.pipeline.BATCH_BYTES", 2000)
     monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)

@@ -85,15 +85,7 @@ def sessions() -> list[Session]:
     ids = [Session("ids", np.concatenate([template, random.integers(0, 900, n)])) for n in range(12)]
     log = b"".join(b'{"type": "user", "id": "%d", "note": "said once"}\n' % n for n in range(120))
     talks = [chat(f"Where is bicycle {n}?", "It stands behind the house. " * 3) for n in range(10)]
-    return [
-        *ids,
-        TALK,
-        Session("text", log),
-        *talks,
-        PROSE,
-        Session("text", b"say it again " * 900),
-        *ids,
-    ] * 3
+    return [*ids, TALK, Session("text", log), *talks, PROSE, Session("text", b"say it again " * 900), *ids] * 3
 
 
 def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Session]) -> None:

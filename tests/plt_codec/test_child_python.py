@@ -16,18 +16,7 @@ from pltz.plt_codec.child_python import search_path
 from tests.archive.towers import SessionArchive
 
 ROOT = Path(__file__).parents[2]
-POISONED = (
-    "zstandard",
-    "numpy",
-    "json",
-    "pickle",
-    "socket",
-    "select",
-    "base64",
-    "signal",
-    "pltz",
-    "tokenizers",
-)
+POISONED = ("zstandard", "numpy", "json", "pickle", "socket", "select", "base64", "signal", "pltz", "tokenizers")
 
 HOOK = """
 import sys
@@ -79,9 +68,7 @@ def run(folder: Path, code: str, *arguments: object, path: str = "") -> Any:
         pytest.param('"."', marks=pytest.mark.slow),
     ],
 )
-def test_the_worker_imports_nothing_from_the_current_directory(
-    poisoned: Path, tmp_path: Path, here: str
-) -> None:
+def test_the_worker_imports_nothing_from_the_current_directory(poisoned: Path, tmp_path: Path, here: str) -> None:
     """Ignore the folder however the serving process's path spells it: its modules ran before the worker's own."""
     SessionArchive.open(poisoned / "cold", create=True)
     settled, restarts = run(poisoned, HOOK.format(here=here))

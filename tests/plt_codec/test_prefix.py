@@ -43,10 +43,7 @@ def ids(seed: int, length: int) -> Ids:
 
 
 def items(encoded: Sequence[Encoded], rows: Sequence[Ids], contexts: Sequence[Ids | None]) -> list[FrameItem]:
-    return [
-        FrameItem(e.data, len(r), e.layout, c)
-        for e, r, c in zip(encoded, rows, contexts, strict=True)
-    ]
+    return [FrameItem(e.data, len(r), e.layout, c) for e, r, c in zip(encoded, rows, contexts, strict=True)]
 
 
 @pytest.mark.parametrize("lanes, steps, size", [(None, None, 90), (4, 8, 40), (1, 16, 20)])

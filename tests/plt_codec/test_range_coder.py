@@ -36,10 +36,7 @@ def integer_coder(symbols: npt.NDArray[np.int32], f: npt.NDArray[np.int64]) -> t
 
 @settings(max_examples=examples(60))
 @given(
-    st.integers(0, 2**31),
-    st.integers(0, 60),
-    st.sampled_from([1, 2, 4, 128, 256]),
-    st.sampled_from([0.003, 0.1, 5.0]),
+    st.integers(0, 2**31), st.integers(0, 60), st.sampled_from([1, 2, 4, 128, 256]), st.sampled_from([0.003, 0.1, 5.0])
 )
 def test_round_trip_and_shortest_end(seed: int, rows: int, n: int, peak: float) -> None:
     if n == 1:

@@ -45,13 +45,10 @@ def repetitive(draw: st.DrawFn) -> Ids:
     """Sequences made of a few pieces, some of them again and again, a few tokens changed."""
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     pieces = [
-        rng.integers(0, draw(st.sampled_from([1, 2, 1000])), n)
-        for n in draw(st.lists(st.integers(0, 90), max_size=5))
+        rng.integers(0, draw(st.sampled_from([1, 2, 1000])), n) for n in draw(st.lists(st.integers(0, 90), max_size=5))
     ]
     order = draw(st.lists(st.integers(0, 4), max_size=12))
-    whole = np.concatenate([np.zeros(0, np.int64), *(pieces[i] for i in order if i < len(pieces))]).astype(
-        np.int64
-    )
+    whole = np.concatenate([np.zeros(0, np.int64), *(pieces[i] for i in order if i < len(pieces))]).astype(np.int64)
     for at in draw(st.lists(st.integers(0, 400), max_size=4)):
         if at < len(whole):
             whole[at] = 5

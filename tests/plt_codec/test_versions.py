@@ -107,9 +107,7 @@ FORMATS = {
     "file of KV": Format(kv_file, a_kv_file, kv_file.read),
     "bundle": Format(folder, a_bundle, BundleFolder.open),
     "table": Format(
-        table,
-        lambda _: table.split(LINE),
-        lambda made: table.join(made.columns, made.opaque, made.pieces, len(LINE)),
+        table, lambda _: table.split(LINE), lambda made: table.join(made.columns, made.opaque, made.pieces, len(LINE))
     ),
 }
 

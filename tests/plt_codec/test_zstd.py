@@ -12,9 +12,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.zstd import PIECE, Fallback, _digested, _parameters, window_log
 
 WORDS = b"the quick brown fox jumps over the lazy dog and thaws a session from the archive of towers".split()
-DICTIONARY = (
-    b'{"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"'
-)
+DICTIONARY = b'{"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"'
 EACH = [Fallback(), Fallback(DICTIONARY)]
 contents = st.binary(max_size=300) | st.lists(st.sampled_from(WORDS), max_size=400).map(b" ".join)
 
@@ -76,13 +74,7 @@ def test_a_dictionary_never_costs(trained_dictionary: bytes) -> None:
     """Statistics of chats mislead on other content: then the dictionary is not used, and its reader does not mind."""
     with_it, without = Fallback(trained_dictionary), Fallback()
     gained = 0
-    for content in (
-        noise(9000).hex().encode(),
-        bytes(9000),
-        noise(40),
-        b" ".join(WORDS) * 9,
-        bytes(range(256)) * 40,
-    ):
+    for content in (noise(9000).hex().encode(), bytes(9000), noise(40), b" ".join(WORDS) * 9, bytes(range(256)) * 40):
         packed = with_it.compress(content)
         assert with_it.decompress(packed, len(content)) == content
         assert len(packed) <= len(without.compress(content))
@@ -115,11 +107,7 @@ def test_any_bytes_are_the_content_of_that_size_or_refused(packed: bytes, count:
 def test_every_changed_byte_and_every_cut_is_refused_or_keeps_the_size() -> None:
     content = b" ".join(random.Random(1).choices(WORDS, k=60))
     packed = EACH[1].compress(content)
-    changed = [
-        packed[:i] + bytes([packed[i] ^ flip]) + packed[i + 1 :]
-        for i in range(len(packed))
-        for flip in (1, 64)
-    ]
+    changed = [packed[:i] + bytes([packed[i] ^ flip]) + packed[i + 1 :] for i in range(len(packed)) for flip in (1, 64)]
     for bad in changed:
         try:
             assert len(EACH[1].decompress(bad, len(content))) == len(content)
@@ -144,18 +132,7 @@ def test_every_changed_byte_and_every_cut_is_refused_or_keeps_the_size() -> None
         (run(b"x", 1025, last=True), 1000, "block header"),
         (run(b"x", 1000, last=True), (1 << 29) - 1, "at most"),
     ],
-    ids=[
-        "longer",
-        "empty",
-        "short",
-        "reserved",
-        "endless",
-        "trailing",
-        "small",
-        "large",
-        "over-block",
-        "huge-count",
-    ],
+    ids=["longer", "empty", "short", "reserved", "endless", "trailing", "small", "large", "over-block", "huge-count"],
 )
 def test_broken_blocks_are_named(packed: bytes, count: int, says: str) -> None:
     with pytest.raises(CorruptError, match=says):
@@ -185,12 +162,4 @@ def test_a_lying_count_takes_no_memory() -> None:
 
 
 def test_windows() -> None:
-    assert [window_log(n) for n in (0, 1, 1024, 1025, 1 << 20, 1 << 27, 1 << 29)] == [
-        10,
-        10,
-        10,
-        11,
-        20,
-        27,
-        27,
-    ]
+    assert [window_log(n) for n in (0, 1, 1024, 1025, 1 << 20, 1 << 27, 1 << 29)] == [10, 10, 10, 11, 20, 27, 27]

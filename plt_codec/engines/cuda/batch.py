@@ -178,9 +178,7 @@ class SequenceBatch(RowBuffers):
 
     def address(self, name: str) -> int:
         """Return the address of a buffer, of a buffer of contexts, or of a tensor."""
-        return (
-            self.known.address(name) if name in ("contexts", "known") and self.known else super().address(name)
-        )
+        return self.known.address(name) if name in ("contexts", "known") and self.known else super().address(name)
 
     def begin(self) -> None:
         """Launch the kernels that deal out rows and give sequences that begin the keys and values of their context."""

@@ -115,4 +115,3 @@ class ChainDecoder:
     def __del__(self) -> None:
         if self._contexts is not None:
             self._contexts.close()
-

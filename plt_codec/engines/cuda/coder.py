@@ -125,9 +125,7 @@ class CudaCoder:
                 out[n] = Encoded(data, float(s["bits"]), blocks, cut[n])
         return out
 
-    def decode(
-        self, items: Sequence[FrameItem], *, progress: Progress | None = None
-    ) -> list[npt.NDArray[np.int64]]:
+    def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> list[npt.NDArray[np.int64]]:
         """Decode frames into their ids, each (tokens,).
 
         Raises:
@@ -182,12 +180,7 @@ class CudaCoder:
         """Return the clusters that decode these sequences, one each; 0 if they are too many or too wide."""
         s, most = self.shape, self._device.clusters
         fits = s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED
-        if (
-            not fits
-            or s.gated
-            or len(work) > CLUSTER_LIMIT * most
-            or any(most_lanes(w) > CLUSTER_LANES for w in work)
-        ):
+        if not fits or s.gated or len(work) > CLUSTER_LIMIT * most or any(most_lanes(w) > CLUSTER_LANES for w in work):
             return 0
         return min(most, len(work))
 
@@ -206,11 +199,7 @@ class CudaCoder:
     def gated(self, work: Sequence[SequenceWork]) -> bool:
         """Return whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
         lanes = max(most_lanes(w) for w in work)
-        return (
-            self._device.gated > 0
-            and len(work) <= GATED_LIMIT
-            and lanes <= gated_plan(self.shape)["P_GATED_LANES"]
-        )
+        return self._device.gated > 0 and len(work) <= GATED_LIMIT and lanes <= gated_plan(self.shape)["P_GATED_LANES"]
 
     def block_kernel(self, work: SequenceWork) -> str:
         """Return the name of the kernel by which the whole GPU decodes a sequence; "" if none does."""
@@ -261,11 +250,7 @@ class CudaCoder:
             yield run
 
     def _decode_run(
-        self,
-        data: Sequence[bytes],
-        run: Sequence[_CudaSequence],
-        above: Ids,
-        progress: Progress | None,
+        self, data: Sequence[bytes], run: Sequence[_CudaSequence], above: Ids, progress: Progress | None
     ) -> list[npt.NDArray[np.int64]]:
         """Decode a part of a chain after the ids above it, (m,)."""
         work = [link.work for link in run]

@@ -39,13 +39,7 @@ class ContextBatch(RowBuffers):
     """
 
     def __init__(
-        self,
-        model: DeviceModel,
-        count: int,
-        longest: int,
-        *,
-        places: int | None = None,
-        ids: int | None = None,
+        self, model: DeviceModel, count: int, longest: int, *, places: int | None = None, ids: int | None = None
     ):
         super().__init__(model)
         self.count, self.longest, self.places = count, longest, places or count
@@ -75,9 +69,7 @@ class ContextBatch(RowBuffers):
         state["rows_max"] = self.rows
         return {"state": state, "sessions": sessions, "slots": np.full(self.slots, -1, np.int32), "tokens": ids}
 
-    def place(
-        self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], ids: npt.NDArray[np.int32]
-    ) -> None:
+    def place(self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], ids: npt.NDArray[np.int32]) -> None:
         """Replace the contexts by those that begin at ``begins`` (n,) of ``ids`` (t,) and have ``lengths`` (n,).
 
         They may overlap, and their ids may be written later, before their pass runs.
@@ -138,9 +130,7 @@ class SingleContext:
 
 
 @contextmanager
-def computed(
-    model: DeviceModel, single: SingleContext, contexts: Sequence[Ids]
-) -> Iterator[ContextBatch | None]:
+def computed(model: DeviceModel, single: SingleContext, contexts: Sequence[Ids]) -> Iterator[ContextBatch | None]:
     """Yield the keys and values of contexts, (m,) each; None where there are none."""
     if not contexts:
         yield None

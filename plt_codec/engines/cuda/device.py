@@ -191,13 +191,7 @@ def count() -> int:
 
         _ask(driver.cuInit(0))
         return int(_ask(driver.cuDeviceGetCount()))
-    except (
-        ImportError,
-        RuntimeError,
-        OSError,
-        AttributeError,
-        ModelError,
-    ):  # the bindings' ways to miss a driver
+    except (ImportError, RuntimeError, OSError, AttributeError, ModelError):  # the bindings' ways to miss a driver
         return 0
 
 
@@ -223,17 +217,11 @@ class CudaDevice:
         self._device = _ask(cu.cuDeviceGet(number))
         # the capability decides which kernels there are
         attribute = cu.CUdevice_attribute
-        major = _ask(
-            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
-        )
-        minor = _ask(
-            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device)
-        )
+        major = _ask(cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device))
+        minor = _ask(cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device))
         self.capability = int(major) * 10 + int(minor)
         if self.capability < OLDEST:
-            raise UsageError(
-                f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}"
-            )
+            raise UsageError(f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}")
         # context, stream, code and memory of this device
         self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
         self._enter()
@@ -265,15 +253,11 @@ class CudaDevice:
         """Return the number of clusters of a kernel that run side by side."""
         config = self._config((CLUSTER * 64, 1, 1), 512, shared, CLUSTER, False)
         try:
-            return int(
-                _ask(self._cu.cuOccupancyMaxActiveClusters(self.function(kernel, shared, CLUSTER), config))
-            )
+            return int(_ask(self._cu.cuOccupancyMaxActiveClusters(self.function(kernel, shared, CLUSTER), config)))
         except ModelError:
             return 0
 
-    def _config(
-        self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, together: bool
-    ) -> Any:
+    def _config(self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, together: bool) -> Any:
         cu = self._cu
         named = grid, threads, shared, cluster, together
         if named in self._configs:

@@ -128,9 +128,7 @@ def macros(weights: Weights) -> dict[str, int]:
     """Return the names and values of the macros that the sources are compiled with."""
     s = weights.shape
     most = {part: 127 for part in PARTS} | ({"gate": 127} if s.gated else {"down": 254})
-    products = [
-        (f"layer.{i}.{part}.w", f"layer.{i}.{part}.m", n) for i in range(s.layers) for part, n in most.items()
-    ]
+    products = [(f"layer.{i}.{part}.w", f"layer.{i}.{part}.m", n) for i in range(s.layers) for part, n in most.items()]
     products += [("class.w", "class.m", 127), ("embed.w", "member.m", 127)]
     wide = any(_largest(weights[w], weights[m], n) >= 1 << 30 for w, m, n in products)
     heats = np.concatenate([weights[f"layer.{i}.heat"] for i in range(s.layers)])

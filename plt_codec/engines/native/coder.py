@@ -144,15 +144,10 @@ class NativeCoder:
         self.threads = min(MAX_THREADS, threads or min(DEFAULT_THREADS, _processors()))
         self.kernel = _choose(kernel or os.environ.get(KERNEL_VARIABLE) or None)
         self._library = library
-        names = [
-            *TENSORS,
-            *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS),
-        ]
+        names = [*TENSORS, *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS)]
         if weights.shape.gated:
             names += GATED_TENSORS
-            names += (
-                f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in GATED_LAYER_TENSORS
-            )
+            names += (f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in GATED_LAYER_TENSORS)
         self._tensors = [np.ascontiguousarray(weights[name]) for name in names]  # C reads some in place
         pointers = (ctypes.c_void_p * len(names))(*(t.ctypes.data for t in self._tensors))
         sizes = [int(getattr(weights.shape, f.name)) for f in fields(weights.shape)]
@@ -193,9 +188,7 @@ class NativeCoder:
             for t, layout, (data, bits) in zip(tokens, cut, frames, strict=True)
         ]
 
-    def decode(
-        self, items: Sequence[FrameItem], *, progress: Progress | None = None
-    ) -> list[npt.NDArray[np.int64]]:
+    def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> list[npt.NDArray[np.int64]]:
         """Decode frames into their ids, each (tokens,).
 
         Raises:

@@ -62,9 +62,7 @@ def test_any_ids_cut_anywhere_come_back(codecs: Codecs, kind: str, data: st.Data
     size = tokenizer.get_vocab_size()
     begin = data.draw(st.integers(0, len(PAGE) - 1))
     ids = list(tokenizer.encode(PAGE[begin : begin + data.draw(st.integers(0, 200))]).ids)
-    for at, strange in data.draw(
-        st.lists(st.tuples(st.integers(0, 200), st.integers(0, size - 1)), max_size=6)
-    ):
+    for at, strange in data.draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, size - 1)), max_size=6)):
         ids.insert(at, strange)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=4)))
     rows = [np.array(ids[a:b], np.int64) for a, b in pairwise([0, *cuts, len(ids)])]
@@ -123,9 +121,7 @@ def test_hostile_bitstrings_are_refused(codecs: Codecs) -> None:
     assert _Parts.decode(_Parts(3, b"pp", b"frame").encode()) == _Parts(3, b"pp", b"frame")
 
 
-def test_wrong_use_is_refused(
-    bundle: Bundle, codecs: Codecs, tiny_tokenizer_json: Callable[[int], bytes]
-) -> None:
+def test_wrong_use_is_refused(bundle: Bundle, codecs: Codecs, tiny_tokenizer_json: Callable[[int], bytes]) -> None:
     with pytest.raises(ContentError, match="vocabulary"):
         codecs("byte-level").encode([Plain(np.array([10**6]), NOTHING)])
     bridge = Bridge(tiny_tokenizer_json(1024), bundle.tokenizer)

@@ -37,9 +37,7 @@ def test_towers_of_a_real_bundle(bundle: Bundle, tmp_path: Path) -> None:
     dice = np.random.default_rng(1)
     prompt = dice.integers(0, 1024, 60)
     turns = [dice.integers(0, 1024, size) for size in (0, 1, 40, 300)]
-    receipts = archive.put(
-        [NewSession(f"s{n}", [prompt, *turns[: n + 1]], kind="chat", shared=1) for n in range(4)]
-    )
+    receipts = archive.put([NewSession(f"s{n}", [prompt, *turns[: n + 1]], kind="chat", shared=1) for n in range(4)])
     assert [r.new for r in receipts] == [2, 1, 1, 1]
     fresh = TowerArchive.open(tmp_path / "cold", [BundleCodec(bundle)])
     for n in range(4):
@@ -155,9 +153,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     assert found[2500].record.mode & TOWER or found[2500].record.bitstring == (
         coder.encode([turns[2]], layouts=Layout(32, 128))[0].data
     )
-    assert (
-        plain.put([NewSession("again", turns)])[0].new == 0
-    )  # the same tokens are the same segment, however coded
+    assert plain.put([NewSession("again", turns)])[0].new == 0  # the same tokens are the same segment, however coded
     assert plain.put([NewSession("other", [turns[0][::-1]])])[0].new == 1
     assert [item.record.mode for item in peek(plain, "other")] == [ALONE]
 

@@ -51,24 +51,11 @@ def claude() -> bytes:
         if n and n % 2 == 0:
             content = [{"tool_use_id": tool, "type": "tool_result", "content": numbered(CODE) + f"\n{n}"}]
         if n % 2:
-            content = [
-                {
-                    "type": "tool_use",
-                    "id": tool,
-                    "name": "Read",
-                    "input": {"file_path": f"/home/me/area{n}.py"},
-                }
-            ]
+            content = [{"type": "tool_use", "id": tool, "name": "Read", "input": {"file_path": f"/home/me/area{n}.py"}}]
             message: Any = {"model": "claude-x", "id": f"msg_01{digits(n, 22)}", "role": "assistant"}
             message["content"] = content
-            message["usage"] = {
-                "input_tokens": 8,
-                "cache_read_input_tokens": 1000 + 37 * n,
-                "output_tokens": n,
-            }
-            lines.append(
-                {**head, "message": message, "type": "assistant", "uuid": name(n), "timestamp": clock(n)}
-            )
+            message["usage"] = {"input_tokens": 8, "cache_read_input_tokens": 1000 + 37 * n, "output_tokens": n}
+            lines.append({**head, "message": message, "type": "assistant", "uuid": name(n), "timestamp": clock(n)})
         else:
             message = {"role": "user", "content": content}
             file = {"filePath": "/home/me/area.py", "content": CODE + str(n), "numLines": 7, "startLine": 1}
@@ -80,18 +67,12 @@ def claude() -> bytes:
 
 def codex() -> bytes:
     """Lines as Codex writes them."""
-    lines: list[Any] = [
-        {"timestamp": clock(0), "type": "session_meta", "payload": {"id": name(7), "cwd": "/home/me"}}
-    ]
+    lines: list[Any] = [{"timestamp": clock(0), "type": "session_meta", "payload": {"id": name(7), "cwd": "/home/me"}}]
     for n in range(1, 10):
         call = f"call_{digits(n, 24)}"
-        arguments = spell(
-            {"command": ["bash", "-lc", f"sed -n '1,{n * 10}p' area.py"], "workdir": "/home/me"}, 0
-        )
+        arguments = spell({"command": ["bash", "-lc", f"sed -n '1,{n * 10}p' area.py"], "workdir": "/home/me"}, 0)
         ask: Any = {"type": "function_call", "name": "shell", "arguments": arguments, "call_id": call}
-        output = spell(
-            {"output": CODE + f"# {n}\n", "metadata": {"exit_code": 0, "duration_seconds": 0.1 * n}}, 0
-        )
+        output = spell({"output": CODE + f"# {n}\n", "metadata": {"exit_code": 0, "duration_seconds": 0.1 * n}}, 0)
         answer: Any = {"type": "function_call_output", "call_id": call, "output": output}
         used = {"input_tokens": 5000 * n, "output_tokens": 30 * n, "total_tokens": 5030 * n}
         count: Any = {"type": "token_count", "info": {"total_token_usage": used, "model_context_window": 272000}}
@@ -107,10 +88,7 @@ def opencode() -> bytes:
     for n in range(6):
         created = start + 7130 * n
         message = f"msg_{created * 4096 & (1 << 48) - 1:012x}{digits(n, 14)}"
-        part = {
-            "id": f"prt_{created * 4096 + 5000 & (1 << 48) - 1:012x}{digits(n + 50, 14)}",
-            "sessionID": session,
-        }
+        part = {"id": f"prt_{created * 4096 + 5000 & (1 << 48) - 1:012x}{digits(n + 50, 14)}", "sessionID": session}
         info: dict[str, Any] = {"role": "assistant", "time": {"created": created, "completed": created + 900 + n}}
         read = {"filePath": "/home/me/area.py"}
         state: dict[str, Any] = {"status": "completed", "input": read, "output": f"{CODE}{n}"}
@@ -131,9 +109,7 @@ def gemini() -> bytes:
             "timestamp": clock(n),
             "type": "gemini" if n % 2 else "user",
             "content": f"Step {n}: </b> & then we go on as before.",
-            "thoughts": [
-                {"subject": "Area", "description": "The same thought again.", "timestamp": clock(n)}
-            ],
+            "thoughts": [{"subject": "Area", "description": "The same thought again.", "timestamp": clock(n)}],
             "tokens": {"input": 900 + n, "output": 12, "cached": 0, "total": 912 + n},
         }
         for n in range(8)
@@ -152,13 +128,8 @@ def copilot() -> bytes:
         data: dict[str, Any]
         kind, data = "tool.execution_start", {"toolCallId": tool, "toolName": "edit", "arguments": arguments}
         if n % 2:
-            kind, data = (
-                "hook.start",
-                {"hookInvocationId": name(n + 300), "input": {"toolArgs": spell(arguments, 0)}},
-            )
-        lines.append(
-            {"type": kind, "data": data, "id": name(n), "timestamp": clock(n), "parentId": name(n - 1)}
-        )
+            kind, data = ("hook.start", {"hookInvocationId": name(n + 300), "input": {"toolArgs": spell(arguments, 0)}})
+        lines.append({"type": kind, "data": data, "id": name(n), "timestamp": clock(n), "parentId": name(n - 1)})
     return b"".join(spell(line, 0).encode() + b"\n" for line in lines)
 
 
@@ -168,20 +139,14 @@ def pi() -> bytes:
     for n in range(10):
         identity = hashlib.sha256(b"pi%d" % n).hexdigest()[:8]
         parent = hashlib.sha256(b"pi%d" % (n - 1)).hexdigest()[:8]
-        usage = {
-            "input": 900 + n,
-            "output": 20,
-            "cost": {"input": 0.00027 * n, "output": 6e-06, "total": 0.00028 * n},
-        }
+        usage = {"input": 900 + n, "output": 20, "cost": {"input": 0.00027 * n, "output": 6e-06, "total": 0.00028 * n}}
         message: dict[str, Any] = {
             "role": "assistant",
             "content": [{"type": "text", "text": f"Reading it, part {n}."}],
             "usage": usage,
         }
         message["timestamp"] = 1_784_376_958_047 + 1731 * n
-        lines.append(
-            {"type": "message", "id": identity, "parentId": parent, "timestamp": clock(n), "message": message}
-        )
+        lines.append({"type": "message", "id": identity, "parentId": parent, "timestamp": clock(n), "message": message})
     return b"".join(spell(line, 0).encode() + b"\n" for line in lines)
 
 

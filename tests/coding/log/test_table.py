@@ -26,9 +26,7 @@ from tests.examples import examples
 with from_sources():
     from pltz.coding.log import table as sources
 
-WORDS = st.sampled_from(
-    ["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"]
-)
+WORDS = st.sampled_from(["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"])
 STRINGS = st.one_of(
     WORDS,
     st.text(max_size=20),
@@ -47,9 +45,7 @@ SCALARS = st.one_of(
 )
 KEYS = st.one_of(st.sampled_from(["type", "uuid", "content", "/a/b.py", "n"]), st.text(max_size=6))
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
-    max_leaves=12,
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=12
 )
 OBJECTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
@@ -75,11 +71,7 @@ def test_lines_of_json_in_every_spelling_come_back(values: list[object], style: 
 
 
 @settings(max_examples=examples(20), deadline=None)
-@given(
-    OBJECTS | st.lists(OBJECTS, max_size=3),
-    st.sampled_from(DOCUMENTS),
-    st.sampled_from(["", "\n", "\n\n", "\nx"]),
-)
+@given(OBJECTS | st.lists(OBJECTS, max_size=3), st.sampled_from(DOCUMENTS), st.sampled_from(["", "\n", "\n\n", "\nx"]))
 def test_documents_in_every_spelling_come_back(value: object, style: int, end: str) -> None:
     data = (spell(value, style) + end).encode("utf-8", "surrogatepass")
     assert back(data) == data
@@ -93,9 +85,7 @@ def test_any_bytes_come_back(data: bytes) -> None:
 
 @settings(max_examples=examples(15), deadline=None)
 @given(st.lists(OBJECTS, min_size=1, max_size=6), st.data())
-def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(
-    values: list[object], draw: st.DataObject
-) -> None:
+def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(values: list[object], draw: st.DataObject) -> None:
     data = b"".join(spell(value, 0).encode("utf-8", "surrogatepass") + b"\n" for value in values)
     start = draw.draw(st.integers(0, len(data)))
     begin = draw.draw(st.integers(0, start))
@@ -212,23 +202,14 @@ def test_flipped_bits_and_truncations_are_refused_or_bounded() -> None:
         refused_or_bounded(found.columns, found.opaque[:at], pieces, len(data))
     for at in range(len(pieces)):
         refused_or_bounded(found.columns, found.opaque, pieces[:at], len(data))
-        refused_or_bounded(
-            found.columns, found.opaque, [*pieces[:at], pieces[at] + "\n", *pieces[at + 1 :]], len(data)
-        )
+        refused_or_bounded(found.columns, found.opaque, [*pieces[:at], pieces[at] + "\n", *pieces[at + 1 :]], len(data))
     for count in (0, 1, len(data) - 1, len(data) + 1, 1 << 20):
         refused_or_bounded(found.columns, found.opaque, pieces, count)
 
 
 @settings(max_examples=examples(20), deadline=None)
-@given(
-    st.binary(max_size=200),
-    st.binary(max_size=40),
-    st.lists(st.text(max_size=9), max_size=5),
-    st.integers(0, 3000),
-)
-def test_random_columns_are_refused_or_bounded(
-    columns: bytes, opaque: bytes, pieces: list[str], count: int
-) -> None:
+@given(st.binary(max_size=200), st.binary(max_size=40), st.lists(st.text(max_size=9), max_size=5), st.integers(0, 3000))
+def test_random_columns_are_refused_or_bounded(columns: bytes, opaque: bytes, pieces: list[str], count: int) -> None:
     refused_or_bounded(bytes([table.VERSION]) + columns, opaque, pieces, count)
 
 

@@ -23,7 +23,7 @@ from pltz.plt_codec.weights import Weights
 @pytest.fixture
 def folder(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]) -> Path:
     write_bundle(
-        tmp_path / "b", "tiny", random_weights(1, vocab=1024), tiny_tokenizer_json(1024), b"dictionary", {"note": "x"},
+        tmp_path / "b", "tiny", random_weights(1, vocab=1024), tiny_tokenizer_json(1024), b"dictionary", {"note": "x"}
     )
     return tmp_path / "b"
 

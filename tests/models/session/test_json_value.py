@@ -74,8 +74,7 @@ def test_a_text_that_would_change_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["1.50", "1E5", "-0.0", "5e-324", "1.7976931348623157e308", "9" * 3900, "1e22", "0.1", '"\\ud800"'],
+    "text", ["1.50", "1E5", "-0.0", "5e-324", "1.7976931348623157e308", "9" * 3900, "1e22", "0.1", '"\\ud800"']
 )
 def test_other_spellings_of_a_value_pass(text: str) -> None:
     assert difference(parse(text), json.loads(text)) is None

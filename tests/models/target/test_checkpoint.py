@@ -89,8 +89,7 @@ class TestFingerprint:
             edit_json("config.json", lambda c: c.update(torch_dtype=c.pop("dtype"), use_cache=False)),
             edit_json("tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})),
             edit_json(
-                "tokenizer.json",
-                lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]]),
+                "tokenizer.json", lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]])
             ),
             lambda folder: (folder / "README.md").write_text("about"),
         ],
@@ -222,8 +221,7 @@ class TestRefusals:
         assert list(kept) == ["model.safetensors", "tokenizer.json"]
 
     @pytest.mark.parametrize(
-        "wrong",
-        [{"device": "abacus"}, {"device": "cuda:99"}, {"dtype": "int8"}, {"dtype": "x"}, {"dtype": "nn"}],
+        "wrong", [{"device": "abacus"}, {"device": "cuda:99"}, {"dtype": "int8"}, {"dtype": "x"}, {"dtype": "nn"}]
     )
     def test_a_device_or_dtype_that_is_none(self, llama: Path, wrong: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match="expected a"):

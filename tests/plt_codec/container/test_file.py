@@ -120,9 +120,7 @@ def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
 
 
 @given(files(5).filter(bool))
-def test_every_source_reads_the_same(
-    tmp_path_factory: pytest.TempPathFactory, given_frames: list[Frame]
-) -> None:
+def test_every_source_reads_the_same(tmp_path_factory: pytest.TempPathFactory, given_frames: list[Frame]) -> None:
     data = pack(HEADER, given_frames)
     path = tmp_path_factory.mktemp("container") / "some.pltz"
     path.write_bytes(data)
@@ -422,9 +420,7 @@ def test_an_unfinished_file_is_refused() -> None:
         writer.add(text(b"more"))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"bundle_id": b"x"}, {"target_fingerprint": bytes(15)}]
-)
+@pytest.mark.parametrize("wrong", [{"bundle_id": b"x"}, {"target_fingerprint": bytes(15)}])
 def test_a_header_checks_its_fields(wrong: dict[str, object]) -> None:
     fields: dict[str, object] = {"bundle_id": bytes(16)}
     with pytest.raises(UsageError, match="expected"):

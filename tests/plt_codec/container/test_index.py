@@ -19,9 +19,7 @@ codings = st.one_of(
     st.just(FrameCoding(Kind.IDS, Method.BYTES)),
 )
 places = st.builds(BlockPlace, st.integers(1, 128), st.integers(139, 1 << 18), st.integers(0, 1 << 28))
-indexes = st.builds(
-    Index, st.lists(codings, min_size=1, max_size=9), st.lists(places, min_size=1, max_size=30), u32
-)
+indexes = st.builds(Index, st.lists(codings, min_size=1, max_size=9), st.lists(places, min_size=1, max_size=30), u32)
 
 
 @given(indexes)

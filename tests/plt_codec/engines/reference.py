@@ -78,10 +78,7 @@ class Oracle:
                 queries.append(q)
                 keys[i].append(k)
                 values[i].append(v)
-            xs = [
-                self._join(i, x, self._attend(i, q, keys[i], values[i]))
-                for x, q in zip(xs, queries, strict=True)
-            ]
+            xs = [self._join(i, x, self._attend(i, q, keys[i], values[i])) for x, q in zip(xs, queries, strict=True)]
         return xs
 
     def _norm(self, x: Ints, gains: str) -> Ints:
@@ -103,11 +100,7 @@ class Oracle:
             a0, a1 = head[: s.head_dim // 2], head[s.head_dim // 2 :]
             turned = np.concatenate([rs(a0 * cos - a1 * sin, 14), rs(a0 * sin + a1 * cos, 14)])
             out.append(np.clip(rs(turned, 7), -127, 127) if s.gated else norm(turned, s.head_gain))
-        return (
-            np.array(out[: s.heads]),
-            np.array(out[s.heads :]),
-            np.clip(y[s.heads + s.kv_heads :], -127, 127),
-        )
+        return (np.array(out[: s.heads]), np.array(out[s.heads :]), np.clip(y[s.heads + s.kv_heads :], -127, 127))
 
     def _attend(self, i: int, q: Ints, keys: list[Ints], values: list[Ints]) -> Ints:
         s = self.shape
@@ -190,9 +183,7 @@ class Oracle:
             xs = self.step([int(u) for u in inputs[s]], at, keys, values)
             for k in range(block.active(s)):
                 token = int(part[targets[s, k]])
-                out.append(
-                    (token, self.class_frequencies(xs[k]), self.member_frequencies(xs[k], token // CLASS))
-                )
+                out.append((token, self.class_frequencies(xs[k]), self.member_frequencies(xs[k], token // CLASS)))
         end = block.start + block.tokens
         remember = [old + j for j, p in enumerate(positions) if p >= end - self.shape.memory]
         return [[[k[j] for j in remember] for k in keys], [[v[j] for j in remember] for v in values]]

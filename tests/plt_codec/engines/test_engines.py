@@ -20,16 +20,7 @@ from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import Oracle, frame, norm
 
 ENGINES = ["torch", *(kernels() if available() else [])]
-HEADS = {
-    "d": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 64,
-    "hidden": 64,
-    "layers": 1,
-    "block": 96,
-    "memory": 40,
-}
+HEADS = {"d": 64, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 64, "layers": 1, "block": 96, "memory": 40}
 OTHERS: dict[str, dict[str, int | bool]] = {  # shapes
     "odd": {
         "vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100, "memory": 37,
@@ -54,9 +45,7 @@ LENGTHS = (1, 2, 95, 96, 97, 150)  # of sessions: one token; about a block; with
 
 
 def changed(weights: Weights, **tensors: np.ndarray) -> Weights:
-    return Weights(
-        weights.shape, {**weights.tensors, **{k.replace("__", "."): v for k, v in tensors.items()}}
-    )
+    return Weights(weights.shape, {**weights.tensors, **{k.replace("__", "."): v for k, v in tensors.items()}})
 
 
 @cache
@@ -72,9 +61,7 @@ def model(case: str) -> Weights:
     if case == "one class wins":  # a gap of 2^24: all others get a count of 1 or 2
         bias = np.where(np.arange(len(t["class.b"])) == 1, (1 << 24) - 1, -(1 << 24) + 1)
         return changed(weights, class__b=bias.astype(np.int32))
-    if (
-        case == "opposite keys"
-    ):  # token 1 is minus token 0 and keys are queries: scores lie 2 * 192^2 > 2^16 apart
+    if case == "opposite keys":  # token 1 is minus token 0 and keys are queries: scores lie 2 * 192^2 > 2^16 apart
         embed, qkv = t["embed.w"].copy(), t["layer.0.qkv.w"].copy()
         embed[1] = -embed[0]
         scale = t["embed.m"].copy()
@@ -83,12 +70,7 @@ def model(case: str) -> Weights:
         m = np.full_like(t["layer.0.qkv.m"], t["layer.0.qkv.m"][0])
         still = np.ones_like(t["table.phase"])
         return changed(
-            weights,
-            embed__w=embed,
-            embed__m=scale,
-            layer__0__qkv__w=qkv,
-            layer__0__qkv__m=m,
-            table__phase=still,
+            weights, embed__w=embed, embed__m=scale, layer__0__qkv__w=qkv, layer__0__qkv__m=m, table__phase=still
         )
     heats = {"mild heats": [0, 1, 1023, 65535], "wild heats": [1024, 65535, 65536, (1 << 31) - 1]}
     return changed(weights, layer__0__heat=np.array(heats[case], np.int32)) if case in heats else weights
@@ -143,9 +125,7 @@ def test_opposite_keys_lie_further_apart_than_16_bits() -> None:
 
 @cache
 def long_model() -> Weights:
-    return random_weights(
-        3, d=16, layers=1, heads=2, kv_heads=1, head_dim=64, hidden=16, block=16384, memory=64
-    )
+    return random_weights(3, d=16, layers=1, heads=2, kv_heads=1, head_dim=64, hidden=16, block=16384, memory=64)
 
 
 @cache
@@ -153,8 +133,7 @@ def long_frame() -> tuple[bytes, bytes]:
     """A block of 16384 tokens and one more, and a block of one token, as torch codes them."""
     ids = np.random.default_rng(2).integers(0, 512, 16385)
     return tuple(
-        e.data
-        for e in TokenCoder(TorchEngine(long_model(), threads=1)).encode([ids, ids[:1]], layouts=Layout(64, 256))
+        e.data for e in TokenCoder(TorchEngine(long_model(), threads=1)).encode([ids, ids[:1]], layouts=Layout(64, 256))
     )  # type: ignore[return-value]
 
 

@@ -20,14 +20,7 @@ from pltz.models.bundle.bundle import coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.batch import by_context, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
-from pltz.plt_codec.engines.cuda.pack import (
-    GRID,
-    MOST_SHARED,
-    cluster_memory,
-    grid_plan,
-    macros,
-    tiles,
-)
+from pltz.plt_codec.engines.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles
 from pltz.plt_codec.engines.cuda.structs import BATCH, SESSION
 from pltz.plt_codec.engines.cuda.work import (
     GATED,
@@ -196,15 +189,9 @@ def test_each_file_of_kernels_needs_no_other_but_its_headers(file: str) -> None:
 @pytest.mark.parametrize(
     "name,lanes,steps", every_second(["small", "extreme", "odd", "gated", "gated, extreme", "gated, odd"], LAYOUTS)
 )
-def test_emulated_encode(
-    name: str,
-    lanes: int | None,
-    steps: int | None,
-) -> None:
+def test_emulated_encode(name: str, lanes: int | None, steps: int | None) -> None:
     done: list[int] = []
-    got = coder(name, 0).encode(
-        sequences(name), layouts=cut(lanes, steps), progress=done.append
-    )
+    got = coder(name, 0).encode(sequences(name), layouts=cut(lanes, steps), progress=done.append)
     want = frames(name, lanes, steps)
     assert [g.data for g in got] == [w.data for w in want]
     assert [(g.blocks, g.layout) for g in got] == [(w.blocks, w.layout) for w in want]
@@ -215,11 +202,7 @@ def test_emulated_encode(
 @emulated
 @pytest.mark.parametrize("name", ["small", "extreme", "odd", "gated", "gated, extreme", "gated, odd"])
 @pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
-def test_emulated_decode_of_many(
-    name: str,
-    lanes: int | None,
-    steps: int | None,
-) -> None:
+def test_emulated_decode_of_many(name: str, lanes: int | None, steps: int | None) -> None:
     done: list[int] = []
     got = coder(name, 0).decode(items(name, lanes, steps), progress=done.append)
     for g, s in zip(got, sequences(name), strict=True):
@@ -337,11 +320,7 @@ def test_sequences_of_different_layouts_are_encoded_together(name: str) -> None:
 
 @emulated
 @pytest.mark.parametrize("name,lanes,steps", [("small", 16, 4), ("extreme", 16, 4), ("split", 16, 4)])
-def test_emulated_decode_by_clusters(
-    name: str,
-    lanes: int | None,
-    steps: int | None,
-) -> None:
+def test_emulated_decode_by_clusters(name: str, lanes: int | None, steps: int | None) -> None:
     c = coder(name, 2)
     assert c.clusters([SequenceWork(130, Layout(16, 4))]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
@@ -350,9 +329,7 @@ def test_emulated_decode_by_clusters(
 
 @emulated
 @pytest.mark.parametrize(("one", "cluster"), [(1.0, 9.0), (9.0, 1.0), (1.0, 1.0)])
-def test_emulated_decode_of_the_longest_apart(
-    one: float, cluster: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_decode_of_the_longest_apart(one: float, cluster: float, monkeypatch: pytest.MonkeyPatch) -> None:
     c = coder("small", 2, 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.PLAIN", StepTimes(one, cluster, 1000.0))
     runs: list[int] = []
@@ -382,9 +359,7 @@ def test_the_longest_are_decoded_apart_where_that_takes_less_time() -> None:
 
 @emulated
 @pytest.mark.parametrize("name", ["small", "extreme", "warm", "cold"])
-def test_emulated_decode_by_the_whole_gpu(
-    name: str
-) -> None:
+def test_emulated_decode_by_the_whole_gpu(name: str) -> None:
     c = coder(name, 2, 2)
     assert c.alone([SequenceWork(130, Layout(16, 4))])
     assert not c.alone([SequenceWork(130, Layout(16, 4))] * 5) and not c.alone([SequenceWork(130, Layout(40, 2))])
@@ -408,11 +383,7 @@ def test_emulated_decode_by_the_whole_gpu(
     ],
 )
 def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
-    name: str,
-    lanes: int,
-    steps: int,
-    first: int,
-    last: int,
+    name: str, lanes: int, steps: int, first: int, last: int
 ) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
     c = coder(name, 0, gated=2)
@@ -431,9 +402,7 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 @pytest.mark.parametrize(
     "name,lanes,steps", [("split", 16, 4), ("chunks", 16, 4), ("chunks", 32, 2), ("chunks, short", 32, 2)]
 )
-def test_emulated_whole_gpu_where_a_row_has_several_chunks(
-    name: str, lanes: int, steps: int
-) -> None:
+def test_emulated_whole_gpu_where_a_row_has_several_chunks(name: str, lanes: int, steps: int) -> None:
     """A warp then has several pieces of weights, and their order counts: with one chunk it cannot be wrong."""
     c = coder(name, 2, 2)
     (got,) = c.decode(items(name, lanes, steps)[3:4])
@@ -443,11 +412,7 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 @emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("name,lanes,steps", every_second(["split", "many classes"], LAYOUTS[1:]))
-def test_emulated_round_trip_of_other_shapes(
-    name: str,
-    lanes: int | None,
-    steps: int | None,
-) -> None:
+def test_emulated_round_trip_of_other_shapes(name: str, lanes: int | None, steps: int | None) -> None:
     """Decode the longest text on many lanes alone: on few it takes most of the time."""
     c = coder(name, 2)
     got = c.encode(sequences(name), layouts=cut(lanes, steps))
@@ -480,10 +445,7 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
     roots += [r for r in beyond if (gain << 32) // r != (gain << 32) // (r - 1)][:8]
     xs = [row_of(r * r + more, d, rng) for r in roots for more in (-1, 0, 2 * r, 2 * r + 1)]
     xs += [np.full(d, v) for v in (0, 1, -1, RESIDUAL_MAX, -RESIDUAL_MAX)] + [np.eye(1, d, dtype=np.int64)[0]]
-    at = {
-        name: device.alloc(size)
-        for name, size in (("state", 256), ("x", 4 * d), ("gains", 4 * d), ("out", d))
-    }
+    at = {name: device.alloc(size) for name, size in (("state", 256), ("x", 4 * d), ("gains", 4 * d), ("out", d))}
     state = np.zeros(1, BATCH)
     state["rows"] = 1
     device.upload(at["state"], state)
@@ -491,9 +453,7 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
         scale = (gain << 32) // max(1, isqrt(int((x * x).sum())))
         unit = (x * scale + (1 << 31)) >> 32
         edge = 253 << 19  # between 126 and 127
-        first = -(
-            -edge // np.maximum(1, np.abs(unit))
-        )  # the least gain that gives 127; one less of the unit: 126
+        first = -(-edge // np.maximum(1, np.abs(unit)))  # the least gain that gives 127; one less of the unit: 126
         for gains in (
             np.sign(unit) * first,
             np.sign(unit) * (first - 1),
@@ -502,9 +462,7 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
         ):
             device.upload(at["x"], x.astype(np.int32))
             device.upload(at["gains"], gains.astype(np.int32))
-            device.launch(
-                "norms", (1, 1, 1), 256, [ctypes.c_void_p(at[n]) for n in ("state", "x", "gains", "out")]
-            )
+            device.launch("norms", (1, 1, 1), 256, [ctypes.c_void_p(at[n]) for n in ("state", "x", "gains", "out")])
             out = np.zeros(d, np.int8)
             device.download(at["out"], out)
             assert np.array_equal(out, gained(x, gain, gains))
@@ -528,19 +486,11 @@ def test_norms_with_gains_on_a_gpu() -> None:
     [("small", 0, 0, 0), ("small", 2, 0, 0), ("small", 2, 2, 0), ("gated", 0, 0, 0), ("gated", 0, 0, 2)],
 )
 @pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
-def test_emulated_damage_is_named(
-    name: str,
-    clusters: int,
-    grid: int,
-    gated: int,
-    damage: str,
-) -> None:
+def test_emulated_damage_is_named(name: str, clusters: int, grid: int, gated: int, damage: str) -> None:
     whole = frames(name, 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(name, clusters, grid, gated=gated).decode(
-            [FrameItem(data, 130, Layout(16, 4))]
-        )
+        coder(name, clusters, grid, gated=gated).decode([FrameItem(data, 130, Layout(16, 4))])
     with pytest.raises(CorruptError) as theirs:
         reference(name).decode([FrameItem(data, 130, Layout(16, 4))])
     assert str(ours.value) == str(theirs.value)
@@ -633,9 +583,7 @@ def test_a_cluster_of_the_shipped_shape_fits() -> None:
     assert grid_plan(wide.shape)["P_GRID_WIDE_SHARED"] <= MOST_SHARED
 
 
-def test_kernels_that_do_not_compile_say_so_in_the_first_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_do_not_compile_say_so_in_the_first_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f'pltz.cu({n}): error: identifier "x{n}" is undefined' for n in range(40)]
     log = "\n\n".join(lines).encode() + b"\0"
 
@@ -704,9 +652,7 @@ def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     return [rng.integers(0, shape.vocab, n) for n in lengths], known
 
 
-def check_contexts(
-    c: CudaCoder, name: str, lanes: int | None, steps: int | None, *, only: slice = slice(None)
-) -> None:
+def check_contexts(c: CudaCoder, name: str, lanes: int | None, steps: int | None, *, only: slice = slice(None)) -> None:
     """Frames behind contexts are the reference's, and decode, all together."""
     all_texts, all_known = behind(name)
     texts, known = all_texts[only], all_known[only]
@@ -722,18 +668,12 @@ def check_contexts(
 @pytest.mark.parametrize(
     "name,lanes,steps", [("small", None, None), ("extreme", 3, 7), ("gated", 16, 4), ("gated, odd", 3, 7)]
 )
-def test_emulated_contexts_of_many(
-    name: str,
-    lanes: int | None,
-    steps: int | None,
-) -> None:
+def test_emulated_contexts_of_many(name: str, lanes: int | None, steps: int | None) -> None:
     check_contexts(coder(name, 0), name, lanes, steps)
 
 
 @emulated
-def test_emulated_contexts_in_rounds(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_contexts_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """More contexts than run side by side, more sequences than slots, and memory for few contexts at a time."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.contexts.SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.ENCODE_SLOTS", 2)
@@ -792,11 +732,7 @@ MIXED: list[Cut] = [(64, 32, 2), (16, 16, 1), (96, 32, 1), (7, 3, 8), (32, 32, 1
 
 @emulated
 @pytest.mark.parametrize("name,grid,gated", [("small", 2, 0), ("extreme", 2, 0), ("gated", 0, 2)])
-def test_emulated_chain(
-    name: str,
-    grid: int,
-    gated: int,
-) -> None:
+def test_emulated_chain(name: str, grid: int, gated: int) -> None:
     """Links of several blocks, of each kernel and of none, contexts shorter and longer than M, an empty link."""
     c = coder(name, 2 if grid else 0, grid, gated=gated)
     sent, texts = links(name, CHAIN)

@@ -16,22 +16,11 @@ from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import Weights
 from tests.plt_codec.cuts import cut
 
-pytestmark = pytest.mark.skipif(
-    not available(), reason="the compiled engine was not built (no C compiler at install)"
-)
+pytestmark = pytest.mark.skipif(not available(), reason="the compiled engine was not built (no C compiler at install)")
 
 SHAPES = {
     "small": {},
-    "odd": {
-        "vocab": 384,
-        "d": 50,
-        "heads": 6,
-        "kv_heads": 2,
-        "head_dim": 10,
-        "hidden": 75,
-        "block": 100,
-        "memory": 37,
-    },
+    "odd": {"vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100, "memory": 37},
     "wide": {
         "d": 384,
         "heads": 6,
@@ -42,24 +31,8 @@ SHAPES = {
         "block": 192,
         "memory": 96,
     },
-    "full heads": {
-        "d": 64,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "layers": 1,
-        "block": 128,
-        "memory": 64,
-    },
-    "half heads": {
-        "d": 96,
-        "heads": 3,
-        "kv_heads": 1,
-        "head_dim": 32,
-        "layers": 1,
-        "block": 96,
-        "memory": 64,
-    },
+    "full heads": {"d": 64, "heads": 4, "kv_heads": 2, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
+    "half heads": {"d": 96, "heads": 3, "kv_heads": 1, "head_dim": 32, "layers": 1, "block": 96, "memory": 64},
     "one key head": {"heads": 20, "kv_heads": 1, "head_dim": 6, "d": 34, "block": 64, "memory": 64},
     "silent": {},
     "alike": {"d": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
@@ -163,9 +136,7 @@ def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("threads", [2, 5])
-@pytest.mark.parametrize(
-    "name", ["odd", "alike", "gated, wide"]
-)  # heads of 64 have an attention of their own
+@pytest.mark.parametrize("name", ["odd", "alike", "gated, wide"])  # heads of 64 have an attention of their own
 def test_threads_and_company_change_nothing(name: str, threads: int, kernel: str) -> None:
     if kernel == "plain" and name != "odd":
         pytest.skip("the plain kernel has one attention, and is slow")
@@ -197,9 +168,7 @@ def test_more_sessions_than_one_iteration_holds() -> None:
     tokens = sequences(coder.shape.vocab, lengths)
     encoded = coder.encode(tokens)
     assert [e.data for e in encoded] == [e.data for e in reference("small").encode(tokens)]
-    assert all(
-        np.array_equal(b, t) for b, t in zip(coder.decode(items(encoded, lengths)), tokens, strict=True)
-    )
+    assert all(np.array_equal(b, t) for b, t in zip(coder.decode(items(encoded, lengths)), tokens, strict=True))
 
 
 @cache
