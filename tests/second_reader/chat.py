@@ -87,11 +87,13 @@ class Messages:
         self._usual: dict[str, bytes] = {}  # mould of each special's messages that say none
         self._said: dict[str, bytes] = {}  # mould that each special said last
         self._latest = b""  # said last of all, [{}] aside
+        self._room = 1 << 16  # bytes of moulds that may go unsaid
 
     def all(self, segments: Sequence[Segment]) -> list[Any]:
         """Return the messages of segments."""
         for name, data in segments:
             refuse(name not in (*VOICES, "message"), f"the special {name} among messages")
+            self._room += 4 * len(data)
             if name == "message":
                 self._message(data)
             else:
@@ -127,7 +129,10 @@ class Messages:
     def _plain(self, count: int) -> None:
         """Make messages of the first voices, with the usual mould of each."""
         for name, text in self._voices[:count]:
-            self._messages.append(self._moulded(self._usual.get(name, NO_MOULD), name, text))
+            mould = self._usual.get(name, NO_MOULD)
+            self._room -= len(mould) * (mould != NO_MOULD)
+            refuse(self._room < 0, "more bytes of moulds unsaid than texts allow")
+            self._messages.append(self._moulded(mould, name, text))
         del self._voices[:count]
 
     def _moulded(self, data: bytes, name: str, text: str) -> dict[str, Any]:

@@ -24,18 +24,14 @@ def by_ppmd(data: bytes, count: int, past: bytes = b"", primer: bytes | None = N
     refuse(len(data) > count or count > 4096 * (len(data) + 16), "a text that PPMd bytes cannot have")
     known = (of_logs() if primer is None else primer) + past[-PAST:]
     low, stream = coded(known), data.ljust(4, b"\0")
-    whole = _number(low, len(stream) - 4) + _number(stream)
+    whole = int.from_bytes(low + bytes(len(stream) - 4)) + int.from_bytes(stream)
     behind = whole.to_bytes(len(low) + len(stream)) + bytes(4 * len(known + data))
     found = pyppmd.Ppmd7Decoder(ORDER, MEMORY).decode(behind[4:], len(known) + count)[len(known) :]
     high = coded(known + found)
     left = len(high) - len(low)
-    own = _number(high) - _number(low, left) + (1 << 24) - 1
+    own = int.from_bytes(high) - int.from_bytes(low + bytes(left)) + (1 << 24) - 1
     refuse(len(found) != count or (own >> 24).to_bytes(left + 1).removesuffix(b"\0") != data, "a stream of no writer")
     return bytes(found)
-
-
-def _number(data: bytes, zeros: int = 0) -> int:
-    return int.from_bytes(data) << 8 * zeros
 
 
 def coded(text: bytes) -> bytes:

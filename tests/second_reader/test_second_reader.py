@@ -23,14 +23,14 @@ from pltz.coding.codec import Codec
 from pltz.coding.log import table
 from pltz.coding.log.above import Above
 from pltz.models.bundle.bundle import Bundle as ProductBundle
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import json_value, spelling
+from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.session import json_value, spelling, transcript
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
-from pltz.plt_codec.errors import ContentError, LimitError, PltzError
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, PltzError
 from pltz.plt_codec.lanes import Layout
 from tests.coding.log.frame_coder import FrameCoder
 from tests.coding.log.logs import LOGS
@@ -138,6 +138,21 @@ def test_hostile_json_is_refused(case: str) -> None:
     with pytest.raises(Damaged):
         chat.value_of([("meta", HOSTILE[case])])
     assert chat.value_of([("meta", b"[" * 200 + b"]" * 200)])
+
+
+@pytest.mark.parametrize("count", [68, 69])
+def test_moulds_that_are_not_said_have_a_limit(count: int) -> None:
+    """A mould of 1,000 bytes, said once, then again: 65,536 bytes, and 4 for each of the 1,005 of the segments."""
+    said = [("user", b"a"), ("message", b'[{"x":"%s"}]' % (b"y" * 990)), ("user", b"bc"), ("message", b"[]")]
+    row = [*said, *[("user", b"")] * count]
+    ids = [(SPECIALS.index(name), text) for name, text in row]
+    if count == 69:
+        with pytest.raises(Damaged, match="unsaid"):
+            chat.value_of(row)
+        with pytest.raises(CorruptError, match="moulds"):
+            transcript._value(ids)
+    else:
+        assert len(chat.value_of(row)["messages"]) == 70 and chat.value_of(row) == transcript._value(ids)
 
 
 @pytest.mark.parametrize("path", [path for path in FROZEN if name_of(path) == "nano"], ids=lambda path: path.stem[-7:])
