@@ -19,9 +19,7 @@ NEW: Decorator = click.option(
     "--new", type=click.IntRange(min=8), default=64, show_default=True, metavar="N", help="Tokens scored after them."
 )
 WHERE: Decorator = click.option(
-    "--where",
-    metavar="DIR",
-    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
+    "--where", metavar="DIR", help="Disk to measure, by a folder on it.  [default: the folder for temporary files]"
 )
 
 

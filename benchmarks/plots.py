@@ -488,9 +488,7 @@ def _name(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
     line = {"arrowstyle": "-", "linewidth": 0.3, "color": "0.6"}
     for (name, bits, loss), level in zip(rows, levels, strict=True):
         place = (COLUMN, level)
-        axes.annotate(
-            name, (bits, loss), place, textcoords="axes fraction", fontsize=6, va="center", arrowprops=line
-        )
+        axes.annotate(name, (bits, loss), place, textcoords="axes fraction", fontsize=6, va="center", arrowprops=line)
 
 
 def kv_device(axes: Axes, result: Result) -> None:
@@ -651,9 +649,7 @@ PLOTS = {  # name of a figure and of the results kept for it
     "kv": Plot(lambda r: [(kv, x) for x in r if x["target"] in ("smollm2", "key-bias")], 5.5, 4.2, each=True),
     "kv_device": Plot(every(kv_device), 6.5, 4, each=True),
     "universal_decoder": Plot(titled(universal_decoder, lambda r: r["target"]), 5.4, 4.4, each=True, kl=True),
-    "first_token": Plot(
-        titled(first_token, lambda r: f"{r['target']}, {machine_of(r)}"), 5, 4, each=True, columns=3
-    ),
+    "first_token": Plot(titled(first_token, lambda r: f"{r['target']}, {machine_of(r)}"), 5, 4, each=True, columns=3),
     "training_mini": Plot(single(training), 6.4, 3.6),
     "scale": Plot(lambda rows: [(scale(label), rows) for label in COSTS], 10, 4.4),
     "stack": Plot(lambda r: [(stack_bytes, r[0]), (stack_tiers, r[0])], 11, 4, columns=1),

@@ -57,9 +57,7 @@ def random_weights(
             low, high = _multiplier_range(name, shape, extreme)
             w = low + (words % np.uint64(high - low)).astype(np.int64)
         out[name] = (
-            np.clip(w, -127, 127).astype(dtype).reshape(size)
-            if dtype is np.int8
-            else w.astype(dtype).reshape(size)
+            np.clip(w, -127, 127).astype(dtype).reshape(size) if dtype is np.int8 else w.astype(dtype).reshape(size)
         )
     return Weights(shape, out)
 
@@ -67,9 +65,7 @@ def random_weights(
 def _multiplier_range(name: str, shape: Shape, extreme: bool) -> tuple[int, int]:
     if extreme:
         return (1 << 31) - 1000, (1 << 31) - 1
-    typical = (
-        1 << 24
-    )  # a product of a unit vector with random rows, brought back to a few units of the next stage
+    typical = 1 << 24  # a product of a unit vector with random rows, brought back to a few units of the next stage
     scale = {
         "embed.m": (1 << 28) // 127 * 2,
         "qkv.m": typical * 1024 // (20 * 30 * 8),

@@ -60,14 +60,7 @@ from pltz.training.run import snapshot
 from pltz.training.run.schedule import Schedule
 from pltz.training.run.trainer import REPORT, Machine, Stopped, TrainingJob, fit
 from pltz.training.settings import Data, TrainSettings
-from pltz.training.stages import (
-    RunContext,
-    Say,
-    TrainingRun,
-    WorkFolder,
-    read_json,
-    write_json,
-)
+from pltz.training.stages import RunContext, Say, TrainingRun, WorkFolder, read_json, write_json
 
 __all__ = ["Stopped", "TrainingRun", "can_teach", "train"]
 

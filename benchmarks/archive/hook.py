@@ -42,18 +42,10 @@ PATIENCE = 60.0  # seconds for a worker's first commit
 @click.command(
     cls=Command,
     short_help="The eviction hook in a serving loop.",
-    examples=[
-        "python -m pltz.benchmarks hook",
-        "python -m pltz.benchmarks hook --calls 2000 --where /data --json",
-    ],
+    examples=["python -m pltz.benchmarks hook", "python -m pltz.benchmarks hook --calls 2000 --where /data --json"],
 )
 @click.option(
-    "--calls",
-    type=click.IntRange(min=20),
-    default=400,
-    show_default=True,
-    metavar="N",
-    help="Evictions a row.",
+    "--calls", type=click.IntRange(min=20), default=400, show_default=True, metavar="N", help="Evictions a row."
 )
 @bench_options.WHERE
 @shared.JSON

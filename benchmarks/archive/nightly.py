@@ -90,9 +90,7 @@ def measured(sizes: Sequence[int], shipped: int, where: str | None) -> dict[str,
         alone = _child(ALONE, str(folder / "alone"), str(tiny), str(part))
         real = list(_nights(folder / "real-job", "mini", [shipped]))
         read = _read_rate(folder / "tiny-job/chats")
-    flat = {
-        key: round(nights[-2][key] / nights[0][key], 3) for key in ("freeze_peak_memory_mb", "peak_memory_mb")
-    }
+    flat = {key: round(nights[-2][key] / nights[0][key], 3) for key in ("freeze_peak_memory_mb", "peak_memory_mb")}
     return {
         "benchmark": "nightly",
         "nights": nights,
@@ -114,9 +112,7 @@ def write_tiny(folder: Path) -> None:
     from pltz.models.bundle.bundle import Bundle, write_bundle
 
     ships = Bundle.load()
-    weights = random_weights(
-        1, vocab=ships.weights.shape.vocab, d=32, layers=1, heads=2, kv_heads=1, hidden=32
-    )
+    weights = random_weights(1, vocab=ships.weights.shape.vocab, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
     write_bundle(folder, "tiny", weights, ships.tokenizer.json, ships.zstd_dict[:1000], {"licence": "none"})
 
 
@@ -158,9 +154,7 @@ def _nights(root: Path, bundle: str, sizes: Sequence[int]) -> Iterator[dict[str,
 def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a night. Raises UsageError where its report is not as expected."""
     if report["exit_code"]:
-        raise UsageError(
-            f"a night exited with {report['exit_code']}: {report['failures'] or report['refused']}"
-        )
+        raise UsageError(f"a night exited with {report['exit_code']}: {report['failures'] or report['refused']}")
     totals, steps = report["totals"], report["steps"]
     met = totals["frozen"] if kind == "new" else totals["known"]
     content = totals["bytes"] if kind == "new" else totals["bytes_seen"]
@@ -184,9 +178,7 @@ def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
 
 def _child(code: str, *arguments: str) -> dict[str, Any]:
     """Run Python code in a process of its own and return the JSON that it prints."""
-    done = subprocess.run(
-        command(code, *arguments), env=environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command(code, *arguments), env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise UsageError(f"a night failed: {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout)

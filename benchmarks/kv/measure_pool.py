@@ -334,9 +334,7 @@ def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block:
 
 
 def moving_by(
-    kernels: Launcher,
-    ends: tuple[block_copy.Tensors, Sequence[int], block_copy.Tensors, Sequence[int]],
-    spills: bool,
+    kernels: Launcher, ends: tuple[block_copy.Tensors, Sequence[int], block_copy.Tensors, Sequence[int]], spills: bool
 ) -> dict[str, Callable[[], None]]:
     """Return the two ways to start a move. ``ends``: tensors and blocks of its source and of its target."""
     ctas = block_copy.SPILLING if spills else block_copy.WARMING

@@ -53,9 +53,7 @@ class RandomTarget(Target):
     """
 
     @classmethod
-    def make(
-        cls, shape: str, tokenizer_json: bytes, folder: Path, device: str, dtype: str = "bfloat16"
-    ) -> Self:
+    def make(cls, shape: str, tokenizer_json: bytes, folder: Path, device: str, dtype: str = "bfloat16") -> Self:
         """Make a target of a shape of SHAPES. ``folder``: an empty one, for config and tokenizer.
 
         Raises UsageError for another shape, ModelError where the device has too little memory.

@@ -249,9 +249,7 @@ class LlamaModel:
         if self._residual is None:  # llama.cpp's own output, the residual with another norm, is enough to measure speed
             return np.ctypeslib.as_array(self._llama.llama_get_embeddings(self._context), self._row.shape)
         if np.isnan(self._residual[0]):
-            raise ModelError(
-                "this llama.cpp names its results otherwise: take the version in constraints.txt"
-            )
+            raise ModelError("this llama.cpp names its results otherwise: take the version in constraints.txt")
         return self._residual
 
     def forget(self, before: int) -> None:

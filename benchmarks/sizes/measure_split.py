@@ -159,9 +159,7 @@ def by_file(
     }
 
 
-def by_archive(
-    bundle: Bundle, device: str, records: Sequence[SampleSession], commit: int | None
-) -> dict[str, Any]:
+def by_archive(bundle: Bundle, device: str, records: Sequence[SampleSession], commit: int | None) -> dict[str, Any]:
     """Return the bytes of an archive of all sessions, read back. Raises ModelError where one came back changed.
 
     ``commit``: sessions per put; None: as many as a commit takes.

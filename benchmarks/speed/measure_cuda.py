@@ -74,9 +74,7 @@ class Timed:
         """Print the times and reset them."""
         print(title)
         for kernel, spent in sorted(self.spent.items(), key=lambda item: -sum(item[1])):
-            print(
-                f"  {kernel:14} {sum(spent):9.2f} ms  {len(spent):6} times  {1000 * sum(spent) / len(spent):9.1f} us"
-            )
+            print(f"  {kernel:14} {sum(spent):9.2f} ms  {len(spent):6} times  {1000 * sum(spent) / len(spent):9.1f} us")
         self.spent = {}
 
 

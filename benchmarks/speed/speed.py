@@ -81,14 +81,10 @@ print("torch" in sys.modules, file=sys.stderr)"""
     help="Time one session of 1 k, 4 k, ... up to N tokens.",
 )
 @click.option(
-    "--llama",
-    is_flag=True,
-    help="Also time llama.cpp, token by token on a session of --tokens. Needs pltz[llama].",
+    "--llama", is_flag=True, help="Also time llama.cpp, token by token on a session of --tokens. Needs pltz[llama]."
 )
 @click.option(
-    "--engines",
-    is_flag=True,
-    help="Time every CPU engine of this machine on one session. torch takes seconds.",
+    "--engines", is_flag=True, help="Time every CPU engine of this machine on one session. torch takes seconds."
 )
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
 @options.coder_options
@@ -128,10 +124,7 @@ def speed(
         for count in counts:
             sessions = bench_options.cut(stream, count, tokens)
             table.append(
-                {
-                    "sessions": count,
-                    **row(codec.coder, loaded.weights, sessions, lanes, steps, rounds, device, used),
-                }
+                {"sessions": count, **row(codec.coder, loaded.weights, sessions, lanes, steps, rounds, device, used)}
             )
             bar.add(1)
     for found in table:
@@ -291,10 +284,7 @@ def against_llama(
     again = llama_model.measure(weights, sessions[0], threads or 1)
     found = max(found, again, key=lambda one: one["tokens_per_s"])
     ours = len(sessions[0]) / min(seconds)
-    return found | {
-        "our_tokens_per_s": round(ours, 1),
-        "ours_over_theirs": round(ours / found["tokens_per_s"], 1),
-    }
+    return found | {"our_tokens_per_s": round(ours, 1), "ours_over_theirs": round(ours / found["tokens_per_s"], 1)}
 
 
 def peak_bytes() -> int | None:
@@ -314,10 +304,7 @@ def start_times(bundle: Path) -> dict[str, Any]:
         source, frozen, back = (Path(folder) / name for name in ("in.jsonl", "in.pltz", "out.jsonl"))
         source.write_text('{"messages": [{"role": "user", "content": "How long is a piece of string?"}]}\n')
         run_command("compress", source, "-o", frozen, "--bundle", bundle)
-        for name, arguments in {
-            "inspect": (frozen,),
-            "decompress": (frozen, "-o", back, "--force"),
-        }.items():
+        for name, arguments in {"inspect": (frozen,), "decompress": (frozen, "-o", back, "--force")}.items():
             found = [run_command(name, *arguments) for _ in range(STARTS)]
             out[f"{name}_s"] = round(min(seconds for seconds, _ in found), 3)
             out[f"{name}_loads_torch"] = any(torch for _, torch in found)
@@ -331,9 +318,7 @@ def run_command(*arguments: object) -> tuple[float, bool]:
         ModelError: the command failed.
     """
     words, variables = command(COMMAND, *arguments), environment()
-    spent, done = timed(
-        lambda: subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
-    )
+    spent, done = timed(lambda: subprocess.run(words, env=variables, capture_output=True, text=True, check=False))
     if done.returncode:
         raise ModelError(f"pltz {arguments[0]} failed: {done.stderr.strip()[-300:]}")
     return spent.wall, done.stderr.split()[-1] == "True"
@@ -415,11 +400,7 @@ def stage_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def length_cells(found: dict[str, Any]) -> list[str]:
     """Return one line of the table of lengths."""
-    each = [
-        f"{1e6 * found[f'{way}{clock}_s'] / found['tokens']:.1f}"
-        for clock in ("", "_processor")
-        for way in WAYS
-    ]
+    each = [f"{1e6 * found[f'{way}{clock}_s'] / found['tokens']:.1f}" for clock in ("", "_processor") for way in WAYS]
     return [f"{found['tokens']:,}", *each, size(found["peak_bytes"]) if found["peak_bytes"] else "-"]
 
 
@@ -434,11 +415,7 @@ def cpu_engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
 
 
 def measure_engines(
-    coders: "dict[str, Coder]",
-    session: "np.ndarray[Any, Any]",
-    lanes: int,
-    steps: int,
-    rounds: int,
+    coders: "dict[str, Coder]", session: "np.ndarray[Any, Any]", lanes: int, steps: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Return the seconds that each coder takes to encode and decode a session (T,), in wall and processor time.
 

@@ -99,15 +99,7 @@ class Torture:
         fault: a bug to inject, which the run has to find.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        seed: int,
-        *,
-        sealed: bool,
-        every: int,
-        fault: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, seed: int, *, sealed: bool, every: int, fault: str | None = None) -> None:
         from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
         from pltz.benchmarks.torture.record import AcknowledgedRecord
 
@@ -398,9 +390,7 @@ def _size(path: Path) -> int:
 
 def _hurt(place: Path, dice: Random) -> str:
     """Damage one file so that parity or a second copy can restore it, and return what was done."""
-    folders = [
-        f for f in ("packs", "parity", "index", "keys", "lost") if any((place / f).iterdir())
-    ]
+    folders = [f for f in ("packs", "parity", "index", "keys", "lost") if any((place / f).iterdir())]
     folders += [SETTINGS] if (place / "parity" / SETTINGS).exists() else []
     folder = dice.choice(folders)
     names = [place / folder] if folder == SETTINGS else sorted((place / folder).iterdir())
@@ -412,9 +402,7 @@ def _hurt(place: Path, dice: Random) -> str:
         return "nothing"
     path = dice.choice(names)
     data = path.read_bytes()
-    if dice.random() < 0.3 and (
-        folder != "packs" or len(data) <= 2048
-    ):  # the parity of a small pack holds all of it
+    if dice.random() < 0.3 and (folder != "packs" or len(data) <= 2048):  # the parity of a small pack holds all of it
         path.unlink()
         return f"{folder} deleted {path.name}"
     at = dice.randrange(len(data))
@@ -424,13 +412,7 @@ def _hurt(place: Path, dice: Random) -> str:
 
 
 def torment(
-    seed: int,
-    kills: int,
-    seconds: float,
-    sealed: bool,
-    every: int,
-    keep: str | None,
-    fault: str | None,
+    seed: int, kills: int, seconds: float, sealed: bool, every: int, keep: str | None, fault: str | None
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
@@ -468,9 +450,7 @@ def torment(
     }
 
 
-@click.command(
-    short_help="Kill everything at random moments, and compare with what was acknowledged.",
-)
+@click.command(short_help="Kill everything at random moments, and compare with what was acknowledged.")
 @click.option("--seed", type=int, metavar="N", help="Of the dice.  [default: a random one, which is printed]")
 @click.option(
     "--kills",
@@ -495,12 +475,7 @@ def torment(
     help="Only with a main archive that is sealed, or is not.  [default: both]",
 )
 @click.option(
-    "--every",
-    type=click.IntRange(min=1),
-    default=25,
-    show_default=True,
-    metavar="N",
-    help="Kills between two checks.",
+    "--every", type=click.IntRange(min=1), default=25, show_default=True, metavar="N", help="Kills between two checks."
 )
 @click.option(
     "--keep",
@@ -550,9 +525,7 @@ def as_text(result: dict[str, Any]) -> str:
     lines += [f"refused, as it may: {many} {what}" for what, many in result["refused"].items()]
     if result["sound"]:
         return "\n".join([*lines, "sound: everything that was acknowledged is there"])
-    return "\n".join(
-        [*lines, f"WRONG: {result['wrong']}", f"the archives and the record are in {result['folder']}"]
-    )
+    return "\n".join([*lines, f"WRONG: {result['wrong']}", f"the archives and the record are in {result['folder']}"])
 
 
 if __name__ == "__main__":

@@ -217,12 +217,7 @@ class Texts(Operation):
     def _fits(self, draw: Draw, put: PlannedPut) -> bool:
         """Return whether a put may be repeated: no newer version was put since, and it was not forgotten."""
         session = draw.record.main.get(put.key)
-        if (
-            session is None
-            or session.last != put.digest
-            or put.key in draw.leased
-            or put.key[0] in draw.leased
-        ):
+        if session is None or session.last != put.digest or put.key in draw.leased or put.key[0] in draw.leased:
             return False
         return not any(k.digest == put.digest and k.forgotten is not False for k in session.known)
 
@@ -440,9 +435,7 @@ class Undelete(Forget):
 
     def plan(self, draw: Draw) -> bool:
         sessions = draw.record.main
-        keys = [
-            k for k in draw.free() if any(v.forgotten and v.version and v.digest for v in sessions[k].known)
-        ]
+        keys = [k for k in draw.free() if any(v.forgotten and v.version and v.digest for v in sessions[k].known)]
         if not keys:
             return False
         key = draw.dice.choice(keys)
@@ -471,9 +464,7 @@ class Erase(Operation):
 
     def plan(self, draw: Draw) -> bool:
         begun = [
-            k
-            for k, s in draw.record.main.items()
-            if s.erasing and k not in draw.leased and k[0] not in draw.leased
+            k for k, s in draw.record.main.items() if s.erasing and k not in draw.leased and k[0] not in draw.leased
         ]
         keys = begun if begun and draw.dice.random() < 0.3 else draw.free()
         if not draw.world.sealed or not keys:
@@ -673,9 +664,7 @@ class VerifyArchive(Upkeep):
         archive = world.open(self.place)
         voice.begin()
         report = archive.verify(decode=self.number < 0.5)
-        voice.ack(
-            problems=[f"{p.kind} {p.name}: {p.what}" for p in report.problems], unreadable=report.unreadable
-        )
+        voice.ack(problems=[f"{p.kind} {p.name}: {p.what}" for p in report.problems], unreadable=report.unreadable)
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         bad = facts["problems"] or facts["unreadable"]
@@ -730,9 +719,7 @@ class CopyArchive(Operation):
 
     def plan(self, draw: Draw) -> bool:
         main, there = draw.record.main, draw.record.copy
-        keys = [
-            k for k in draw.free() if ("copy", *k) not in draw.leased and any(v.version for v in main[k].live)
-        ]
+        keys = [k for k in draw.free() if ("copy", *k) not in draw.leased and any(v.version for v in main[k].live)]
         for key in draw.some(keys, 8) if keys else []:
             live = [v for v in main[key].live if v.version]
             self.chosen[key] = [v.version for v in live]
@@ -830,11 +817,7 @@ class Drain(Operation):
             wait=self.wait,
         )
         voice.ack(
-            stored=done.stored,
-            unchanged=done.unchanged,
-            damaged=done.damaged,
-            busy=done.busy,
-            refused=done.refused,
+            stored=done.stored, unchanged=done.unchanged, damaged=done.damaged, busy=done.busy, refused=done.refused
         )
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
@@ -891,10 +874,7 @@ class Nightly(Operation):
         voice.begin()
         report = job.run(settings)
         voice.ack(
-            code=report["exit_code"],
-            failures=report["failures"],
-            refused=report["refused"],
-            verify=report["verify"],
+            code=report["exit_code"], failures=report["failures"], refused=report["refused"], verify=report["verify"]
         )
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
@@ -1027,9 +1007,7 @@ def _opened(archive: opener.OpenArchive) -> set[str]:
             with suppress(NotFound, FormatError):
                 if record.id is not None and context.bundle in codecs and record.mode == ALONE:
                     bits = keys.bits(context, record)
-                    [tokens] = codecs[context.bundle].decode(
-                        [Coded(bits, record.tokens, np.zeros(0, np.int64))]
-                    )
+                    [tokens] = codecs[context.bundle].decode([Coded(bits, record.tokens, np.zeros(0, np.int64))])
                     marks |= set(MARK.findall(tokens.astype(np.uint8).tobytes()))
     return {mark.decode() for mark in marks}
 
@@ -1053,9 +1031,7 @@ def _digest(content: Content, tags: Any) -> str:
 def prompt(name: str) -> bytes:
     """Return the prompt that sessions of a base, or of a tenant, have in common. It holds no mark, since it
     survives an erasure."""
-    return (
-        f"You are the assistant of {name}. Be brief, be exact, and say so where you do not know. " * 4
-    ).encode()
+    return (f"You are the assistant of {name}. Be brief, be exact, and say so where you do not know. " * 4).encode()
 
 
 def _text(dice: Random, mark: str) -> str:

@@ -78,12 +78,7 @@ class KnownSession:
         doubt = {k.digest for k in self.known if k.forgotten is None or k.cut} | self.pending | self.cut
         sure = self.live[-1:] if self.settled else []
         absent: set[str | None] = {None} if not sure or self.erasing else set()
-        return {
-            *absent,
-            *doubt,
-            *(k.digest for k in self.live if not self.settled),
-            *(k.digest for k in sure),
-        }
+        return {*absent, *doubt, *(k.digest for k in self.live if not self.settled), *(k.digest for k in sure)}
 
 
 class AcknowledgedRecord:
@@ -173,7 +168,7 @@ def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> list[str]:
             record.bury(key)
         session.erasing = False
         wanted = next((k.digest for k in reversed(session.known) if k.forgotten is False), None)
-        if (given := seen.gets.get(key, {wanted}) - {wanted}):
+        if given := seen.gets.get(key, {wanted}) - {wanted}:
             wrong.append(f"{key}: get gave {given}, and the last version is {wanted}")
     wrong += [f"verify calls version {version} lost" for version in sorted(seen.lost)]
     if place == "main" and (open_again := seen.opened & record.graves):

@@ -12,13 +12,7 @@ import pytest
 
 from pltz.benchmarks.torture.child import Child, Fate, Voice
 from pltz.benchmarks.torture.operations import Read
-from pltz.benchmarks.torture.record import (
-    AcknowledgedRecord,
-    KnownSession,
-    KnownVersion,
-    Seen,
-    compare,
-)
+from pltz.benchmarks.torture.record import AcknowledgedRecord, KnownSession, KnownVersion, Seen, compare
 from tests.failing import raising
 
 KEY = ("acme", "t<1>")

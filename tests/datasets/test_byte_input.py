@@ -57,9 +57,7 @@ def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None
 
 
 @given(
-    parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4),
-    size=st.integers(1, 700),
-    pad=st.integers(0, 9),
+    parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), size=st.integers(1, 700), pad=st.integers(0, 9)
 )
 def test_members_of_gzip_follow_each_other(parts: list[bytes], size: int, pad: int) -> None:
     packed = b"".join(gzip.compress(part) for part in parts) + bytes(pad)

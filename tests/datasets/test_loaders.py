@@ -12,13 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given, strategies as st
 
-from pltz.datasets import (
-    Format,
-    byte_input,
-    load,
-    sample_path,
-    sample_sessions,
-)
+from pltz.datasets import Format, byte_input, load, sample_path, sample_sessions
 from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import recognise
 from pltz.models.session.long_text import LongText

@@ -53,9 +53,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     help="Vocabulary of the new bundle: the target's, or that of --bundle.  [default: target; bundle without --target]",
 )
 @click.option(
-    "--bundle",
-    metavar="NAME|DIR",
-    help="Bundle to start from, where the student has its vocabulary.  [default: mini]",
+    "--bundle", metavar="NAME|DIR", help="Bundle to start from, where the student has its vocabulary.  [default: mini]"
 )
 @click.option(
     "--size",
@@ -66,12 +64,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
 @options.count("--rows", 16, "Rows per batch.")
 @click.option(
-    "--row",
-    type=click.IntRange(min=64),
-    default=8192,
-    show_default=True,
-    metavar="N",
-    help="Tokens per row.",
+    "--row", type=click.IntRange(min=64), default=8192, show_default=True, metavar="N", help="Tokens per row."
 )
 @click.option(
     "--share",
@@ -87,16 +80,10 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     metavar="N",
     help="Let the target write the next turn of N of your chats, as more training data.",
 )
-@click.option(
-    "--write-tokens", type=click.IntRange(min=1), metavar="N", help="Tokens per such turn.  [default: 256]"
-)
+@click.option("--write-tokens", type=click.IntRange(min=1), metavar="N", help="Tokens per such turn.  [default: 256]")
 @click.option("--name", default="distilled", show_default=True, metavar="NAME", help="Name of the bundle.")
 @click.option(
-    "--licence",
-    default="not stated",
-    show_default=True,
-    metavar="NAME",
-    help="Licence of the bundle, for its card.",
+    "--licence", default="not stated", show_default=True, metavar="NAME", help="Licence of the bundle, for its card."
 )
 @train.WORK
 @train.DEVICE

@@ -156,9 +156,7 @@ def main(arguments: Sequence[str]) -> None:
     shares, factors = read(Path(arguments[2]))
     net = averaged(Origin(arguments[0], "ONE").net, Origin(arguments[1], "OTHER").net, shares)
     weights = tempered(export(net), factors)
-    write_bundle(
-        output, output.name, weights, bundle.tokenizer.json, bundle.zstd_dict, {}, packed=weights.shape.gated
-    )
+    write_bundle(output, output.name, weights, bundle.tokenizer.json, bundle.zstd_dict, {}, packed=weights.shape.gated)
     print(f"{output}: bundle {Bundle.load(output).id.hex()}")
 
 

@@ -262,15 +262,13 @@ class TokenSpeller:
 
     def __init__(self, target: Target, tokenizer: BundleTokenizer) -> None:
         self.single = counterparts(tokenizer, target.tokenizer_json)
-        marks = slot_order(TargetTokenizer(target.tokenizer_json))[: SLOTS]
+        marks = slot_order(TargetTokenizer(target.tokenizer_json))[:SLOTS]
         self.single[FIRST_ESCAPE : FIRST_ESCAPE + len(marks)] = marks
         self.single[self.single >= target.vocab_size] = -1
         begin = getattr(target.tokenizer, "bos_token_id", None)
         self.begin = [int(begin)] if begin is not None else []
         self.opening = {i: head(target, role, None) for i, role in ROLES.items()}
-        self.turning = {
-            i: head(target, role, "user" if role != "user" else "assistant") for i, role in ROLES.items()
-        }
+        self.turning = {i: head(target, role, "user" if role != "user" else "assistant") for i, role in ROLES.items()}
 
     def spell(self, tokens: Ints) -> tuple[Ints, Ints]:
         """Return the target's ids (m,) of bundle tokens (n,), and the place in them of each token, (n,).

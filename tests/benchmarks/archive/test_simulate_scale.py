@@ -8,13 +8,7 @@ import pytest
 
 from pltz.benchmarks import plots
 from pltz.benchmarks.archive import simulate_scale
-from pltz.benchmarks.archive.simulate_scale import (
-    CountedBucket,
-    line,
-    looked_up,
-    measured,
-    of_head,
-)
+from pltz.benchmarks.archive.simulate_scale import CountedBucket, line, looked_up, measured, of_head
 
 
 @pytest.fixture(scope="module")

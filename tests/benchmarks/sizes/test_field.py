@@ -40,11 +40,7 @@ def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Pat
         assert coder["bits_per_byte"] == pytest.approx(8 * coder["bytes"] / found["content_bytes"], abs=1e-5)
         assert coder["encode_bytes_per_s"] > 0 and coder["decode_bytes_per_s"] > 0
         assert any(line.startswith(coder["name"]) and f"{coder['bytes']:,}" in line for line in table)
-    assert (
-        found["files"][0]["bytes"] == 2000
-        and found["files"][0]["within_rule"]
-        and not found["files"][0]["by_model"]
-    )
+    assert found["files"][0]["bytes"] == 2000 and found["files"][0]["within_rule"] and not found["files"][0]["by_model"]
 
 
 def test_what_is_absent_is_named_and_left_out(
@@ -57,7 +53,7 @@ def test_what_is_absent_is_named_and_left_out(
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd"]
-    assert (set(found["missing"]) == {"paq8px", "llama-zip"} and "no-such-package" in found["missing"]["llama-zip"])
+    assert set(found["missing"]) == {"paq8px", "llama-zip"} and "no-such-package" in found["missing"]["llama-zip"]
     assert "paq8px" in done.stderr
 
 

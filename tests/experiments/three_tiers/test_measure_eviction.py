@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from pltz.datasets import sample_sessions
-from pltz.experiments.three_tiers.measure_eviction import (
-    ORDERS,
-    ReplayedTurn,
-    replay,
-    turns_of,
-)
+from pltz.experiments.three_tiers.measure_eviction import ORDERS, ReplayedTurn, replay, turns_of
 from pltz.models.target.target import Target
 
 

@@ -160,10 +160,7 @@ def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
     assert done.exit_code == 0, done.output
     split = next((project / "b.work").glob("split-*"))
     counts = {
-        part: zstandard.ZstdDecompressor()
-        .stream_reader((split / f"{part}.zst").open("rb"))
-        .read()
-        .count(b"\n")
+        part: zstandard.ZstdDecompressor().stream_reader((split / f"{part}.zst").open("rb")).read().count(b"\n")
         for part in ("train", "validation", "test")
     }
     assert counts == {"train": SESSIONS - 30, "validation": 10, "test": 20}

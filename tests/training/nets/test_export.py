@@ -73,9 +73,7 @@ def test_restore_undoes_export() -> None:
     again = export(restore(weights))
     for name, tensor in weights.tensors.items():
         difference = np.abs(tensor.astype(np.int64) - again[name].astype(np.int64))
-        scale = (
-            0.005 if name in ("embed.m", "member.m") else 0.0001
-        )  # rounded rows are brought to unit length anew
+        scale = 0.005 if name in ("embed.m", "member.m") else 0.0001  # rounded rows are brought to unit length anew
         assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * scale).all(), name
 
 
@@ -88,7 +86,7 @@ def test_training_rows_are_laid_out_as_the_codec_does() -> None:
         part = tokens[block.start : block.start + block.tokens]
         inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0).reshape(-1)
         assert batch["input"][0, at : at + n].tolist() == inputs.tolist()
-        assert (batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist())
+        assert batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist()
         target = np.where(block.predicting(), part[np.minimum(block.targets(), len(part) - 1)], -1)
         assert batch["target"][0, at : at + n].tolist() == target.reshape(-1).tolist()
         at += n

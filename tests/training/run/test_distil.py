@@ -50,8 +50,7 @@ def test_the_teachers_probabilities_are_the_targets(foreign: Path, tmp_path: Pat
     bundle = BundleTokenizer(vocabulary.from_target(target.tokenizer_json))
     teacher = distil.TargetTeacher(target, bundle)
     session = Session(
-        "chat",
-        {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]},
+        "chat", {"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]}
     )
     from pltz.models.session.transcript import to_tokens
 
