@@ -115,8 +115,8 @@ class Disk(Protocol):
     def open(self, path: str) -> File:
         """Return a file to read ranges of."""
 
-    def free(self) -> int:
-        """Return the bytes that the disk has left for this user."""
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that the disk has left for this user, and those that it has in all."""
 
     def now(self) -> int:
         """Return the seconds since 1970.
@@ -246,9 +246,9 @@ class OsDisk:
     def open(self, path: str) -> OsFile:
         return OsFile(f"{self._root}/{path}")  # a `Path` takes longer than the file to open
 
-    def free(self) -> int:
+    def room(self) -> tuple[int, int]:
         found = os.statvfs(self._root)
-        return found.f_bavail * found.f_frsize
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def now(self) -> int:
         return int(time.time())

@@ -33,6 +33,7 @@ from pltz.archive.errors import (
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, folder_of
+from pltz.archive.humanize import size as size_of
 from pltz.archive.storage.disk import Disk, Stamp
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.plt_codec.errors import CorruptError
@@ -47,7 +48,7 @@ BAD_BYTES = (
 )  # errors of a disk or file system for unreadable bytes
 TURNS = 100  # at a register that others replace meanwhile
 LOOKS = 4  # for a content before there is none
-LEAST_FREE = 64 << 20  # bytes of a disk that puts leave to forget, erase and collect
+LEAST_FREE = 64 << 20  # bytes of a disk that puts leave to forget, erase and collect; of a small one an eighth
 
 
 class Content(NamedTuple):
@@ -426,12 +427,13 @@ class DirectoryStore:
 
     def want_room(self) -> None:
         try:
-            free = self.disk.free()
+            free, size = self.disk.room()
         except OSError as exc:
             raise _named("ask how much room the disk has", exc) from exc
-        if free < LEAST_FREE:
+        least = min(LEAST_FREE, size // 8)
+        if free < least:
             raise FullError(
-                f"the disk has {free >> 20} MiB left, and {LEAST_FREE >> 20} are for forget, erase and collect: "
+                f"the disk has {size_of(free)} left, and {size_of(least)} are for forget, erase and collect: "
                 "nothing was put. Free space on it, or forget sessions and run pltz archive collect twice"
             )
 

@@ -77,6 +77,8 @@ class SimDisk:
         self.calls = 0  # number of changes requested so far
         self.hidden: set[str] = set()  # paths that `names` leaves out
         self.fail_at: dict[int, OSError] = {}  # number of the call -> error to raise
+        self.size = 1 << 40
+        self.size = 1 << 40  # bytes that the file system says to have in all
         self.capacity: int | None = None  # most bytes of all files, in whole blocks
 
     def clone(self) -> SimDisk:
@@ -248,8 +250,8 @@ class SimDisk:
     def open(self, path: str) -> Held:
         return Held(self.view(path))
 
-    def free(self) -> int:
-        return 1 << 40 if self.capacity is None else self.capacity - self.used
+    def room(self) -> tuple[int, int]:
+        return (1 << 40 if self.capacity is None else self.capacity - self.used), self.size
 
     def now(self) -> int:
         return self.clock

@@ -102,6 +102,12 @@ def test_a_put_leaves_room_and_says_so(codec: SegmentCodec) -> None:
     forget(archive, [0])
     disk.capacity += 50_000
     archive.put([session(1)])
+    disk.size = 4 * LEAST  # of a small disk an eighth is left
+    disk.capacity = disk.used + LEAST // 2 + 20_000
+    archive.put([session(2)])
+    disk.capacity = disk.used + LEAST // 2 - 1
+    with pytest.raises(FullError, match="nothing was put"):
+        archive.put([session(3)])
 
 
 def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
