@@ -36,9 +36,7 @@ BEFORE, AROUND = 40, 120  # characters of a line before what was found, and in a
 PLACES = 64  # where words are in a turn, looked at for its line
 LONGEST = 32  # characters of a word in an index
 PHRASE = re.compile(r'"([^"]+)"|(\S+)')
-SIGNS = (
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
-)
+SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
 WORD = re.compile(rf"[{SIGNS}]|[^\W_{SIGNS}]+")
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[@-~]")  # of a terminal
 
@@ -101,9 +99,7 @@ class SearchQuery:
     def __post_init__(self) -> None:
         phrases = [quoted or alone for quoted, alone in PHRASE.findall(self.words)]
         if not self.words.strip() or not (self.regex or all(map(words_of, map(folded, phrases)))):
-            raise UsageError(
-                f"name the words to search for; of signs alone, as a regular expression: {self.words!r}"
-            )
+            raise UsageError(f"name the words to search for; of signs alone, as a regular expression: {self.words!r}")
         try:
             pattern = unicodedata.normalize("NFC", self.words)
             found = [re.compile(pattern, re.IGNORECASE)] if self.regex else map(_pattern, phrases)
@@ -119,11 +115,7 @@ class SearchQuery:
             phrase = quoted or alone
             words = [f'"{word[:LONGEST]}"' for word in words_of(folded(phrase))]
             found += [*words[:-1], f"{words[-1]}*" if phrase.endswith("*") else words[-1]]
-        marks = (
-            _mark(key, value)
-            for key, value in (("role", self.role), ("tool", self.tool))
-            if value is not None
-        )
+        marks = (_mark(key, value) for key, value in (("role", self.role), ("tool", self.tool)) if value is not None)
         return " AND ".join([*found, *(f'"{one}"' for one in marks)])
 
     def hits(self, version: Version, session: Session) -> Iterator[SearchHit]:
@@ -168,9 +160,7 @@ def _around(text: str, place: int) -> str:
 
 def said(turn: ConversationTurn) -> str:
     """Return all that was said in a turn, and the calls of tools."""
-    text = "\n".join(
-        [turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)]
-    )
+    text = "\n".join([turn.text, *(f"{name} {' '.join(map(str, given.values()))}" for name, given in turn.calls)])
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
