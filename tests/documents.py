@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*.md"))]
 BLOCK = re.compile(r"^(?:<!-- not run: (.+?) -->\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ABSOLUTE = re.compile(r"(?<![\w./~-])/(data|var|etc|mnt|nvme)/")  # absolute paths in documents
+REAL_LOG = ROOT / "tests/real_log"
 SECONDS = 300
 LOGS = {  # name of a log, and what is said in it
     "0f3a6c1e-7f1f-4a52-9d5e-2f1b3c4d5e6f": (
@@ -97,6 +99,7 @@ class Sandbox:
         logs.mkdir(parents=True)
         for name, words in LOGS.items():
             (logs / f"{name}.jsonl").write_text(_agent_log(name, *words), "utf8")
+        shutil.copytree(REAL_LOG, logs.with_name("-Users-chloe-c-slay"), ignore=shutil.ignore_patterns("*.md"))
         (folder / "chats.jsonl").write_text("".join(json.dumps(_chat(turns)) + "\n" for turns in range(3)), "utf8")
 
     def inside(self, code: str) -> str:

@@ -10,6 +10,7 @@ refused for it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -25,6 +26,7 @@ TITLE_SHARE = 32  # bytes of content for each character of a title: short chats 
 LOOKED_AT = 64  # events from either end in which a time is looked for
 BEGINNING = 1 << 20  # bytes of a long log in which its title is looked for
 ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
+INJECTED = re.compile(r"\A(?:(?:# AGENTS\.md [^\n]*\s)?\s*<([\w-]+)>.*?</\1>\s*)+", re.DOTALL)  # by the agent, for the user
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
 
 
@@ -46,6 +48,7 @@ def facts_of(session: Session, size: int, mtime: int = 0, *, is_chat: bool = Fal
         for asked in islice((m for m in messages if m["role"] == "user"), LOOKED_AT):
             text = text_of(asked["content"]).lstrip()
             title = title or text
+            text = INJECTED.sub("", text, 1)
             if text and not text.startswith("<"):
                 title = text
                 break

@@ -256,7 +256,7 @@ def _show_used(cold: "Archive", keys: list[str], as_json: bool) -> None:
             show(dict(zip(head, (*key, *numbers), strict=True)), "", True)
     else:
         words = ([printable(word) or "-" for word in key] for key, _ in rows)
-        counts = ([*(f"{n:,.0f}" for n in row[:-1]), f"{row[-1]:,.2f}"] for _, row in rows)
+        counts = ([*(f"{n:,.0f}" for n in row[:-1]), f"{row[-1]:,.2f}" if row[-1] else "-"] for _, row in rows)
         click.echo(render(head, [a + b for a, b in zip(words, counts, strict=True)], left=keys))
     if lacking:
         click.echo(f"warning: {counted(lacking, 'part')} of sessions cannot be read, or are being added now", err=True)

@@ -41,7 +41,7 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
     own = _own(events)
     if not any("parentUuid" in event for event in own):
         return [message for event in own for message in _messages(event)]
-    way = {id(event) for event in branch(events, own[-1], "uuid", "parentUuid")}
+    way = {id(event) for event in branch(events, _leaf(own), "uuid", "parentUuid")}
     answers = {event["message"].get("id") for event in own if id(event) in way and event["type"] == "assistant"}
     way |= {id(e) for e in own if e["type"] == "assistant" and e["message"].get("id") in answers - {None}}
     calls = {part.get("id") for event in own if id(event) in way for part in _parts(event)}
@@ -54,6 +54,11 @@ def _own(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     types = "user", "assistant"
     talk = [event for event in events if event.get("type") in types and isinstance(event.get("message"), dict)]
     return [event for event in talk if not event.get("isSidechain")] or talk
+
+
+def _leaf(own: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last of some events that has a place in the tree, or the last."""
+    return next((event for event in reversed(own) if "uuid" in event), own[-1])
 
 
 def _parts(event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -69,7 +74,7 @@ def unfolded(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the events with all messages on one way, and why the last way may have fewer."""
     own = _own(events)
     keys = "uuid", "parentUuid"
-    return in_a_row(events, *keys), why_apart(events, own[-1], *keys) if own else ""
+    return in_a_row(events, *keys), why_apart(events, _leaf(own), *keys) if own else ""
 
 
 FORMAT = InputFormat(

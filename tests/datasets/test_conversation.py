@@ -366,10 +366,13 @@ def chain(parents: list[int | None]) -> list[dict[str, Any]]:
     return [claude(n, "assistant" if n % 2 else "user", f"turn {n}", parent) for n, parent in enumerate(parents)]
 
 
+BESIDE = "others are on branches that were left, or before the log was compacted"
 CIRCLE = "the parents of some go in a circle"
 LOOP = chain([None, 0, 4, 2, 3, 4])
 LOST = chain([None, 0, 9, 2])
 LEFT = chain([None, 0, 1, 0])
+ODD = chain([None, 0, 1, 2])
+del ODD[3]["uuid"], ODD[3]["parentUuid"]
 AGAIN = [*chain([None, 0, 1, 2]), {**claude(0, "user", "turn 4", 3)}]
 
 
@@ -379,6 +382,7 @@ AGAIN = [*chain([None, 0, 1, 2]), {**claude(0, "user", "turn 4", 3)}]
         (LOOP, f"shows 4 of 6 messages, because {CIRCLE}"),
         (LOST, "shows 2 of 4 messages, because the parent of one is not in the log"),
         (AGAIN, f"shows 4 of 5 messages, because 1 event has the uuid of another one, and {CIRCLE}"),
+        (ODD, f"shows 3 of 4 messages, because {BESIDE}"),
         (chain([None, 0, 1, 2]), ""),
     ],
 )  # fmt: skip

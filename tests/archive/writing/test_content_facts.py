@@ -29,6 +29,8 @@ json_values = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 
+TOLD = "<environment_context>\n  <cwd>/x</cwd>\n</environment_context>\n"
+
 
 @pytest.mark.parametrize(
     ("session", "title", "turns", "said"),
@@ -39,6 +41,8 @@ json_values = st.recursive(
         (Session("chat", [{**ASKED[1], "ts": 1_785_578_400_250}]), "Where is it?", 1, (BEGAN, BEGAN)),
         (Session("chat", EVENTS), "Find the bug.", 3, (BEGAN, BEGAN + 60)),
         (Session("text", "\n".join(map(json.dumps, EVENTS)).encode()), "Find the bug.", 3, (BEGAN, BEGAN + 60)),
+        (Session("chat", [{"role": "user", "content": f"# AGENTS.md for x\n\n{TOLD}{TOLD}Hi"}]), "Hi", 1, (0, 0)),
+        (Session("chat", [{"role": "user", "content": TOLD}, *ASKED]), "Where is it?", 2, (0, 0)),
         (Session("text", b"words of a note"), "", 0, (0, 0)),
         (Session("ids", [1, 2]), "", 0, (0, 0)),
     ],
