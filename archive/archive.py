@@ -1169,7 +1169,7 @@ class Archive:
         elif not isinstance(wanted, bytes) or not any(v.is_named(wanted) for v in found.versions):
             found.want_counted()
         if not found.versions:
-            raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
+            raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive: see pltz archive ls")
         return found.versions
 
     def _mark(self, choose: Callable[[], Sequence[Version]], verb: int, *, dry_run: bool) -> Sequence[Version]:

@@ -350,4 +350,4 @@ def _not_found(name: str, tenant: str, wanted: VersionName | None, known: list[V
         )
     if known:
         return f"session {name!r} of tenant {tenant!r} is forgotten: undelete it, or name a version"
-    return f"no session {name!r} of tenant {tenant!r} in this archive"
+    return f"no session {name!r} of tenant {tenant!r} in this archive: see pltz archive ls"

@@ -26,7 +26,7 @@ TITLE_SHARE = 32  # bytes of content for each character of a title: short chats 
 LOOKED_AT = 64  # events from either end in which a time is looked for
 BEGINNING = 1 << 20  # bytes of a long log in which its title is looked for
 ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
-INJECTED = re.compile(r"\A(?:(?:# AGENTS\.md [^\n]*\s)?\s*<([\w-]+)>.*?</\1>\s*)+", re.DOTALL)  # by the agent, for the user
+INJECTED = re.compile(r"\A(?:(?:# AGENTS\.md [^\n]*\s)?\s*<([\w-]+)>.*?</\1>\s*)+", re.DOTALL)  # by an agent
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
 
 
