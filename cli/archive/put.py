@@ -218,7 +218,7 @@ def put_all(
     """
     if dry_run:
         return look_at_all(cold, source, name, extra, keep_opaque, as_json, part)
-    token = ""
+    changed = False
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
         meter = PutMeter(bar, None if part else source.total)
         source.passed_over = meter.pass_over
@@ -240,10 +240,9 @@ def put_all(
         )
         for stored in receipts:
             meter.stored(stored)
-            if not stored.unchanged:
-                token = cold.token()
+            changed = changed or not stored.unchanged
             with bar.hidden():
-                record = facts(stored) | ({"token": token} if token else {}) if as_json else {}
+                record = facts(stored) | ({"token": cold.token()} if changed else {}) if as_json else {}
                 show(record, "" if as_json else sentence(stored), as_json)
     not_stored = source.not_stored(meter.refused)
     dropped = f"; {size(source.dropped)} of signatures dropped" if drops() else ""
@@ -264,8 +263,8 @@ def put_all(
         if not meter.sessions:
             told = "nothing is stored" + ("" if any(not_stored.values()) else ": no sessions found")
         click.echo(f"{told}{dropped}{in_words(not_stored)}", err=True)
-        if token:
-            click.echo(f"token for pltz archive verify --expect: {token}", err=True)
+        if changed:
+            click.echo(f"token for pltz archive verify --expect: {cold.token()}", err=True)
     return ContentError.exit_code if meter.refused or source.refused else 0
 
 

@@ -33,7 +33,7 @@ class PutMeter:
         self._coding = 0  # bytes of the commit under way, or of the part of a log
         self._stored = True  # whether a receipt of it came
         self._kept = 0  # bytes of parts of large logs that are durable before the log is
-        self._say_how_it_ends()
+        say_if_interrupted(self._how_it_ends)
         bar.begin("read", self._total, "bytes")
 
     def reading(self, items: "Iterable[tuple[PutRequest, int]]") -> "Iterator[PutRequest]":
@@ -52,7 +52,6 @@ class PutMeter:
         if not self._stored:
             self._kept += self._coding
             self._bar.add(self._coding)
-            self._say_how_it_ends()
         self._coding, self._stored = content, False
         if self._bar.label == "read":
             self._bar.begin("store", self._total, "bytes")
@@ -67,7 +66,6 @@ class PutMeter:
         self.frozen += receipt.size
         self.unchanged += receipt.unchanged
         self._count((receipt.tenant, receipt.name), skipped=receipt.unchanged)
-        self._say_how_it_ends()
 
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""
@@ -95,16 +93,11 @@ class PutMeter:
             self._bar.add(max(0, amount - self._kept), skipped=skipped)
         self._kept = max(0, self._kept - amount)
 
-    def _say_how_it_ends(self) -> None:
+    def _how_it_ends(self) -> str:
+        again = "To go on, run the same command again: it skips what is stored"
+        stored = counted(self.sessions, "session")
         if self._kept:
-            say_if_interrupted(
-                f"interrupted: {counted(self.sessions, 'session')} stored, and {size(self._kept)} of the next one. "
-                "To go on, run the same command again: it skips what is stored"
-            )
-        elif not self.sessions:
-            say_if_interrupted("interrupted: nothing is stored yet")
-        else:
-            say_if_interrupted(
-                f"interrupted: {counted(self.sessions, 'session')} stored, those printed above, the others are not. "
-                "To go on, run the same command again: it skips what is stored"
-            )
+            return f"interrupted: {stored} stored, and {size(self._kept)} of the next one. {again}"
+        if not self.sessions:
+            return "interrupted: nothing is stored yet"
+        return f"interrupted: {stored} stored, those printed above, the others are not. {again}"

@@ -89,7 +89,8 @@ class Command(SentenceCommand):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise Interrupted(ctx.meta.get(INTERRUPTED, "interrupted")) from error
+            told = ctx.meta.get(INTERRUPTED, "interrupted")
+            raise Interrupted(told() if callable(told) else told) from error
 
 
 class _AliasGroup(SentenceCommand, click.Group):

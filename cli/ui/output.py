@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -180,8 +180,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def say_if_interrupted(text: str, *, first: bool = False) -> None:
-    """Set the message that an interrupt of the running command prints; with ``first`` only where none is set."""
+def say_if_interrupted(text: str | Callable[[], str], *, first: bool = False) -> None:
+    """Set what an interrupt of the running command prints, or returns it; with ``first`` only where none is set."""
     ctx = click.get_current_context(silent=True)
     if ctx is not None and not (first and INTERRUPTED in ctx.meta):
         ctx.meta[INTERRUPTED] = text

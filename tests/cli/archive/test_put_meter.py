@@ -1,5 +1,6 @@
 """The progress of a put: what it counts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ def test_what_is_read_stored_and_refused_is_counted(capsys: pytest.CaptureFixtur
 
 
 def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[str]()
+    said = list[Callable[[], str]]()
     monkeypatch.setattr("pltz.cli.archive.put_meter.say_if_interrupted", said.append)
     bar = Progress("read", unit="bytes", shown=False)
     meter = PutMeter(bar, 3100)
@@ -43,9 +44,9 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
     for part, done in ((1000, 0), (1000, 1000), (980, 2000)):
         meter.coding(1, part)
         assert (bar.count, bar.note) == (done, f"coding 1 session, {size_of(part)}")
-    assert said[-1].startswith("interrupted: 0 sessions stored, and 2.0 kB of the next one.")
+    assert said[0]().startswith("interrupted: 0 sessions stored, and 2.0 kB of the next one.")
     meter.stored(replace(RECEIPT, name="large"))
-    assert bar.count == 3000 and said[-1].startswith("interrupted: 1 session stored, those printed above")
+    assert bar.count == 3000 and said[0]().startswith("interrupted: 1 session stored, those printed above")
     meter.coding(1, 100)
     meter.stored(replace(RECEIPT, name="small"))
     assert bar.count == 3100
