@@ -76,9 +76,8 @@ def search(
         if not words:
             index = cold.word_index()
             index.catch_up(bar.reach)
-            parts = index.facts().values()
-            turns = counted(sum(part.turns for part in parts), "turn")
-            click.echo(f"the index of words has {counted(len(parts), 'part')} of sessions, {turns}, {size(index.size)}")
+            parts = counted(len(index.facts()), "part")
+            click.echo(f"the index of words has {parts} of sessions, {size(index.size)}")
             return
         hits = cold.search(
             " ".join(words),

@@ -74,7 +74,7 @@ def test_an_index_answers_as_a_scan(tmp_path: Path) -> None:
                 [one, other] = (sorted((hit.name, hit.turn, hit.line) for hit in hits) for hits in both)
                 assert one == other, asked
     with Archive.open(tmp_path / "cold") as cold:
-        cold.put("most", chat(*["bell"] * 9), time=0)
+        cold.put("most", chat(*[" ".join(f"bell {n} {word}" for word in range(300)) for n in range(9)]), time=0)
         assert names(cold, "bell")[0] == "most" and len(names(cold, "bell", limit=1)) == 9
 
 
