@@ -2,12 +2,12 @@
 
     POST GET DELETE /entries?project=P&session=S[&subpath=X]     append, load, delete
     GET /sessions?project=P    /subkeys?project=P&session=S      as JSON
-    GET /healthz                                                 503, and why, while nothing freezes
+    GET /health                                                  503, and why, while nothing freezes
 
     curl -H "Authorization: Bearer $(cat live/token)" --data-binary @new.jsonl "$url/entries?project=p&session=s"
 
 An append is answered when it is durable in the journal. Who has no answer sends it again: an entry with a ``uuid`` is
-kept once. All requests but /healthz have the token, and name this machine in Host (`guard.py`).
+kept once. All requests but /health have the token, and name this machine in Host (`guard.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def app_of(store: LiveStore, token: str) -> Starlette:
             route("/entries", delete, "DELETE"),
             route("/sessions", sessions),
             route("/subkeys", subkeys),
-            route("/healthz", health),
+            route("/health", health),
         ],
         middleware=[Middleware(Guard, key=token)],
         lifespan=lifespan,

@@ -37,7 +37,7 @@ from pltz.archive import Archive, NotFound, OsDisk, PutRequest, StoreError, Vers
 from pltz.models import Bundle, Session
 from pltz.plt_codec import PltzError, UsageError
 from pltz.serving.eviction.journal.lock import FileLocks
-from pltz.serving.eviction.journal.reader import JournalReader
+from pltz.serving.eviction.journal.reader import JournalReader, JournalSegment
 from pltz.serving.eviction.journal.segment import BATCHES, Name
 from pltz.serving.eviction.journal.writer import Journal
 from pltz.serving.live.batch import LiveBatch, Stream, entry_of, identity_of, line_of
@@ -52,6 +52,7 @@ STEP = 30.0  # seconds between looks at what is idle, at most
 GROUP = 8 << 20  # bytes of streams that are put at once, and more of a single session
 MOST = 64 << 20  # bytes of waiting entries, from which all freezes
 TICK_BITS = 20
+Named = tuple[str, str]  # project and session
 log = logging.getLogger("pltz.live")
 
 
@@ -191,7 +192,9 @@ class LiveStore:
         """Delete a session with its sub-agents, or the transcript of one.
 
         A session is erased where the archive is sealed, else forgotten. The bytes of a sub-agent go with its session.
-        What another host did not freeze yet is not deleted. Raises StoreError, and the errors of `Archive.forget`.
+        All that waits freezes, so that no word stays in the journal. What another process of this host wrote of it goes
+        within half a minute, and what another host did not freeze yet is not deleted. Raises StoreError, and the errors
+        of `Archive.forget`.
         """
         await asyncio.to_thread(self._delete, Stream.of(key))
 
@@ -352,18 +355,14 @@ class LiveStore:
 
     def _freeze(self, idle: float) -> int:
         self._backlog.note_lost()
-        segments, waiting = self._backlog.segments(), list[Placed]()
-        for segment in segments:
-            for frame in self._backlog.frames(segment):
-                waiting.append(Placed(segment.name, frame.end, LiveBatch.decode(frame.body)))
-        waiting.sort(key=lambda placed: placed.order)
-        last = {placed.batch.stream[:2]: placed.batch.at for placed in waiting}
-        before = self._disk.ticks() - int(idle * (1 << TICK_BITS))
-        # a deletion is marked with all that it deletes, which may be in other segments
+        segments, waiting, last, due = self._look(idle)
+        open_, _ = self._journal.place or (None, 0)
+        if due or any(segment.name == open_ and segment.done >= segment.size for segment in segments):
+            with self._write_lock:  # what is archived shall not stay in a segment that goes on
+                self._journal.leave()
+            segments, waiting, last, due = self._look(idle)
         deletion = any(placed.batch.ends is not None for placed in waiting)
-        full = deletion or sum(sum(map(len, placed.batch.lines)) for placed in waiting) > MOST
-        due = {session for session, at in last.items() if full or at <= before or not idle}
-        refused: dict[tuple[str, str], str] = {}
+        refused: dict[Named, str] = {}
         group, put = list[PutRequest](), 0
         for number, session in enumerate(sorted(due), 1):
             group += self._requests(Stream(*session), waiting)
@@ -386,6 +385,20 @@ class LiveStore:
         for (tenant, name), why in refused.items():
             raise StoreError(f"session {name!r} of {tenant!r} stays in the journal: {why}")
         return put
+
+    def _look(self, idle: float) -> tuple[list[JournalSegment], list[Placed], dict[Named, int], set[Named]]:
+        """Return segments, their batches in order, when each session had its last, and the sessions that are due."""
+        segments, waiting = self._backlog.segments(), list[Placed]()
+        for segment in segments:
+            for frame in self._backlog.frames(segment):
+                waiting.append(Placed(segment.name, frame.end, LiveBatch.decode(frame.body)))
+        waiting.sort(key=lambda placed: placed.order)
+        last = {placed.batch.stream[:2]: placed.batch.at for placed in waiting}
+        before = self._disk.ticks() - int(idle * (1 << TICK_BITS))
+        # a deletion is marked with all that it deletes, which may be in other segments
+        full = any(placed.batch.ends is not None for placed in waiting)
+        full |= sum(sum(map(len, placed.batch.lines)) for placed in waiting) > MOST
+        return segments, waiting, last, {s for s, at in last.items() if full or at <= before or not idle}
 
     def _put(self, group: Sequence[PutRequest], refused: dict[tuple[str, str], str]) -> int:
         """Put streams, and note those that the archive refuses. Raises the errors of `Archive.put`."""
@@ -433,6 +446,7 @@ class LiveStore:
             done.result()
             if not stream.part:
                 self._forget(stream, ids)
+        self._try(self._idle)
 
     def _forget(self, session: Stream, ids: frozenset[str]) -> None:
         """Forget versions of a session, or erase all of it where that is possible and nothing else would go."""

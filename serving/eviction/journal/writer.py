@@ -80,6 +80,11 @@ class Journal:
         self._open, self._size = name, size
         return name, size
 
+    def leave(self) -> None:
+        """Leave what was written to a worker, which may delete it. The next `append` is of a new owner."""
+        self._open = None
+        self._give_up()
+
     def close(self) -> None:
         """Release the directory: entries not archived yet are left to other processes."""
         self._open = None

@@ -70,7 +70,7 @@ def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: L
         assert ask(app, "GET", "/subkeys") == (200, ["agents/1"])
         [session] = ask(app, "GET", "/sessions")[1]
         assert session["session_id"] == "s1" and session["mtime"] > 1e12
-    assert ask(app, "GET", "/healthz", token="") == (200, {"failure": None})
+    assert ask(app, "GET", "/health", token="") == (200, {"failure": None})
     assert ask(app, "DELETE", "/entries")[0] == 204
     assert ask(app, "GET", "/entries")[0] == 404 and ask(app, "GET", "/sessions") == (200, [])
 

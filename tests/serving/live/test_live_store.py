@@ -302,6 +302,30 @@ def test_a_deleted_session_is_gone_and_may_begin_again(
         store.freeze()
 
 
+def test_no_word_of_a_deleted_session_stays_in_a_file(host: Opener, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
+
+    def files() -> bytes:
+        return b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+    store, other = (host(key_file=tmp_path / "key") for _ in range(2))  # two processes of one host
+    for one in (store, other):
+        append(one, "quokka", key=KEY)
+        append(one, "of an agent, quokka", key=AGENT)
+        append(one, "wombat", key={**KEY, "session_id": "s2"})
+    assert b"quokka" in files()
+    asyncio.run(store.delete(KEY))
+    assert loaded(store) is None and loaded(store, {**KEY, "session_id": "s2"}) == ["wombat"]
+    other.freeze(1e6)  # as it does within half a minute
+    assert b"quokka" not in files()
+    append(store, "more")
+    assert loaded(store) == loaded(other) == ["more"]
+    store.freeze()
+    asyncio.run(store.delete(KEY))
+    assert b"more" not in files() and list(store._reading.list("shop"))
+
+
 def test_a_deleted_sub_agent_is_gone_alone(host: Opener) -> None:
     store, other = host(), {**KEY, "subpath": "subagents/agent-2"}
     append(store, "u1")
