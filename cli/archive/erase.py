@@ -20,6 +20,8 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import BaseUse, Erasure
 
+WHOSE = "; what was put without a tenant is of --tenant default"
+
 
 @click.command(
     cls=ChangeCommand,
@@ -71,14 +73,14 @@ def erase(
     """
     if matching is not None:
         if tenant is None or name is not None or everything or base is not None:
-            raise UsageError("expected --matching REGEX with --tenant TENANT alone")
+            raise UsageError(f"expected --matching REGEX with --tenant TENANT alone{WHOSE}")
         shared.clear_hot(hot, ())  # they can be reached
         _erase_matching(matching, tenant, dry_run, yes, as_json)
         return None if dry_run else shared.clear_hot(hot, [tenant])
     if base is not None and (tenant is not None or name is not None or everything):
         raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
     if base is None and (tenant is None or (name is None) != everything):
-        raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
+        raise UsageError(f"expected --tenant TENANT with either --name NAME or --all, or --base NAME{WHOSE}")
     shared.clear_hot(hot, ())  # they can be reached
     cold = open_archive()
 
