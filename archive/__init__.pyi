@@ -1,6 +1,7 @@
 """The names that archive offers to the rooms above the core and to everybody else, each from its home."""
 
 from pltz.archive.archive import Archive as Archive
+from pltz.archive.catalog.catalog import Catalog as Catalog
 from pltz.archive.catalog.chain import MAX_SEGMENTS as MAX_SEGMENTS, KnownSegment as KnownSegment
 from pltz.archive.catalog.lookup import (
     Version as Version,
@@ -35,13 +36,20 @@ from pltz.archive.format.record import (
     MAX_NAME as MAX_NAME,
     MAX_TAGS as MAX_TAGS,
     RUN as RUN,
+    TICK_BITS as TICK_BITS,
     ContentFacts as ContentFacts,
     check_part as check_part,
     pack_tags as pack_tags,
     unpack_tags as unpack_tags,
 )
 from pltz.archive.format.settings import MAX_SIZE as MAX_SIZE, Settings as Settings
-from pltz.archive.humanize import counted as counted, folder_of as folder_of, size as size
+from pltz.archive.humanize import (
+    counted as counted,
+    duration as duration,
+    folder_of as folder_of,
+    moment as moment,
+    size as size,
+)
 from pltz.archive.opener import OpenArchive as OpenArchive
 from pltz.archive.retention import Policy as Policy, expired as expired, seconds as seconds
 from pltz.archive.search import SearchHit as SearchHit, SearchQuery as SearchQuery, last_of as last_of

@@ -37,10 +37,12 @@ from pltz.archive.errors import (
     StaysErased,
     stays_erased,
 )
+from pltz.archive.format.audit import Verb
+from pltz.archive.format.clock import DAY
 from pltz.archive.format.ids import TENANT, tenant_of
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.format.record import FORGET, NOTHING, UNDELETE, ContentFacts
-from pltz.archive.humanize import counted
+from pltz.archive.humanize import counted, moment
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
 from pltz.archive.work_part import WorkPart
@@ -76,6 +78,7 @@ from pltz.plt_codec.errors import ContentError, UsageError, refusing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pltz.archive.catalog.audit import AuditEntry
     from pltz.archive.catalog.holds import LegalHold
     from pltz.archive.catalog.lookup import Blocks, Version, VersionName
     from pltz.archive.catalog.stat import Stat
@@ -228,6 +231,7 @@ class Archive:
         max_age: float = 0.0,
         actor: str | None = None,
         reason: str | None = None,
+        force_time: bool = False,
     ) -> Archive:
         """Open an archive, or make one.
 
@@ -248,8 +252,9 @@ class Archive:
                 turn. False: a put costs less, and `collect` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
                 had acknowledged before. More saves a look at the store per call. What was erased is refused at once.
-            actor, reason: who makes changes through this object, and why, for holds. Without an actor the system's user
-                and host.
+            actor, reason: who makes changes through this object, and why, for holds and the audit. Without an actor the
+                system's user and host.
+            force_time: this clock is right, though the archive's last change is more than a day later, or long ago.
 
         Raises:
             UsageError: there is no archive, a key is given for one that is not sealed, or more than one key is given.
@@ -275,7 +280,7 @@ class Archive:
         author = Author.of(actor, reason)
         opened = opener.open_or_create(place, key=key) if create else opener.open_at(place, key=key)
         opened.catalog.max_age = age
-        opened.catalog.author = author
+        opened.catalog.author, opened.catalog.force_time = author, force_time
         return cls(
             opened,
             name=os.fspath(place),
@@ -489,6 +494,7 @@ class Archive:
                 with refusing(f"session {request.name!r}", "put it as a text, and report this"):
                     ready = prepare(request, self.codecs.add)
                     self._want_unerased(ready, dry_run)
+                    self._want_past(request)
             except ContentError as exc:
                 if refused is None:
                     raise
@@ -520,6 +526,15 @@ class Archive:
         if not dry_run:
             keys = self.parts.catalog.keys
             keys.unbury(keys.domain(TENANT, ready.tenant), ready.name)
+
+    def _want_past(self, request: PutRequest) -> None:
+        """Raise ContentError where a session's time is more than a day ahead of this clock."""
+        now, catalog = self.parts.store.now(), self.parts.catalog
+        if request.time is not None and request.time > now + DAY and not catalog.force_time:
+            raise ContentError(
+                f"the time of {request.name!r}, {moment(request.time)}, is in the future: correct it, or say that it "
+                "is right (--force-time, from Python force_time=True)"
+            )
 
     def _receipts(
         self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool
@@ -826,7 +841,10 @@ class Archive:
         arguments.seconds(grace=grace)
         arguments.number_or_none(small=small)
         arguments.share(dead_share=DEAD_SHARE if dead_share is None else dead_share)
+        self.parts.catalog.look()
+        believed = self.parts.catalog.believed_time(note=not dry_run)
         collected = Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, self.joiner()).run(
+            believed=believed,
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,
@@ -960,6 +978,9 @@ class Archive:
         A session of which damage may hide versions, and a version that is held, is refused where it is named, and else
         left as it is.
 
+        An age counts by this clock, but to at most a day and a half after what the archive's changes agreed on. What a
+        clock says that went ahead counts once a second call or change agrees, a day later.
+
         Args:
             policy: rules that keep versions.
             names: only these sessions; empty: all.
@@ -971,6 +992,9 @@ class Archive:
         named = arguments.names(names)
         arguments.text_or_none(tenant=tenant)
 
+        self.parts.catalog.look()
+        now = self.parts.catalog.believed_time(note=not dry_run)
+
         def choose() -> Sequence[Version]:
             for name in named:
                 self.directory.sight(name, tenant or "default").want_whole()
@@ -978,7 +1002,7 @@ class Archive:
                 versions = self._choose(named, tenant or "default", None, None, forgotten=False)
             else:
                 versions = self.directory.whole_histories(tenant)
-            gone = expired(versions, policy, self.parts.store.now(), self.parts.catalog.lookup.chain)
+            gone = expired(versions, policy, now, self.parts.catalog.lookup.chain)
             return gone if named else [v for v in gone if not self.parts.catalog.holds.on_version(v)]
 
         return _marked(self._mark(choose, FORGET, dry_run=dry_run), forgotten=not dry_run)
@@ -1100,6 +1124,47 @@ class Archive:
         self.parts.catalog.look()
         return tuple(self.parts.catalog.holds.all())
 
+    def audit(self, *, expect: str | None = None) -> Iterator[AuditEntry]:
+        """Yield the records of all changes, the oldest first, each checked against the one before it.
+
+        A record has time, actor, reason, what and how many. Of sessions it has the first bytes of keys, and no names.
+
+        Args:
+            expect: digest of a record, in hex, kept elsewhere: it has to be among them.
+
+        Raises CorruptError, after those that are left, where records are gone or changed; StoreError.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True, actor="alice")
+        ...     _ = cold.put("a", "one"), cold.forget("a")
+        ...     [(entry.verb, entry.actor, entry.number) for entry in cold.audit()]
+        [('put', 'alice', 1), ('forget', 'alice', 1)]
+        """
+        from pltz.archive.catalog.audit import entries
+
+        arguments.text_or_none(expect=expect)
+        self.parts.catalog.look()
+        yield from entries(self.parts.catalog, expect)
+
+    def record_reads(self, on: bool) -> None:
+        """Record reads from now on as well, whoever reads, or no longer. Each read then changes the manifest first.
+
+        Raises StoreError, WriterFailed.
+        """
+        catalog = self.parts.catalog
+        catalog.look()
+        record = catalog.record(Verb.AUDIT, int(on))
+        catalog.listing.publish(lambda manifest: replace(manifest, reads=on), record=record)
+
+    def _recorded(self, versions: Iterable[Version]) -> Iterable[Version]:
+        """Return versions that are about to be read, once the audit has it, where reads are recorded."""
+        catalog = self.parts.catalog
+        if catalog.listing.present.reads and (versions := [*versions]):
+            keys = [catalog.keys.session_key(catalog.keys.domain(TENANT, v.tenant), v.name) for v in versions]
+            catalog.listing.publish(record=catalog.record(Verb.GET, len(versions), keys))
+        return versions
+
     def was_erased(self, name: str, *, tenant: str = "default", salt: str | bytes | None = None) -> bool:
         """Return whether a session was erased by its name, so that a put of it is refused (StaysErased).
 
@@ -1148,13 +1213,14 @@ class Archive:
     @cached_property
     def sessions(self) -> SessionReader:
         """Return the reader of sessions. Loads the bundle. Raises ModelError."""
-        return SessionReader(self.parts.reader, self.codecs)
+        return SessionReader(self.parts.reader, self.codecs, self._recorded)
 
     @cached_property
     def commits(self) -> Commits:
         """Return what forms commits of sessions to put. Loads the bundle. Raises ModelError."""
         parts = self.parts
-        cutter = SessionCutter(parts.catalog, parts.reader, parts.last, self.sessions, self.codecs)
+        sessions = SessionReader(parts.reader, self.codecs)
+        cutter = SessionCutter(parts.catalog, parts.reader, parts.last, sessions, self.codecs)
         return Commits(parts.catalog, parts.last, cutter, self.codecs)
 
     def _versions(self, name: str, tenant: str, wanted: VersionName | None = None) -> Sequence[Version]:

@@ -8,6 +8,7 @@
     │   ├── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
     │   │   └── Outdated       7   what the look that decided relied on is condemned or gone; look and decide again
     │   ├── OnHold             7   a hold keeps it: nothing was done; release the hold first
+    │   ├── WrongClock         7   this clock is days behind the archive's last change; set it, or --force-time
     │   ├── ManifestLost       7   the manifest is damaged or gone; repair makes it again
     │   └── RolledBack         7   the archive or its manifest is older than this machine knew it; run repair
     ├── NotFound               8   no such session, version or segment
@@ -61,6 +62,10 @@ class OnHold(ArchiveError):
     def __init__(self, message: str, hold: Any) -> None:
         super().__init__(message)
         self.hold = hold
+
+
+class WrongClock(ArchiveError):
+    """This machine's clock is more than a day behind the archive's last change, so nothing was put."""
 
 
 class Outdated(Fenced):

@@ -6,7 +6,11 @@ beginning of a newer one. Rules count all versions of a session, those of the sa
 content as one; ``tags`` only narrows which versions may expire. Forgotten versions, and beginnings of logs whose
 put was cut off, are neither counted nor returned.
 
+Two ages stand above all that: what is younger than `keep_at_least` stays whatever any rule says, and what is older than
+`keep_at_most` goes, the newest version too.
+
     Policy(keep_last=2)                       the two newest versions of each session
+    Policy(keep_at_most=seconds("1y"))        nothing of over a year, not even the last version
     Policy(keep_within=seconds("30d"))        versions younger than 30 days, and the newest of each session
     Policy(keep_last=2, keep_within=86400)    both kinds
 """
@@ -33,24 +37,39 @@ class Policy:
     """The rules that keep versions.
 
     ``keep_within``: seconds before now, in which something of the version was said, or, where that is not known, its
-    time lies. ``drop_last``: let all versions of a session expire. Raises UsageError where no rule keeps anything, or a
-    number makes no sense.
+    time lies. ``drop_last``: let all versions of a session expire. ``keep_at_least``, ``keep_at_most``: ages in seconds
+    of versions with the tags, by the same time. Raises UsageError where there is no rule, or a number makes no sense.
     """
 
     keep_last: int | None = None
     keep_within: int | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     drop_last: bool = False
+    keep_at_least: int | None = None
+    keep_at_most: int | None = None
 
     def __post_init__(self) -> None:
-        if self.keep_last is None and self.keep_within is None:
-            raise UsageError("a policy needs a rule: keep the last N, or what is within a duration")
-        if (self.keep_last is not None and self.keep_last < 1) or (self.keep_within or 0) < 0:
+        ages = self.keep_within, self.keep_at_least, self.keep_at_most
+        if self.keep_last is None and ages == (None, None, None):
+            raise UsageError("a policy needs a rule: keep the last N, what is within a duration, or an age")
+        if (self.keep_last is not None and self.keep_last < 1) or any((age or 0) < 0 for age in ages):
             raise UsageError("expected to keep 1 version or more, within 0 seconds or more")
+        if self.keep_at_most is not None and (self.keep_at_least or 0) > self.keep_at_most:
+            raise UsageError("expected to keep at least no longer than at most")
+
+    def is_floor_of(self, version: Version, now: int) -> bool:
+        """Return whether a version is younger than the policy keeps at least."""
+        tagged = self.tags.items() <= version.tags.items()
+        return self.keep_at_least is not None and tagged and _ended(version) >= now - self.keep_at_least
+
+    def is_over(self, version: Version, now: int) -> bool:
+        """Return whether a version is older than the policy keeps at most."""
+        tagged = self.tags.items() <= version.tags.items()
+        return self.keep_at_most is not None and tagged and _ended(version) < now - self.keep_at_most
 
 
 def expired(versions: Iterable[Version], policy: Policy, now: int, chain: Chain | None = None) -> list[Version]:
-    """Return the versions that no rule keeps, in their order.
+    """Return the versions that no rule keeps, or that are over an age, in their order.
 
     ``versions``: session by session, the oldest of each first, as the directory lists them.
     ``now``: seconds since 1970. ``chain``: gives the ids of the segments of a version, as `RecordLookup.chain` does.
@@ -61,11 +80,12 @@ def expired(versions: Iterable[Version], policy: Policy, now: int, chain: Chain 
         known, ages = list(rows), dict[frozenset[tuple[str, bytes]], int]()
         for v in reversed(known):  # a put that repair brought back may be there twice, and counts once
             ages.setdefault(_content(v), len(ages))
-        going = [v for v in known if not _kept(v, ages[_content(v)], policy, now)]
+        over = [v for v in known if policy.is_over(v, now)]
+        going = [v for v in known if v not in over and not _kept(v, ages[_content(v)], policy, now)]
         if going and not policy.drop_last:
-            staying = [v for v in known if v not in going]
+            staying = [v for v in known if v not in going and v not in over]
             going = _without_fuller(going, staying, chain)
-        gone += going
+        gone += [v for v in known if v in (*over, *going) and not policy.is_floor_of(v, now)]
     return gone
 
 
@@ -106,7 +126,8 @@ def _ended(version: Version) -> int:
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
     """Return whether a rule keeps a version that ``age`` newer contents of its session follow."""
     return (
-        (age == 0 and not policy.drop_last)
+        (policy.keep_last is None and policy.keep_within is None)
+        or (age == 0 and not policy.drop_last)
         or (policy.keep_last is not None and age < policy.keep_last)
         or (policy.keep_within is not None and _ended(version) >= now - policy.keep_within)
         or not policy.tags.items() <= version.tags.items()

@@ -9,6 +9,7 @@ from pltz.cli.ui.groups import RootGroup
 COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
     "hold": "pltz.cli.archive.hold:hold",
+    "audit": "pltz.cli.archive.audit:audit",
     "show": "pltz.cli.show:show",
     "search": "pltz.cli.search:search",
     "resume": "pltz.cli.resume:resume",
@@ -22,7 +23,7 @@ COMMANDS = {
     "doctor": "pltz.cli.doctor:doctor",
 }
 SECTIONS = {
-    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "hold", "live", "nightly"),
+    "An archive of sessions": ("archive", "show", "search", "browse", "resume", "hold", "audit", "live", "nightly"),
     "One file of sessions": ("compress", "decompress", "inspect"),
     "Served models": ("thaw", "serve", "hook", "llama", "target"),
     "Bundles and this machine": ("bundle", "bench", "demo", "doctor"),

@@ -11,6 +11,7 @@ acknowledged ``max_age`` seconds before, and with 0 all that was acknowledged be
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +28,17 @@ from pltz.archive.catalog.losses import Loss
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.encryption.keys import Encryption, Plaintext
-from pltz.archive.errors import Fenced, LostError, Outdated
+from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext
+from pltz.archive.errors import Fenced, LostError, Outdated, WrongClock
+from pltz.archive.format.audit import FORCED, KEY_SIZE, NOTE_OF, SEALED, AuditRecord, Verb
+from pltz.archive.format.clock import DAY
 from pltz.archive.format.manifest import Manifest
+from pltz.archive.humanize import moment
 from pltz.archive.storage.store import Store
 
 T = TypeVar("T")
+
+TOLD = 8  # sessions that a record names
 
 
 class Catalog:
@@ -55,6 +61,7 @@ class Catalog:
         self._key_check = self._keyring.key_check if self._keyring else None
         self.max_age = 0.0
         self.author = Author.of(None, None)
+        self.force_time = False  # whether a person says that this clock is right
         self._held = 0  # calls that look as one
         self._empty(unused)
 
@@ -64,7 +71,7 @@ class Catalog:
         self.listing = Listing(self.store, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
-        self.holds = Holds(self.listing, self.keys)
+        self.holds = Holds(self.listing, self.keys, self.record)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
 
     def renew(self, unused: Iterable[str] = ()) -> None:
@@ -171,6 +178,44 @@ class Catalog:
                 return work()
         except FileNotFoundError as exc:
             raise Fenced("a collector keeps moving what is relied on: nothing was acknowledged, try again") from exc
+
+    def record(
+        self, verb: Verb, number: int, sessions: Iterable[bytes] = (), *, flags: int = 0, **about: str
+    ) -> AuditRecord:
+        """Return the record of a change by this object's author, for `Listing.publish`.
+
+        Args:
+            number: of the versions or packs that it is about.
+            sessions: their keys, of which the first are told. No name and nothing of a content is in a record.
+            about: more, as JSON.
+        """
+        keys = dict.fromkeys(key[:KEY_SIZE] for key in sessions)
+        note, locked = self.author._asdict() | about, isinstance(self.keys, LockedArchive)
+        flags |= SEALED * bool(self.keys.cipher and not locked) | FORCED * self.force_time
+        data = json.dumps(note, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+        data = data if locked else self.keys.seal_note(data, NOTE_OF)
+        return AuditRecord(self.store.now(), verb, number, data, flags, tuple(keys)[:TOLD])
+
+    def want_clock(self) -> None:
+        """Raise WrongClock where this machine's clock is more than a day behind the archive's last change."""
+        clock, now = self.listing.present.clock, self.store.now()
+        if clock.is_behind(now) and not self.force_time:
+            raise WrongClock(
+                f"this clock says {moment(now)}, and the archive was changed at {moment(clock.agreed)}: set the clock, "
+                "or say that it is right (--force-time, from Python force_time=True); nothing was put"
+            )
+
+    def believed_time(self, *, note: bool = True) -> int:
+        """Return the time by which ages count, in seconds since 1970, and let the manifest remember that it was asked.
+
+        A clock that went ahead counts once a second look agrees, a day after the first. Raises StoreError,
+        WriterFailed.
+        """
+        clock, now = self.listing.present.clock, self.store.now()
+        seen = clock.seeing(now, forced=self.force_time)
+        if note and seen != clock and (self.force_time or now > clock.agreed + DAY // 2):
+            self.listing.publish(lambda base: replace(base, clock=base.clock.seeing(now, forced=self.force_time)))
+        return seen.believed(now)
 
     def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
         """Record that a person knows of losses (None: all) and return them; they are not reported any more.

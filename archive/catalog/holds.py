@@ -10,7 +10,7 @@ follows one that has the same. Each has an object of its own too, from which rep
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,12 +18,14 @@ from pltz.archive.author import Author
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import NotFound, OnHold, StoreError
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.hold import SESSION, TAG, TENANT, Hold
 from pltz.archive.format.ids import SALTED, TENANT as DOMAIN
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.manifest import MOST_HOLDS, Manifest
 from pltz.archive.format.record import unpack_about
 from pltz.archive.humanize import moment
+from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,8 +74,8 @@ class LegalHold(NamedTuple):
 class Holds:
     """The holds of one archive, as its manifest has them."""
 
-    def __init__(self, listing: Listing, keys: Encryption) -> None:
-        self._listing, self._keys = listing, keys
+    def __init__(self, listing: Listing, keys: Encryption, record: Callable[..., AuditRecord]) -> None:
+        self._listing, self._keys, self._record = listing, keys, record
         self._known: dict[bytes, LegalHold] = {}
 
     @property
@@ -158,7 +160,7 @@ class Holds:
                 raise UsageError(f"expected at most {MOST_HOLDS} holds: hold a tag or a tenant in place of sessions")
             return replace(manifest, holds={**manifest.holds, row.id: row})
 
-        self._listing.publish(placing)
+        self._listing.publish(placing, record=self._recorded(Verb.HOLD, row))
         if not store.put(object_names.hold(row.id), row.encode()):
             raise StoreError(f"{object_names.hold(row.id)} holds other bytes than its name says: move it away")
         return self._read(row)
@@ -181,9 +183,16 @@ class Holds:
 
         path = object_names.hold(row.id)
         self._listing.store.delete(path)  # before: what is there and not in the manifest is of a newer one
-        self._listing.publish(releasing)
+        if is_there(self._listing.store, path):
+            raise StoreError(f"the store keeps {path}: release the hold with the right to delete it")
+        self._listing.publish(releasing, record=self._recorded(Verb.RELEASE, row))
         self._listing.store.delete(path)  # repair may have put it meanwhile
         return released
+
+
+    def _recorded(self, verb: Verb, row: Hold) -> AuditRecord:
+        """Return the record of a hold that is placed or released, for the audit."""
+        return self._record(verb, 1, [row.session] if row.kind == SESSION else [], hold=row.id[:SHOWN].hex())
 
 
 def held(hold: LegalHold) -> OnHold:

@@ -25,6 +25,7 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, ManifestLost, Outdated, StoreError, WriterFailed
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import FULL, AuditFile, AuditRecord
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.index_file import (
     SEGMENTS,
@@ -44,6 +45,7 @@ from pltz.archive.format.record import RUN, Context, Record
 from pltz.archive.format.session_list import Row, listed
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.plt_codec.identity import SIZE
 
 T = TypeVar("T")
 
@@ -338,6 +340,7 @@ class Listing:
         relied: AbstractSet[bytes] = frozenset(),
         fence: Callable[[], None] = lambda: None,
         anew: bool = False,
+        record: AuditRecord | None = None,
     ) -> bool:
         """Put a manifest that names what this process put, and return whether one was put.
 
@@ -347,24 +350,25 @@ class Listing:
             relied: packs that what was put relies on.
             fence: raises Outdated where keys of what was put changed. It is called once the present manifest is known.
             anew: put one even where it says the same: whoever builds on the present one decides anew.
+            record: of the change, for the audit.
 
         Raises Outdated where a pack in ``relied`` is condemned or gone by then, ArchiveError where too many packs have
         no index, StoreError, WriterFailed, and the errors of ``edit``. Nothing may be acknowledged then.
         """
-        change = partial(self._next, edit, dict(made), frozenset(replaced), relied, fence)
+        change = partial(self._next, edit, dict(made), frozenset(replaced), relied, fence, record)
         changed = self.register.swap(change, anew=anew)
         if (manifest := self.register.manifest) and manifest is not self.manifest and not self.take(manifest):
             self._follow()  # others replaced an index that it names
         self._pending.clear()
         return changed
 
-    def draft(self) -> bytes | None:
-        """Return the manifest that `publish` puts next without arguments, if no other is put before; None: none."""
+    def draft(self, record: AuditRecord | None) -> bytes | None:
+        """Return the manifest that `publish` puts next with this record, if no other is put before; None: none."""
         base = self.register.manifest
         if base is None or base is not self.manifest:
             return None
         none = frozenset[Any]()
-        return self.register.draft(self._next(None, {}, none, none, lambda: None, base))
+        return self.register.draft(self._next(None, {}, none, none, lambda: None, record, base))
 
     def _next(
         self,
@@ -373,6 +377,7 @@ class Listing:
         replaced: frozenset[str],
         relied: AbstractSet[bytes],
         fence: Callable[[], None],
+        record: AuditRecord | None,
         base: Manifest | None,
     ) -> Manifest:
         """Return the manifest to put in place of another. Arguments and errors as of `publish`."""
@@ -394,7 +399,16 @@ class Listing:
             raise ArchiveError(f"{len(fresh.packs)} packs have no index: run pltz archive rebuild, then try again")
         if len(fresh.condemned) > MOST_OVER or len(fresh.gone) > MOST_OVER:
             raise ArchiveError(f"more than {MOST_OVER} packs are condemned or gone: collect first")
-        return fresh
+        return self._recorded(fresh, record) if record else fresh
+
+    def _recorded(self, manifest: Manifest, record: AuditRecord) -> Manifest:
+        """Return a manifest with a record; once it has many, a file has them, which is put before it."""
+        manifest = manifest.recording(record)
+        if len(manifest.audit.rows) < FULL:
+            return manifest
+        data = AuditFile(self.archive, manifest.audit).encode()
+        self.store.put(object_names.audit(name := data[-SIZE:]), data)
+        return replace(manifest, audit=manifest.audit.after(name))
 
     def _indexed(self, manifest: Manifest, made: dict[str, FileIndex], replaced: frozenset[str]) -> Manifest:
         """Return a manifest with indexes in place of others. An index stays as long as others lack a named pack of it.

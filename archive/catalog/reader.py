@@ -14,7 +14,7 @@ Which version a name has is found by `directory.SessionDirectory`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -155,11 +155,18 @@ class TowerReader:
 class SessionReader:
     """Reads sessions of one archive, with the tokenizers of the bundles that it is open with."""
 
-    def __init__(self, reader: TowerReader, codecs: BundleCodecs) -> None:
-        self._reader, self._codecs = reader, codecs
+    def __init__(
+        self,
+        reader: TowerReader,
+        codecs: BundleCodecs,
+        recorded: Callable[[Iterable[Version]], Iterable[Version]] = lambda versions: versions,
+    ) -> None:
+        """Make a reader. ``recorded``: is given versions before they are read, and returns them."""
+        self._reader, self._codecs, self._recorded = reader, codecs, recorded
 
     def read(self, version: Version) -> Session:
         """Return the session of a version. Raises LostError, BundleMismatch."""
+        self._recorded([version])
         if self._reader.is_long(version):
             return self._long(version)
         return self.session(self._reader.tower(version))
@@ -174,7 +181,7 @@ class SessionReader:
 
         ``blocks``: as in `TowerReader.each`.
         """
-        for long, some in itertools.groupby(versions, key=self._reader.is_long):
+        for long, some in itertools.groupby(self._recorded(versions), key=self._reader.is_long):
             if long:
                 yield from map(self._long, some)
             else:

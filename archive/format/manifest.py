@@ -5,6 +5,7 @@
     gone         packs that a collector took out, and whose files may be there still
     lost         packs that repair gave up
     holds        what may not go (`hold.py`)
+    audit        the last records of what was changed (`audit.py`), and the time that they agree on (`clock.py`)
 
 A method that changes it returns another one. Packs stay the truth: a manifest that is lost is made again from them.
 """
@@ -18,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive.format.audit import FORCED, AuditRecord, AuditTail, decode_tail
+from pltz.archive.format.clock import ArchiveClock
 from pltz.archive.format.hold import Hold
 from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
@@ -29,18 +32,20 @@ from pltz.plt_codec.versions import Readers
 MAGIC = b"PLTm"
 VERSION = 1
 HEADER = struct.Struct("<4sBB2s16sQ16s7I")  # magic, version, flags, reserved, archive, generation, random, seven counts
-SEALED, APPEND_ONLY = 1, 2  # flags
+SEALED, APPEND_ONLY, READS = 1, 2, 4  # flags
 LIST = struct.Struct("<16s16s")  # digest of a list, that of the index whose packs it is of
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 SINCE = struct.Struct("<16sQ")  # id, seconds since 1970
 LOST = struct.Struct("<16sQIQ16s")  # id, time, records, time of the acknowledgement, digest of the keys
 HOLD = struct.Struct("<I")  # bytes of a hold
+CLOCK = struct.Struct("<QQ")  # the time that was agreed on, and one ahead of it
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
 MAX_TIME = 1 << 62
 UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
 MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_LOST, MOST_HOLDS = 1 << 16, 4096, 1 << 17, 1 << 16, 4096
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
+EMPTY, UNKNOWN_TIME = AuditTail(), ArchiveClock()
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ class Manifest:
         lost: packs that repair gave up. An index may have them still.
         lists: digest of each list of sessions, hex, and that of the index whose packs it is of.
         holds: those in force, by id.
+        audit: the last records of changes. ``clock``: the time that changes agree on.
+        reads: whether reads are recorded too.
     """
 
     settings: Settings
@@ -99,12 +106,21 @@ class Manifest:
     lost: Mapping[bytes, LostPack] = field(default_factory=dict)
     lists: Mapping[str, str] = field(default_factory=dict)
     holds: Mapping[bytes, Hold] = field(default_factory=dict)
+    audit: AuditTail = EMPTY
+    clock: ArchiveClock = UNKNOWN_TIME
+    reads: bool = False
 
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
         packs, over = self.packs.keys(), (self.condemned, self.gone, self.lost)
-        return self.settings, self.indexes, packs, *over, self.lists, self.holds.keys()
+        audit = self.audit.end, self.audit.last, self.clock, self.reads
+        return self.settings, self.indexes, packs, *over, self.lists, self.holds.keys(), audit
+
+    def recording(self, record: AuditRecord) -> Manifest:
+        """Return it with a record of the change that it makes."""
+        clock = self.clock.seeing(record.time, forced=bool(record.flags & FORCED))
+        return replace(self, audit=self.audit.adding(record), clock=clock)
 
     def condemning(self, packs: Iterable[bytes], time: int) -> Manifest:
         """Return it with packs condemned since ``time``, seconds since 1970. Those condemned since earlier stay so."""
@@ -139,8 +155,9 @@ class Manifest:
     def encode(self) -> bytes:
         """Return its bytes."""
         tables = self.indexes, self.packs, self.condemned, self.gone, self.lost, self.lists, self.holds
-        flags = SEALED * self.settings.sealed + APPEND_ONLY * self.settings.append_only
-        head = MAGIC, VERSION, flags, bytes(2), self.settings.archive, self.generation, self.random
+        settings = self.settings
+        flags = SEALED * settings.sealed + APPEND_ONLY * settings.append_only + READS * self.reads
+        head = MAGIC, VERSION, flags, bytes(2), settings.archive, self.generation, self.random
         parts = [HEADER.pack(*head, *map(len, tables))]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
         for name, pack in sorted(self.packs.items()):
@@ -154,6 +171,7 @@ class Manifest:
         parts += [bytes.fromhex(name) + bytes.fromhex(index) for name, index in sorted(self.lists.items())]
         for _, hold in sorted(self.holds.items()):
             parts += [HOLD.pack(len(data := hold.encode())), data]
+        parts += [CLOCK.pack(*self.clock), self.audit.encode()]
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -192,7 +210,7 @@ class _Cursor:
 def _read(data: bytes) -> Manifest:
     """Return the manifest in bytes of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, *counts = HEADER.unpack_from(data)
-    if any(reserved) or flags > SEALED + APPEND_ONLY:
+    if any(reserved) or flags > SEALED + APPEND_ONLY + READS:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     most = MOST_INDEXES, MOST_PACKS, MOST_OVER, MOST_OVER, MOST_LOST, MOST_INDEXES, MOST_HOLDS
     if generation > MAX_GENERATION or any(n > limit for n, limit in zip(counts, most, strict=True)):
@@ -204,6 +222,8 @@ def _read(data: bytes) -> Manifest:
     lost = [_lost(cursor.take(LOST.size)) for _ in range(counts[4])]
     lists = [LIST.unpack(cursor.take(LIST.size)) for _ in range(counts[5])]
     holds = [Hold.decode(cursor.take(*HOLD.unpack(cursor.take(HOLD.size)))) for _ in range(counts[6])]
+    clock = ArchiveClock(*CLOCK.unpack(cursor.take(CLOCK.size)))
+    audit, cursor.at = decode_tail(cursor.data, cursor.at)
     names = [indexes, *([row[0] for row in table] for table in (rows, condemned, gone, lost, lists))]
     names.append([hold.id for hold in holds])
     if cursor.at != len(data) - SIZE or any(found != sorted(set(found)) for found in names):
@@ -214,13 +234,14 @@ def _read(data: bytes) -> Manifest:
         raise CorruptError("the manifest has a list of an index that it does not name: damaged")
     named, over = {name for name, _ in rows}, {name for name, _ in (*gone, *lost)}
     times = [since for _, since in (*condemned, *gone)] + [t for _, row in lost for t in (row.time, row.acknowledged)]
-    if not over.isdisjoint(named.union(name for name, _ in condemned)) or max(times, default=0) >= MAX_TIME:
+    if not over.isdisjoint(named.union(name for name, _ in condemned)) or max(*times, *clock) >= MAX_TIME:
         raise CorruptError("the manifest names a pack that is gone or lost, or has a time that cannot be: damaged")
     settings = Settings(archive, bool(flags & SEALED), bool(flags & APPEND_ONLY))
     tables = dict(rows), dict(condemned), dict(gone), dict(lost)
     of_indexes = {name.hex(): index.hex() for name, index in lists}
     held = {hold.id: hold for hold in holds}
-    return Manifest(settings, generation, random, frozenset(indexes), *tables, of_indexes, held)
+    known = frozenset(indexes), *tables, of_indexes, held, audit, clock, bool(flags & READS)
+    return Manifest(settings, generation, random, *known)
 
 
 def _lost(data: bytes) -> tuple[bytes, LostPack]:

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-PACKS, INDEXES, LISTS, PARITY, LOST, HOLDS = "packs", "index", "list", "parity", "lost", "hold"
+PACKS, INDEXES, LISTS, PARITY, LOST, HOLDS, AUDIT = "packs", "index", "list", "parity", "lost", "hold", "audit"
 MANIFEST, KEYS, DAMAGED, TEMPORARY = "manifest", "keys", "damaged", "tmp"
-FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, HOLDS, KEYS, MANIFEST, DAMAGED, TEMPORARY)
+FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, HOLDS, AUDIT, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
@@ -120,8 +120,17 @@ def hold(identity: bytes) -> str:
 
 
 def holds_among(names: Iterable[str]) -> set[bytes]:
-    """Return the ids of the holds among the names in ``hold/``."""
+    """Return the ids of the holds among the names in ``hold/``, or of the files among those in ``audit/``."""
     return {bytes.fromhex(name) for name in names if _DIGEST.fullmatch(name)}
+
+
+def audit(name: bytes) -> str:
+    """Return the name of a file of the audit. ``name``: its digest.
+
+    >>> audit(bytes(16))
+    'audit/00000000000000000000000000000000'
+    """
+    return f"{AUDIT}/{name.hex()}"
 
 
 class KeyFileName(NamedTuple):

@@ -40,6 +40,7 @@ from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import Verb
 from pltz.archive.format.block import Block
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
@@ -112,6 +113,7 @@ class Collector:
         grace: int = 0,
         forgotten: bool = True,
         dry_run: bool = False,
+        believed: int | None = None,
     ) -> Collected:
         """Finish what earlier runs condemned, then condemn packs.
 
@@ -122,6 +124,7 @@ class Collector:
                 With 0 what is forgotten is not live, whatever clock its mark is of.
             forgotten: else what is forgotten stays, however long ago that was.
             dry_run: only report the work to do.
+            believed: time by which the grace counts, in seconds since 1970; None: this clock.
 
         Raises:
             ArchiveError: something is damaged, missing or unreadable.
@@ -129,7 +132,7 @@ class Collector:
             StoreError: the store failed.
         """
         with LiveSet() as self._census:
-            done = self._run(dead_share, small, grace, forgotten, dry_run)
+            done = self._run(dead_share, small, grace, forgotten, dry_run, believed)
         if not dry_run:
             if done.copied or done.deleted:
                 self.indexes.try_to_write()  # the collection stands; an index can be written later
@@ -137,7 +140,9 @@ class Collector:
         kept = (name for name in self.catalog.store.kept if object_names.folder_of(name) == object_names.PACKS)
         return replace(done, kept=tuple(kept))
 
-    def _run(self, dead_share: float, small: int, grace: int, forgotten: bool, dry_run: bool) -> Collected:
+    def _run(
+        self, dead_share: float, small: int, grace: int, forgotten: bool, dry_run: bool, believed: int | None
+    ) -> Collected:
         """Do the work of `run`, but for the index."""
         listing, now = self.catalog.listing, self.catalog.store.now()
         self.catalog.refresh()
@@ -146,8 +151,9 @@ class Collector:
         if check and (faults := check.faults()):
             raise ArchiveError(f"{faults[min(faults)]}; {STOPS}")
         # what an earlier run condemned is finished first
-        self._before = 0 if not forgotten else now - grace if grace else MAX_VALUE
-        due = frozenset(pack for pack, since in listing.present.condemned.items() if since <= now - grace)
+        past = (now if believed is None or not grace else believed) - grace
+        self._before = 0 if not forgotten else past if grace else MAX_VALUE
+        due = frozenset(pack for pack, since in listing.present.condemned.items() if since <= past)
         copied = deleted = freed = 0
         if due:
             copied, deleted, freed = self._finish(due, dry_run)
@@ -277,7 +283,8 @@ class Collector:
             condemned &= listing.condemned  # another collector may have been faster
             self._prove(condemned)
             try:
-                listing.publish(partial(self._taking_out, condemned, listing.packs.keys() - condemned))
+                taking_out = partial(self._taking_out, condemned, listing.packs.keys() - condemned)
+                listing.publish(taking_out, record=self.catalog.record(Verb.COLLECT, len(condemned)))
                 break
             except Outdated:
                 if turn + 1 == ATTEMPTS:

@@ -41,12 +41,13 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
-from pltz.archive.encryption.box import KEY, unit_of
+from pltz.archive.encryption.box import KEY, UNIT, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import AHEAD, Damage, Pack
@@ -178,7 +179,9 @@ class Eraser:
         none = frozenset[int]()
         gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=none, buried=none)
         self._last_word(tenant)
-        return self._receipt(erasure, known, finished, uses, [self._destroy(gone.following(), None, None, records)])
+        record = self._record(Verb.ERASED, TENANT, tenant, None, versions)
+        done = self._destroy(gone.following(), None, None, record, records)
+        return self._receipt(erasure, known, finished, uses, [done])
 
     def _whole(self, tenant: str, records: DomainRecords) -> tuple[int, list[BaseUse]]:
         """Return the number of versions of a tenant, and the bases on which they stand.
@@ -243,7 +246,7 @@ class Eraser:
             self._last_word(name)
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
-        self.catalog.listing.publish(anew=True)
+        self.catalog.listing.publish(record=self._record(Verb.ERASED, kind, name))
         done = _Done(self.keys.shred(keys), *self._prove(domain, generation, None))
         return self._receipt(erasure, keys, finished, done=[done])
 
@@ -290,7 +293,8 @@ class Eraser:
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
         done, moved = self._without(begun, records, units, own)
         self._last_word(tenant, name)
-        destroyed = self._destroy(done, begun.since, units, records)
+        record = self._record(Verb.ERASED, TENANT, tenant, name, erasure.versions)
+        destroyed = self._destroy(done, begun.since, units, record, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
 
     def _want_free(self, tenant: str, name: str | None = None) -> None:
@@ -310,8 +314,19 @@ class Eraser:
         holds.want_free(tenant, name, tags)
 
     def _last_word(self, tenant: str, name: str | None = None) -> None:
-        """Swap a manifest without a hold on what goes: one that is placed later comes after. Raises OnHold."""
-        self.catalog.listing.publish(anew=True, fence=lambda: self._want_free(tenant, name))
+        """Swap a manifest without a hold on what goes: one that is placed later comes after. Raises OnHold.
+
+        The audit has it then, before a key goes.
+        """
+        record = self._record(Verb.ERASE, TENANT, tenant, name)
+        self.catalog.listing.publish(fence=lambda: self._want_free(tenant, name), record=record)
+
+    def _record(self, verb: Verb, kind: int, of: str, name: str | None = None, count: int = 0) -> AuditRecord:
+        """Return the record of an erase, which names the session, tenant or base by its key alone."""
+        domain = self.keys.domain(kind, of)
+        sessions = [] if name is None else [self.keys.session_key(domain, name)]
+        about = {"base" if kind == BASE else "tenant": domain[:UNIT].hex()}
+        return self.catalog.record(verb, count, sessions, flags=0, **about)
 
     def _without(
         self, begun: DomainKeys, records: DomainRecords, units: set[int], session: int
@@ -365,13 +380,22 @@ class Eraser:
 
     def _empty(self, begun: DomainKeys) -> _Done:
         """Destroy all keys of a base but those under its newest root, and prove it."""
-        return self._destroy(begun.finish(), begun.since, None)
+        record = self._record(Verb.ERASED, BASE, begun.name)
+        return self._destroy(begun.finish(), begun.since, None, record)
 
     def _destroy(
-        self, keys: DomainKeys, before: int | None, units: set[int] | None, seen: DomainRecords | None = None
+        self,
+        keys: DomainKeys,
+        before: int | None,
+        units: set[int] | None,
+        record: AuditRecord,
+        seen: DomainRecords | None = None,
     ) -> _Done:
-        """Publish keys without the erased ones, destroy the older generations, and prove it. Arguments as `_prove`."""
-        self._publish(keys)
+        """Publish keys without the erased ones, destroy the older generations, and prove it.
+
+        ``record``: of it, for the audit. The others as in `_prove`.
+        """
+        self._publish(keys, record)
         files = self.keys.shred(keys)
         return _Done(files, *self._prove(keys.domain, before, units, seen))
 
@@ -469,11 +493,11 @@ class Eraser:
             raise NotFound(f"no {'base' if kind == BASE else 'tenant'} {name!r} in this archive")
         return known
 
-    def _publish(self, keys: DomainKeys) -> None:
+    def _publish(self, keys: DomainKeys, record: AuditRecord | None = None) -> None:
         """Put keys, and replace the manifest on which puts that know older ones build. Raises Fenced."""
         if not self.keys.publish(keys):
             raise Fenced(AT_ONCE)
-        self.catalog.listing.publish(anew=True)
+        self.catalog.listing.publish(anew=True, record=record)
 
     def _towers(self, records: DomainRecords, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""

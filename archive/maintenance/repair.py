@@ -31,6 +31,7 @@ from functools import partial
 from io import BytesIO
 from typing import TypeVar
 
+from pltz.archive.author import Author
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.index_keeper import IndexKeeper
@@ -43,6 +44,7 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import BREAK, MAX_SIZE as MAX_AUDIT, AuditFile, AuditTail, Verb
 from pltz.archive.format.byte_source import ByteSource, File, Held
 from pltz.archive.format.hold import MAX_SIZE as MAX_HOLD, Hold
 from pltz.archive.format.ids import NO_SEGMENT
@@ -152,12 +154,18 @@ class Repairer:
         store: store of the archive.
         keys: makes the names of lost sessions readable, as ``open_keys`` of the settings does. Optional.
         dry_run: only report the work to do.
+        author: who repairs and why, for the audit; None: the system's user.
     """
 
     def __init__(
-        self, store: Store, keys: Callable[[Settings], Encryption] | None = None, *, dry_run: bool = False
+        self,
+        store: Store,
+        keys: Callable[[Settings], Encryption] | None = None,
+        *,
+        dry_run: bool = False,
+        author: Author | None = None,
     ):
-        self.store, self.dry_run = store, dry_run
+        self.store, self.dry_run, self._author = store, dry_run, author or Author.of(None, None)
         self.report = Repaired()
         self._places: dict[bytes, str] | None = None  # of packs in other places than their own, by pack
         self._keys = keys
@@ -179,9 +187,10 @@ class Repairer:
         self._key_files()
         self._indexes()
         keys = self._keys(settings) if self._keys else (LockedArchive() if settings.sealed else None)
-        if not self._manifest(settings):
-            return self.report  # a dry run, and what else there is to do is not known before there is a manifest
         catalog = Catalog(self.store, keys)
+        catalog.author = self._author
+        if not self._manifest(settings, catalog):
+            return self.report  # a dry run, and what else there is to do is not known before there is a manifest
         catalog.refresh()
         packs = sorted(self._pack_names(catalog))
         self.report.checked += len(packs)
@@ -194,7 +203,7 @@ class Repairer:
         self._towers(keys)
         return self.report
 
-    def _manifest(self, settings: Settings) -> bool:
+    def _manifest(self, settings: Settings, catalog: Catalog) -> bool:
         """Put a manifest that names every sound pack, and return whether there is one.
 
         Packs of which it is not known what they had, because they are damaged or gone too, are lost until they are
@@ -236,21 +245,34 @@ class Repairer:
             return own is not None and own is not register.older
         made = self._index_of(rows) if len(rows) > MOST_ROWS else {}
         lost = {pack: LostPack(self.store.now(), None) for pack in self._doubted}
+        whole = own is not None and own is not register.older
+        record = catalog.record(Verb.REPAIR, len(standing), flags=0 if whole else BREAK)
+        audit = before.audit if whole else self._audit(settings.archive, before)
 
         def naming(base: Manifest | None) -> Manifest:
             base = base if base and base.settings.archive == settings.archive else before
             fresh = base.naming({} if made else rows).giving_up(lost)
             names = (fresh.indexes - unusable.keys()) | made.keys()
-            return replace(
+            made_again = replace(
                 fresh.indexed(names),
                 lost={pack: row for pack, row in fresh.lost.items() if pack not in standing},
                 # a pack that is named again may rely on one that was condemned while it was not
                 condemned={} if standing else fresh.condemned,
                 holds={**fresh.holds, **holds},
             )
+            return (made_again if whole else replace(made_again, audit=audit)).recording(record)
 
         register.swap(naming, repaired=True)
         return True
+
+    def _audit(self, archive: bytes, before: Manifest) -> AuditTail:
+        """Return the newest records that are left, of the manifest before one that is lost or of the files."""
+        tails = [before.audit]
+        for name in object_names.holds_among(self.store.list(object_names.AUDIT)):
+            with suppress(FormatError):
+                file = AuditFile.decode(self._maybe(object_names.audit(name), MAX_AUDIT) or b"")
+                tails += [file.tail.after(name)] if file.archive == archive else []
+        return max(tails, key=lambda tail: tail.end)
 
     def _holds(self, archive: bytes, own: Manifest | None) -> dict[bytes, Hold]:
         """Return the holds that have an object and that the manifest lacks, and put the objects that are missing."""

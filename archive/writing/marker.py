@@ -19,6 +19,7 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, as_sessions, forgettable
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.format import object_names
+from pltz.archive.format.audit import Verb
 from pltz.archive.format.ids import NO_SEGMENT, TENANT
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.manifest import Manifest
@@ -147,7 +148,10 @@ class Marker:
         relied = set[bytes]()
         if verb != FORGET:
             relied = {at.pack for v in versions for at in self._places(v)} - self._catalog.listing.condemned
-        self._writer.publisher.put(rows, relied=relied, fence=fence)
+        keys = self._catalog.keys
+        sessions = [keys.session_key(keys.domain(TENANT, v.tenant), v.name) for v in versions]
+        done = self._catalog.record(Verb.FORGET if verb == FORGET else Verb.UNDELETE, len(versions), sessions)
+        self._writer.publisher.put(rows, relied=relied, fence=fence, record=done)
 
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
         """Yield the records that a version is read with and that lie only in condemned packs, parents first."""

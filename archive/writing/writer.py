@@ -26,6 +26,7 @@ from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Outdated, StoreError
 from pltz.archive.format import ids, object_names
+from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
@@ -81,11 +82,12 @@ class Publisher:
         *,
         relied: AbstractSet[bytes] = frozenset(),
         fence: Callable[[], None] = lambda: None,
+        record: AuditRecord | None = None,
     ) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
 
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
-        ``relied``, ``fence``: as of `Listing.publish`.
+        ``relied``, ``fence``, ``record``: as of `Listing.publish`. Where there is nothing to put, nothing is recorded.
 
         Raises ArchiveError, ContentError, FullError, Outdated, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written, and none of the packs takes effect.
@@ -94,8 +96,9 @@ class Publisher:
         with ExitStack() as ahead:
             try:
                 proved: list[tuple[Location, PendingSegment]] = []
-                parities = list(self._packs(list(rows), new or {}, proved, ahead))
-                listing.publish(relied=relied, fence=fence)
+                record = record if (rows := list(rows)) else None
+                parities = list(self._packs(rows, new or {}, proved, ahead, record))
+                listing.publish(relied=relied, fence=fence, record=record)
             except BaseException as exc:
                 listing.drop_pending(delete=isinstance(exc, Outdated))
                 raise
@@ -109,6 +112,7 @@ class Publisher:
         new: Mapping[bytes, PendingSegment],
         proved: list[tuple[Location, PendingSegment]],
         ahead: ExitStack,
+        record: AuditRecord | None,
     ) -> Iterator[tuple[bytes, bytes]]:
         """Put packs, and yield the name and the parity of each, which follows the manifest.
 
@@ -133,7 +137,7 @@ class Publisher:
             name, parity = _pack_name(data), Parity.of(_pack_name(data), data).encode()
             listing.add_pack(name, len(data), _entries(part, places), part)
             files = [data, parity]
-            if not rows and (manifest := listing.draft()):
+            if not rows and (manifest := listing.draft(record)):
                 files.append(manifest)
             path = object_names.pack(name)
             ahead.enter_context(self.catalog.store.ahead(files))
@@ -210,6 +214,8 @@ class ArchiveWriter:
             self.catalog.store.want_room()
         if refresh:
             self.catalog.look(0)
+        if not dry_run:
+            self.catalog.want_clock()
         work = partial(self._put, sessions, dry_run)
         with _no_sweeps():
             try:
@@ -246,7 +252,9 @@ class ArchiveWriter:
                 self.catalog.keys.check(contexts.domains)
             self.want_decided(decided, lambda: not any(map(self._is_forgotten, kept)))
 
-        self.publisher.put(self._sealed(rows), fresh, relied=standing, fence=fence)
+        put = [d.key for d in drafts if not (d.kept or d.session.begins)]
+        record = self.catalog.record(Verb.PUT, len(put), put) if put else None
+        self.publisher.put(self._sealed(rows), fresh, relied=standing, fence=fence, record=record)
         for d in drafts:
             if not d.codec.carries:
                 self.recent.add([(s.id, s.tokens) for s in d.tower])

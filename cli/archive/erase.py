@@ -1,14 +1,18 @@
 """``pltz archive erase``: destroy the keys of a session, a tenant or a base, and prove that no record opens."""
 
 import json
+import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
+from pltz.cli.archive.certificate import certificate as certified
 from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import ChangeCommand
@@ -45,6 +49,9 @@ WHOSE = "; what was put without a tenant is of --tenant default"
 @click.option(
     "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
 )
+@click.option(
+    "--certificate", type=nonempty, metavar="FILE", help="Write a document of it: what, when, who, why, and the proof."
+)
 @shared.HOT
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
@@ -55,6 +62,7 @@ def erase(
     matching: str | None,
     everything: bool,
     base: str | None,
+    certificate: str | None,
     hot: tuple[str, ...],
     dry_run: bool,
     yes: bool,
@@ -75,7 +83,7 @@ def erase(
         if tenant is None or name is not None or everything or base is not None:
             raise UsageError(f"expected --matching REGEX with --tenant TENANT alone{WHOSE}")
         shared.clear_hot(hot, ())  # they can be reached
-        _erase_matching(matching, tenant, dry_run, yes, as_json)
+        _erase_matching(matching, tenant, certificate, dry_run, yes, as_json)
         return None if dry_run else shared.clear_hot(hot, [tenant])
     if base is not None and (tenant is not None or name is not None or everything):
         raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
@@ -83,6 +91,7 @@ def erase(
         raise UsageError(f"expected --tenant TENANT with either --name NAME or --all, or --base NAME{WHOSE}")
     shared.clear_hot(hot, ())  # they can be reached
     cold = open_archive()
+    _want_room_for(certificate)
 
     def run(dry_run: bool) -> "Erasure":
         return cold.erase(name, tenant=tenant, everything=everything, base=base, dry_run=dry_run)
@@ -90,12 +99,31 @@ def erase(
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
+    _certify([certified(done, cold)] if certificate and not dry_run else [], certificate)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
     if not dry_run:
         shared.clear_hot(hot, None if tenant is None else [tenant])
 
 
-def _erase_matching(pattern: str, tenant: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _want_room_for(certificate: str | None) -> None:
+    """Raise UsageError where a certificate cannot be written as a new file."""
+    if certificate is not None and (Path(certificate).exists() or not Path(certificate).absolute().parent.is_dir()):
+        raise UsageError(f"{certificate} is there already, or its folder is not: name a new file for the certificate")
+
+
+def _certify(texts: Sequence[str], certificate: str | None) -> None:
+    """Write certificates into one new file, durably."""
+    if certificate is None or not texts:
+        return
+    with open(certificate, "x", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("\n\n".join(texts))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _erase_matching(
+    pattern: str, tenant: str, certificate: str | None, dry_run: bool, yes: bool, as_json: bool
+) -> None:
     """Erase the sessions with a match in any version or part, whole, after each was found and can be erased.
 
     Raises NotFound where none has one, ArchiveError where some cannot be read, which may have one.
@@ -104,6 +132,8 @@ def _erase_matching(pattern: str, tenant: str, dry_run: bool, yes: bool, as_json
     from pltz.archive.holders import every_part, holders, matching
 
     cold, look = open_archive(), matching(pattern)
+    _want_room_for(certificate)
+    texts = list[str]()
     parts = every_part(cold.directory.ls(tenant, history=True, forgotten=True))
     with Progress("search", unit="parts of versions", total=len(parts), shown=wanted(None)) as bar:
         names = sorted({holder.name for holder in holders(cold.sessions, parts, look, lambda: bar.add(1))})
@@ -116,7 +146,11 @@ def _erase_matching(pattern: str, tenant: str, dry_run: bool, yes: bool, as_json
             click.echo(printable(f"{found.name}: {counted(found.versions, 'version')}"), err=True)
         if not yes:
             click.confirm(f"Erase {counted(len(names), 'session')}? This cannot be undone", abort=True, err=True)
-        done = [cold.erase(name, tenant=tenant) for name in names]
+        done = []
+        for name in names:
+            done.append(cold.erase(name, tenant=tenant))
+            texts.append(certified(done[-1], cold))
+        _certify(texts, certificate)
     for one in done:
         write_text(json.dumps(asdict(one)) if as_json else printable(f"{one.name}:") + "\n" + as_text(one, dry_run))
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
 )
 @click.option("--keep-within", metavar="DURATION", help="Keep what was said within this: 30d, 12h, 2w, 1y.")
+@click.option("--keep-at-least", metavar="DURATION", help="Keep what is younger, whatever the other rules say.")
+@click.option("--keep-at-most", metavar="DURATION", help="Keep nothing older, not even the last version.")
 @shared.HOT
 @shared.DRY_RUN
 @shared.JSON_LINES
@@ -45,17 +47,19 @@ def forget(
     tags: tuple[str, ...],
     keep_last: int | None,
     keep_within: str | None,
+    keep_at_least: str | None,
+    keep_at_most: str | None,
     hot: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Forget sessions: NAME... with all versions, or the versions that a policy does not keep.
 
-    A version stays if any rule keeps it, and every session keeps its last version. Without --tenant, NAME means a
-    session of the tenant "default". A policy without NAME applies to all sessions, or to those of --tenant. Forgotten
-    versions can be brought back with undelete until collect has freed them.
+    A version stays if any rule keeps it, and every session keeps its last version, but for --keep-at-most. Without
+    --tenant, NAME means a session of the tenant "default". A policy without NAME applies to all sessions, or to those
+    of --tenant. Forgotten versions can be brought back with undelete until collect has freed them.
     """
-    policy = policy_of(keep_last, keep_within, tags)
+    policy = policy_of(keep_last, (keep_within, keep_at_least, keep_at_most), tags)
     if policy is None and not names:
         raise UsageError("name sessions to forget, or a policy: --keep-last N, --keep-within DURATION")
     if policy is not None and number is not None:
@@ -74,14 +78,17 @@ def forget(
         cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 
 
-def policy_of(keep_last: int | None, keep_within: str | None, tags: Iterable[str]) -> "Policy | None":
-    """Return the policy that the options name, if any. Raises UsageError for options that do not fit together."""
+def policy_of(keep_last: int | None, ages: Sequence[str | None], tags: Iterable[str]) -> "Policy | None":
+    """Return the policy that the options name, if any. Raises UsageError for options that do not fit together.
+
+    ``ages``: within which all is kept, that is kept at least, and at most.
+    """
     from pltz.archive.retention import Policy, seconds
 
-    if keep_last is None and keep_within is None:
+    if keep_last is None and not any(ages):
         return None
-    within = None if keep_within is None else seconds(keep_within)
-    return Policy(keep_last, within, tags_of(tags))
+    within, least, most = (None if age is None else seconds(age) for age in ages)
+    return Policy(keep_last, within, tags_of(tags), keep_at_least=least, keep_at_most=most)
 
 
 @click.command(

@@ -9,7 +9,7 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.ui import options
-from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_given, key_words
+from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, author_words, key_given, key_words
 from pltz.cli.ui.output import write_text
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def repair(
     if acknowledge:
         _acknowledge(dry_run, as_json)
         return
+    from pltz.archive.author import Author
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.maintenance.repair import Repairer
     from pltz.archive.opener import open_keys
@@ -62,12 +63,14 @@ def repair(
 
     words, place = key_words(), archive_place()
     store, key = open_store(place), Secret.chosen(**words)
+    given = author_words()
+    author = Author.of(given.get("actor"), given.get("reason"))
 
 
     def keys(settings: "Settings") -> "Encryption":
         return open_keys(store, settings, key if settings.sealed or key_given() else None)
 
-    done = Repairer(store, keys if key else None, dry_run=dry_run).run()
+    done = Repairer(store, keys if key else None, dry_run=dry_run, author=author).run()
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))
     if not done.whole:
         ctx.exit(3)

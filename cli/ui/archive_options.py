@@ -46,7 +46,8 @@ OPTIONS: list[click.Parameter] = [
     _option("--passphrase-env", type=nonempty, metavar="VAR", help="Environment variable that holds the passphrase."),
     _option("--passphrase", is_flag=True, help="Ask for the passphrase."),
     _option("--actor", type=nonempty, metavar="WHO", help=f"Who changes it; else user and host.  [env: {ACTOR}]"),
-    _option("--reason", type=nonempty, metavar="WHY", help="Why, for holds."),
+    _option("--reason", type=nonempty, metavar="WHY", help="Why, for holds and the audit."),
+    _option("--force-time", is_flag=True, help="This clock is right, whatever the archive's last changes say."),
 ]
 KEYS = "key_file", "key_command", "passphrase_env", "passphrase"
 
@@ -82,13 +83,13 @@ class ArchiveCommand(OnArchive, Command):
 class ChangeCommand(ArchiveCommand):
     """A command for which somebody may have to answer."""
 
-    shown = (*ArchiveCommand.shown, "actor", "reason")
+    shown = (*ArchiveCommand.shown, "actor", "reason", "force_time")
 
 
 class ArchiveGroup(OnArchive, LazyGroup):
     """The group of commands on an archive."""
 
-    shown = ("place", *KEYS, "actor", "reason")
+    shown = ("place", *KEYS, "actor", "reason", "force_time")
 
 
 class KeyWords(TypedDict, total=False):
@@ -165,12 +166,14 @@ class AuthorWords(TypedDict, total=False):
 
     actor: str
     reason: str
+    force_time: bool
 
 
 def author_words() -> AuthorWords:
     """Return who changes the archive and why, as arguments of `pltz.Archive.open`, as far as it is told."""
     given = {"actor": os.environ.get(ACTOR), **_given()}
-    return cast(AuthorWords, {name: value for name in ("actor", "reason") if (value := given.get(name))})
+    names = "actor", "reason", "force_time"
+    return cast(AuthorWords, {name: value for name in names if (value := given.get(name))})
 
 
 def archive_words() -> list[str]:
@@ -178,7 +181,8 @@ def archive_words() -> list[str]:
     if "passphrase" in _given():
         raise UsageError("--passphrase asks at this terminal alone: name a key file for other processes")
     named = {"archive": archive_place(), **key_words(), **author_words()}
-    return [word for name, value in named.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    words = [("--" + name.replace("_", "-"), value) for name, value in named.items()]
+    return [word for name, value in words for word in ([name] if value is True else [name, str(value)])]
 
 
 def archive_secret(place: str) -> "Secret | None":

@@ -47,6 +47,7 @@ EXIT_CODES = (
     ("8", "no such session or version"),
     ("9", "sound, but copies are missing: repair"),
     ("10", "sound, but an erase was cut off: repair"),
+    ("11", "nightly: nothing new came, or the disk fills"),
 )
 
 

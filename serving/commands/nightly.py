@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive import counted, size
+from pltz.archive import counted, duration, moment, size
 from pltz.cli import DRY_RUN, Command, Progress, left_out, options, pairs, printable, wanted, write_text
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
+    from pltz.serving.nightly.config import Config
     from pltz.serving.nightly.run_stats import RunStats
 
 SHOWN = 20  # refused sessions printed
@@ -26,12 +27,14 @@ SHOWN = 20  # refused sessions printed
 )
 @click.option("--config", "path", metavar="FILE", help="The configuration, a TOML file.")
 @click.option("--example", is_flag=True, help="Print a configuration with comments.")
+@click.option("--ping", "url", metavar="URL", help="Told of begin (URL/start), end (URL) and failure (URL/fail).")
 @DRY_RUN
 @options.PROGRESS
 @options.JSON
 def nightly(
     path: str | None,
     example: bool,
+    url: str | None,
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
@@ -42,10 +45,11 @@ def nightly(
     collects, verifies a sample, and writes a report into the state folder. A run that was killed is
     simply run again. A second run at the same time does nothing and exits with 7.
 
-    The job exits with 5 where sessions were refused; all others are stored. It exits with 3 where the sample was
-    damaged, and with 7 where a step could not be done now.
+    The job exits with 5 where sessions were refused; all others are stored. It exits with 11 for an alarm of [watch],
+    with 3 where the sample was damaged, and with 7 where a step could not be done now.
     """
     from pltz.serving.nightly import config, job
+    from pltz.serving.nightly.watch import ping
 
     if example:
         write_text(config.EXAMPLE)
@@ -53,6 +57,30 @@ def nightly(
     if path is None:
         raise UsageError("expected --config FILE; --example prints one to begin with")
     loaded = config.load(path)
+    if url is None:
+        report = _run(loaded, dry_run, progress)
+    else:
+        _told(ping(url, "start"))
+        state = "fail"
+        try:
+            report = _run(loaded, dry_run, progress)
+            state = "" if report["exit_code"] in (0, job.REFUSED) else state
+        finally:
+            _told(ping(url, state))
+    write_text(json.dumps(report) if as_json else as_text(report))
+    click.get_current_context().exit(report["exit_code"])
+
+
+def _told(problem: str) -> None:
+    """Print what went wrong with a ping, if anything did: it fails no job."""
+    if problem:
+        click.echo(f"warning: {printable(problem)}", err=True)
+
+
+def _run(loaded: "Config", dry_run: bool, progress: bool | None) -> dict[str, Any]:
+    """Do one run and return its report."""
+    from pltz.serving.nightly import job
+
     with Progress("freeze", unit="sessions", shown=wanted(progress)) as bar:
 
         def seen(tally: "RunStats") -> None:
@@ -61,9 +89,7 @@ def nightly(
         def begin(step: str) -> None:
             bar.begin(step, unit="sessions" if step == "freeze" else "steps")
 
-        report = job.run(loaded, dry_run=dry_run, seen=seen, begin=begin)
-    write_text(json.dumps(report) if as_json else as_text(report))
-    click.get_current_context().exit(report["exit_code"])
+        return job.run(loaded, dry_run=dry_run, seen=seen, begin=begin)
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -88,6 +114,15 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(
             (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
         )
+        for rule in done["rules"]:
+            found = f"{counted(rule.get('versions', 0), 'version')} of {counted(rule.get('sessions', 0), 'session')}"
+            lines.append((f"  by {rule['rule']}", found))
+        for why, what in (("held", "kept by holds"), ("floor", "kept by a floor")):
+            if count := done.get(why):
+                lines.append((f"  {what}", counted(count, "version")))
+        if done["behind"]:
+            behind = f"up to {duration(done['behind'])} ago, until another run agrees with the clock"
+            lines.append(("  ages count", behind))
     if done := report["shrink"]:
         saved = f"{size(done['expected'])} saved, about" if report["dry_run"] else f"{done['left']:,} left"
         lines.append((f"{would}shrunk", f"{done['shrunk']:,} of {counted(done['fresh'], 'record')}, {saved}"))
@@ -103,6 +138,10 @@ def as_text(report: dict[str, Any]) -> str:
                 f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
             )
         )
+    if before := report.get("before"):
+        ago = duration(max(0.0, report["started"] - before["started"]))
+        code = f"exit code {before['exit_code']}"
+        lines.append(("run before", f"{moment(int(before['started']))}, {ago} earlier, {code}"))
     if "report" in report:
         lines.append(("report", report["report"]))
     # Then the sessions that were refused and the steps that failed, a line each.
@@ -111,5 +150,6 @@ def as_text(report: dict[str, Any]) -> str:
     if total["refused"] > SHOWN:
         text.append(f"refused: {total['refused'] - SHOWN:,} more, see the folder quarantine")
     text += [f"told: {words}" for words in report["told"][:SHOWN]]
+    text += [f"alarm: {words}" for words in (report["watch"] or {}).get("alarms", ())]
     text += [f"not done: {words}" for words in report["failures"]]
     return "\n".join([text[0], *map(printable, text[1:])])

@@ -22,6 +22,7 @@ from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import Source
 from pltz.serving.nightly.state import check_place
+from pltz.serving.nightly.watch import NightWatch
 
 if TYPE_CHECKING:
     from pltz.archive import Secret
@@ -86,6 +87,8 @@ keep_within = "90d"
 # tenant = "acme"                 # default: all tenants
 # tags = { trial = "yes" }        # only versions with these tags may go
 # drop_last = true                # a session's last version may go too
+# keep_at_least = "180d"          # younger ones stay, whatever any of these tables says
+# keep_at_most = "2y"             # older ones go, a session's last version too
 
 [shrink]                          # what was put the fast way is coded again by the model, also without this table
 budget = "1h"                     # nothing more is begun after so long; "0s": nothing at all
@@ -95,6 +98,10 @@ grace = "7d"                      # what was forgotten can be undeleted for so l
 
 [verify]                          # a part of the packs is read and decoded every night
 runs = 30                         # in which all of them are, but not fewer than 8 packs a night
+
+[watch]                           # exit code 11, and a line in the report, where
+# new_session = "3d"              # nothing new came for so long
+# space = "14d"                   # at the growth of the last runs the disk does not last for so long
 
 [report]
 keep = 400                        # of the last reports
@@ -109,6 +116,8 @@ class Retention:
     keep_within: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     drop_last: bool = False
+    keep_at_least: str | None = None
+    keep_at_most: str | None = None
     tenant: Word | None = None
 
     def __post_init__(self) -> None:
@@ -118,8 +127,19 @@ class Retention:
     @property
     def policy(self) -> Policy:
         """Return the policy. Raises UsageError."""
-        within = None if self.keep_within is None else seconds(self.keep_within)
-        return Policy(self.keep_last, within, dict(self.tags), self.drop_last)
+        ages = (self.keep_within, self.keep_at_least, self.keep_at_most)
+        within, least, most = (None if age is None else seconds(age) for age in ages)
+        return Policy(self.keep_last, within, dict(self.tags), self.drop_last, least, most)
+
+    def covers(self, tenant: str) -> bool:
+        """Return whether it is of the versions of a tenant."""
+        return self.tenant in (None, tenant)
+
+    def __str__(self) -> str:
+        """Return it as words."""
+        rules = [f"{name} {value}" for name, value in vars(self).items() if value and name not in ("tenant", "tags")]
+        of = [] if self.tenant is None else [f"tenant {self.tenant}"]
+        return ", ".join([*of, *(f"{key}={value}" for key, value in self.tags.items()), *rules])
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,13 @@ class ReportFiles:
     keep: Annotated[int, Limits(1, 1 << 20)] = 400
 
 
-TABLES = {"shrink": ShrinkSettings, "collect": CollectSettings, "verify": VerifySample, "report": ReportFiles}
+TABLES = {
+    "shrink": ShrinkSettings,
+    "collect": CollectSettings,
+    "verify": VerifySample,
+    "watch": NightWatch,
+    "report": ReportFiles,
+}
 
 
 @dataclass(frozen=True)
@@ -181,6 +207,7 @@ class Config:
     shrink: ShrinkSettings = ShrinkSettings()
     collect: CollectSettings | None = None
     verify: VerifySample | None = None
+    watch: NightWatch = field(default_factory=NightWatch)
     report: ReportFiles = ReportFiles()
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ Exit codes, of which the last one that applies is returned:
 
     0    success
     5    sessions were refused, all others are in
+    11   an alarm: nothing new came, or the disk does not last
     3    what was verified is damaged
     7    something could not be done now: run it again
 """
@@ -21,10 +22,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pltz.archive import (
+    Catalog,
+    Policy,
     StoreError,
     Version,
     WorkPart,
@@ -43,8 +48,9 @@ from pltz.serving.nightly.receipt import ReceiptLedger
 from pltz.serving.nightly.report import FORMAT, VERSION, Reports
 from pltz.serving.nightly.run_stats import LISTED, RunStats
 from pltz.serving.nightly.sources.source import DrainedSource, SourceShard
+from pltz.serving.nightly.watch import OVER, watched, write_metrics
 
-REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
+REFUSED, ALARM, DAMAGED, FAILED = 5, 11, 3, 7  # exit codes
 LEAST_PACKS = 8  # packs in a part, about, at least
 FORGET = 4096  # versions per commit
 
@@ -78,11 +84,12 @@ def run(
         job.state.tidy()
         reports = Reports(job.state, config.report.keep)
         number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
-        report = job.run(number)
+        report = job.run(number, reports.earlier(OVER))
         try:
             reports.write(report)
-        except StoreError as exc:  # what was done is told all the same
-            del report["report"]
+            write_metrics(Path(job.state.root), report)
+        except (StoreError, OSError) as exc:  # what was done is told all the same
+            report.pop("report", None)
             report["failures"].append(f"report: {exc}")
             report["exit_code"] = FAILED
     return report
@@ -101,8 +108,11 @@ class _NightlyRun:
         self.state = self.freezer.state
         self._open()  # an archive that cannot be opened is reported before anything is done
 
-    def run(self, number: int) -> dict[str, Any]:
-        """Do all steps and return the report. A step that fails is named in it, and the others are done."""
+    def run(self, number: int, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Do all steps and return the report. A step that fails is named in it, and the others are done.
+
+        ``earlier``: reports of the last runs, the oldest first.
+        """
         start, clock = time.time(), time.monotonic()
         self.freezer.run = number
         tallies = self._timed("freeze", self._freeze)
@@ -118,6 +128,7 @@ class _NightlyRun:
         collected = self._timed("collect", lambda: self._collect(shrunk))
         verified = self._timed("verify", self._verify)
         words = self._timed("words", self._words)
+        watch = self._timed("watch", lambda: self._step("watch", lambda: self._watch(earlier)))
         self.failures = total.failures + self.failures
         stat = self._step("stat", self._stat) or {}
         sources = self.config.source
@@ -138,20 +149,24 @@ class _NightlyRun:
             "collect": collected,
             "verify": verified,
             "words": words,
+            "watch": watch,
+            "before": {key: earlier[-1][key] for key in ("run", "started", "exit_code")} if earlier else None,
             "steps": self.steps,
             "refused": [vars(refused) for refused in total.refusals],
             "told": total.told,
             "failures": self.failures[:LISTED],
             "damaged_receipts": sorted(self.state.damaged),
             "peak_memory_mb": peak_memory(),
-            "exit_code": self._exit_code(total, verified),
+            "exit_code": self._exit_code(total, verified, bool(watch and watch["alarms"])),
         }
 
-    def _exit_code(self, total: RunStats, verified: dict[str, Any] | None) -> int:
+    def _exit_code(self, total: RunStats, verified: dict[str, Any] | None, alarmed: bool) -> int:
         if self.failures:
             return FAILED
         if verified and not verified["sound"]:
             return DAMAGED
+        if alarmed:
+            return ALARM
         return REFUSED if total.refused else 0
 
     def _freeze(self) -> list[RunStats]:
@@ -188,34 +203,59 @@ class _NightlyRun:
 
     def _forget(self) -> dict[str, Any]:
         opened, forgotten = self._open(), 0
+        catalog, rules = opened.catalog, [(rule, rule.policy) for rule in self.config.retention]
+        now, clock = catalog.believed_time(note=not self.dry_run), opened.store.now()
+        spared = Counter[str]()
+        by_rule = [Counter[str]() for _ in rules]
+
+        def going(history: list[Version]) -> Iterator[Version]:
+            """Yield the versions of a session that a rule lets expire, and no floor and no hold keeps."""
+            of, known, met = history[0].tenant, list(as_sessions(history)), set[bytes]()
+            mine = [(n, policy) for n, (rule, policy) in enumerate(rules) if rule.covers(of)]
+            for number, policy in mine:
+                some = [v for v in expired(known, policy, now, catalog.lookup.chain) if v.id not in met]
+                met |= {v.id for v in some}
+                why = [self._spared(catalog, v, [policy for _, policy in mine], now) for v in some]
+                spared.update(filter(None, why))
+                taken = [v for v, kept in zip(some, why, strict=True) if not kept]
+                if taken:
+                    by_rule[number].update(versions=len(taken), sessions=1)
+                yield from taken
 
         def work() -> tuple[int, int]:
-            """Forget what each rule lets expire. Return the versions looked at, and the sessions left as they are."""
+            """Forget what rules let expire. Return the versions looked at, and the sessions left as they are."""
             nonlocal forgotten
-            looked = left = 0
-            for rule in self.config.retention:
-                batch: list[Version] = []
-                for history in opened.catalog.lookup.histories():
-                    if rule.tenant is not None and history[0].tenant != rule.tenant:
-                        continue
-                    looked += len(history)
-                    if not opened.directory.is_whole(history):
-                        left += 1
-                        continue
-                    batch += expired(as_sessions(history), rule.policy, opened.store.now(), opened.catalog.lookup.chain)
-                    if len(batch) >= FORGET:
-                        forgotten += self._forgotten(opened, batch)
-                        batch = []
-                forgotten += self._forgotten(opened, batch)
+            looked, left, batch = 0, 0, list[Version]()
+            for counts in (spared, *by_rule):
+                counts.clear()
+            for history in catalog.lookup.histories():
+                if not any(rule.covers(history[0].tenant) for rule, _ in rules):
+                    continue
+                looked += len(history)
+                if not opened.directory.is_whole(history):
+                    left += 1
+                    continue
+                batch += going(history)
+                if len(batch) >= FORGET:
+                    forgotten += self._forgotten(opened, batch)
+                    batch = []
+            forgotten += self._forgotten(opened, batch)
             return looked, left
 
-        looked, left = opened.catalog.decide(work)
+        looked, left = catalog.decide(work)
         if left:
             self.failures.append(
                 f"retention: left {counted(left, 'session')} as they are, of which damage may hide versions: "
                 "see pltz archive repair"
             )
-        return {"versions": looked, "forgotten": forgotten}
+        each = [{"rule": str(rule), **counts} for (rule, _), counts in zip(rules, by_rule, strict=True)]
+        return {"versions": looked, "forgotten": forgotten, "rules": each, **spared, "behind": clock - now}
+
+    def _spared(self, catalog: Catalog, version: Version, policies: list[Policy], now: int) -> str:
+        """Return what keeps a version that a rule lets expire: a hold, or the floor of another rule; else nothing."""
+        if catalog.holds.on_version(version):
+            return "held"
+        return "floor" if any(policy.is_floor_of(version, now) for policy in policies) else ""
 
     def _forgotten(self, opened: opener.OpenArchive, batch: list[Version]) -> int:
         return len(batch) if self.dry_run or not batch else opened.marker.forget(batch)
@@ -258,6 +298,9 @@ class _NightlyRun:
             "problems": [vars(problem) for problem in found.problems[:LISTED]],
             "lost": [f"{v.tenant} {v.name} version {v.version}" for v in found.lost[:LISTED]],
         }
+
+    def _watch(self, earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return watched(self._open(), earlier, self.config.watch)
 
     def _stat(self) -> dict[str, Any]:
         opened = self._open()

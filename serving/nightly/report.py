@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from typing import Any
 
 from pltz.serving.nightly.state import StateFolder
@@ -32,6 +33,14 @@ class Reports:
     def run(self) -> int:
         """Return the number of the last run that left a report, or 0 for none."""
         return max(map(_run, self.names()), default=0)
+
+    def earlier(self, count: int) -> list[dict[str, Any]]:
+        """Return the last reports that can be read, the oldest first. Raises StoreError."""
+        found = list[dict[str, Any]]()
+        for name in self.names()[-count:]:
+            with suppress(ValueError, FileNotFoundError):
+                found.append(json.loads(bytes(self.state.store.view(f"reports/{name}"))))
+        return found
 
     def write(self, report: dict[str, Any]) -> None:
         """Write a run's report, to which its path is added, and drop old ones. Raises StoreError."""

@@ -14,6 +14,7 @@ from pltz.plt_codec.errors import UsageError
 
 NOW = 1000
 PLACE = Location(bytes(16), 0)
+AGES = st.integers(0, NOW)
 
 
 @st.composite
@@ -164,3 +165,31 @@ def test_durations() -> None:
     for wrong in ("", "5", "d", "-1d", "1m", "1d ", "1.5h", "9" * 12 + "y", "1dx", "x1d", "1d\n", "\uff11d"):
         with pytest.raises(UsageError):
             seconds(wrong)
+
+
+@pytest.mark.parametrize("last", [None, 1])
+@pytest.mark.parametrize("within", [None, 0])
+@given(versions=histories(), one=AGES, other=AGES)
+def test_a_floor_stays_and_what_is_over_an_age_goes(
+    versions: list[Version], last: int | None, within: int | None, one: int, other: int
+) -> None:
+    """Whatever other rules say, of the versions with the tags alone; and what neither takes, the other rules do."""
+    least, most, tags = min(one, other), max(one, other), {"k": "1"}
+    policy = Policy(last, within, tags, keep_at_least=least, keep_at_most=most)
+    gone = ids(expired(versions, policy, NOW))
+    for v in (v for v in versions if not v.forgotten):
+        tagged, age = v.tags == tags, NOW - v.time
+        assert v.id not in gone or tagged
+        assert v.id not in gone or age > least
+        assert v.id in gone or not (tagged and age > most)
+    if last is None is within:
+        assert gone == {v.id for v in versions if not v.forgotten and v.tags == tags and NOW - v.time > most}
+    else:
+        rest = ids(expired(versions, Policy(last, within, tags), NOW))
+        assert {v.id for v in versions if v.id in rest and NOW - v.time > least} <= gone
+
+
+@pytest.mark.parametrize("ages", [(5, 4), (-1, None), (None, -1)])
+def test_ages_that_make_no_sense_are_refused(ages: tuple[int | None, int | None]) -> None:
+    with pytest.raises(UsageError):
+        Policy(1, keep_at_least=ages[0], keep_at_most=ages[1])

@@ -29,7 +29,7 @@ def state_of(files: Files) -> State:
     name = max((name for name in files if name.startswith("manifest/0")), default="manifest/current")
     fields = checked(files.get(name, b""), "pltz manifest", b"PLTm", MANIFEST_VERSION)
     flags, reserved, archive, _, _, *counts = fields.unpack("BH16sQ16s7I")
-    refuse(flags > 3 or reserved, "a manifest with flags of a newer version", Newer)
+    refuse(flags > 7 or reserved, "a manifest with flags of a newer version", Newer)
     packs = [pack for _ in range(counts[0]) for pack in packs_of(files, fields.take(16))]
     for _ in range(counts[1]):
         pack, _, *entries = fields.unpack("16s4I")
@@ -41,6 +41,7 @@ def state_of(files: Files) -> State:
     fields.take(32 * counts[5])  # lists: packs tell the same
     for _ in range(counts[6]):
         fields.take(fields.unpack("I")[0])  # holds: readers need none
+    fields.take(fields.unpack("16sQI16s16s16sI")[6])  # clock and audit: the same
     fields.end()
     named = [pack for pack in packs if pack not in gone and pack not in losses]
     return State(archive, flags & 1 == 1, named, [pack for pack, known in losses.items() if not known])

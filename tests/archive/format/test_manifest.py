@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from pltz.archive.format.audit import TAIL, AuditRecord, AuditTail
+from pltz.archive.format.clock import ArchiveClock
 from pltz.archive.format.hold import Hold
 from pltz.archive.format.index_file import KEY_BITS, Entries
-from pltz.archive.format.manifest import PERSON, VERSION, LostPack, Manifest, NamedPack
+from pltz.archive.format.manifest import CLOCK, PERSON, VERSION, LostPack, Manifest, NamedPack
 from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
@@ -79,7 +81,9 @@ def some() -> Manifest:
     packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16))
     lists = {"0a" * 16: "00" * 16, "0b" * 16: "00" * 16}
     holds = {hold.id: hold for hold in (Hold(n, bytes(16), n, b"note" * n) for n in range(3))}
-    return Manifest(settings, 7, b"r" * 16, names, packs, lists=lists, holds=holds)
+    audit = AuditTail().adding(AuditRecord(5, 1, 2, b"{}")).adding(AuditRecord(6, 2, 1, b"note"))
+    clock = ArchiveClock(5, 9)
+    return Manifest(settings, 7, b"r" * 16, names, packs, lists=lists, holds=holds, audit=audit, clock=clock)
 
 
 def sealed(body: bytes) -> bytes:
@@ -125,10 +129,10 @@ def test_a_list_of_an_index_that_is_not_named_is_refused() -> None:
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
     manifest = Manifest(Settings(bytes(16)), gone={b"a" * 16: 1, b"b" * 16: 2})
     body = manifest.encode()[:-SIZE]
-    end = len(body) - 48  # two packs that are gone
-    for rows in (body[end + 24 :] + body[end : end + 24], body[end : end + 24] * 2):
-        with pytest.raises(CorruptError):
-            Manifest.decode(sealed(body[:end] + rows))
+    end = len(body) - 48 - (rest := CLOCK.size + TAIL.size)  # two packs that are gone
+    for rows in (body[end + 24 : -rest] + body[end : end + 24], body[end : end + 24] * 2):
+        with pytest.raises(CorruptError, match="out of order"):
+            Manifest.decode(sealed(body[:end] + rows + body[-rest:]))
 
 
 @pytest.mark.parametrize("table", ["gone", "lost"])

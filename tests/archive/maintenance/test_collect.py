@@ -7,6 +7,7 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.collect import SMALL, _tiers
 from pltz.archive.storage.store import DirectoryStore
@@ -112,7 +113,7 @@ def test_records_come_in_the_order_of_their_commits(archive: TowerArchive) -> No
 
 def kinds(disk: SimDisk, *folders: str) -> int:
     """Return the bytes of the files in some folders; of all but parity and its second copies without a name."""
-    files = {p: len(d) for p, d in disk.seen.files().items() if not p.startswith(("tmp/", "reserve"))}
+    files = sizes(disk)
     if folders:
         return sum(size for p, size in files.items() if p.startswith(folders))
     return sum(size for p, size in files.items() if not p.startswith("parity/"))
@@ -120,7 +121,17 @@ def kinds(disk: SimDisk, *folders: str) -> int:
 
 def everything(disk: SimDisk) -> int:
     """Return the bytes of all files but the reserve and temporary ones."""
-    return sum(len(data) for path, data in disk.seen.files().items() if not path.startswith(("tmp/", "reserve")))
+    return sum(sizes(disk).values())
+
+
+def sizes(disk: SimDisk) -> dict[str, int]:
+    """Return the bytes of each file without the records of the audit, 19 of each put."""
+    found = dict[str, int]()
+    for path, data in disk.seen.files().items():
+        if not path.startswith(("tmp/", "reserve", "audit/")):
+            rows = Manifest.decode(data).audit.rows if path.startswith("manifest/") else b""
+            found[path] = len(data) - len(rows)
+    return found
 
 
 @pytest.mark.parametrize("nightly", [0, 12])
