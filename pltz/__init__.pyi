@@ -51,6 +51,7 @@ from pltz.kv.pool.batch_cache import BatchKVCache as BatchKVCache
 from pltz.kv.pool.block_pool import BlockPool as BlockPool
 from pltz.kv.pool.packed_session import PackedSession as PackedSession
 from pltz.kv.pool.page_attention import use_pages as use_pages
+from pltz.kv.store.snapshots import Snapshots as Snapshots
 from pltz.kv.store.store import KVStore as KVStore
 from pltz.kv.thaw.file import thaw as thaw
 from pltz.kv.thaw.thawed import Thawed as Thawed

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 import xxhash
 
 from pltz.benchmarks.kv.random_calibration import random_calibration
@@ -26,6 +28,7 @@ from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.store import kv_file
 from pltz.kv.store.kv_file import KVFile
 from pltz.kv.store.kv_folder import AGENT, KVFolder
+from pltz.kv.store.snapshots import Snapshots
 from pltz.kv.store.trie import names_of, root_of
 from pltz.models.bundle.bundle import write_bundle
 from pltz.models.bundle.folder import BundleFolder
@@ -103,6 +106,28 @@ def warm(make: Callable[[], KVCodec], chunk: int, folder: Path, tokenizer: bytes
         return packed(kv), own.tolist(), found.parent, found.tenant, found.start
 
     return SoundFile(files.path(names[-1], codec.name), read, sealed_kv, goes=True)
+
+
+def whole(folder: Path, tokenizer: bytes) -> SoundFile:
+    """Write the cache of a model with a window. What is damaged is a miss, and the file goes."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 1, "sliding_window": 4}
+    config = transformers.MistralConfig(vocab_size=9, num_key_value_heads=1, **shape)
+    model = SimpleNamespace(config=config, dtype=torch.float32)
+    target: Any = SimpleNamespace(fingerprint=bytes(16), model=model)
+    store, cache = Snapshots(target, 0, 1 << 26, folder=folder), transformers.DynamicCache(config=config)
+    for layer in range(2):
+        cache.update(torch.ones(1, 1, 6, 8), torch.ones(1, 1, 6, 8), layer)
+    store.keep("acme", range(6), cache, torch.arange(9.0))
+    [path] = folder.glob("*/*.safetensors")
+
+    def read() -> Any:
+        found = store.read("acme", range(6), torch.device("cpu"))
+        if found.cache is None:
+            raise CorruptError("a miss")
+        assert found.logits is not None
+        return [str(sorted(vars(layer).items())) for layer in found.cache.layers], packed(found.logits)
+
+    return SoundFile(path, read, sealed_kv, goes=True)
 
 
 def memory(kind: str, folder: Path, tokenizer: bytes) -> SoundFile:
@@ -202,6 +227,7 @@ FORMS: dict[str, Callable[[], KVCodec]] = {
 FORMATS: dict[str, Callable[[Path, bytes], SoundFile]] = {
     **{f"warm, {name}": partial(warm, make, 1 << 20) for name, make in FORMS.items()},
     **{f"warm of many chunks, {name}": partial(warm, make, 512) for name, make in FORMS.items()},
+    "warm, whole": whole,
     **{f"memory, {kind}": partial(memory, kind) for kind in ("raw", "q4")},
     "calibration": calibration, "receipt": receipt, "journal entry": journal_entry, "slot": slot,
     "pltz file": pltz_file,

@@ -25,6 +25,7 @@ from pltz.plt_codec import ContentError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive import Archive, Version, VersionName
+    from pltz.kv.store.snapshots import Snapshots
     from pltz.kv.store.store import KVStore
     from pltz.kv.thaw.thawed import Thawed
     from pltz.models import Target
@@ -188,26 +189,27 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     return sum(len(one.ids) for one in found)
 
 
-def hot_store(folder: str | None, budget: float, model: "Target") -> "KVStore | None":
+def hot_store(folder: str | None, budget: float, model: "Target") -> "KVStore | Snapshots | None":
     """Return a store that keeps KV in files only, as memory does not outlive the command. ``budget`` is in GB.
 
-    None without a folder, and for a target whose KV cannot be cut into blocks, which is said.
+    None without a folder. Of a target whose KV cannot be cut into blocks it keeps whole caches.
     """
     if folder is None:
         return None
+    from pltz.kv.store.snapshots import Snapshots
     from pltz.kv.store.store import KVStore
 
     room = int(budget * 1e9)
+    hot: KVStore | Snapshots
     try:
         hot = KVStore.open(model, disk_bytes=room, folder=folder, queue_bytes=room)
-    except ModelError as exc:
-        click.echo(f"nothing is kept in --hot DIR: {exc}", err=True)
-        return None
+    except ModelError:
+        hot = Snapshots(model, 0, room, folder=folder)
     hot.expire(MAX_AGE)
     return hot
 
 
-def close(hot: "KVStore") -> None:
+def close(hot: "KVStore | Snapshots") -> None:
     """Wait until new KV is in its files, and say how much of it is not."""
     hot.close()
     stats = hot.stats()

@@ -43,7 +43,7 @@ KEPT = 7 / 8  # of the budget, after an eviction: room for the next writes
 FORM = re.compile(r"[a-z0-9-]{1,64}")
 SPACE = re.compile(rf"[0-9a-f]{{{2 * SIZE}}}")  # name of a folder
 FILE = re.compile(r"([0-9a-f]{64})\.([a-z0-9-]{1,64})\.(safetensors|[0-9a-f]{8}\.part)")
-IDS, AGENT, CENTRE = "ids", "agent", "centre"  # forms of files that are no KV
+IDS, WHOLE, AGENT, CENTRE = "ids", "whole", "agent", "centre"  # forms of files that are no runs of blocks
 LASTING = (AGENT, CENTRE)  # that no eviction takes
 
 
@@ -166,7 +166,7 @@ class KVFolder:
     def _learn(self, path: Path) -> None:
         match = FILE.fullmatch(path.name)
         run = None
-        if match is not None and match[2] not in (IDS, *LASTING):
+        if match is not None and match[2] not in (IDS, WHOLE, *LASTING):
             try:
                 file = kv_file.peek(path)
                 ids = file.head["ids"].numpy().reshape(-1)
@@ -344,6 +344,12 @@ class KVFolder:
                     with suppress(PltzError, OSError):
                         yield kv_file.peek(file.path)
 
+    def names(self, form: str) -> set[bytes]:
+        """Return the names of the complete files of a form."""
+        with suppress(OSError):
+            return {file.name for file in self._files_in(self.folder) if file.whole and file.form == form}
+        return set()
+
     def claim(self, name: bytes) -> int | None:
         """Return a handle that keeps a file that must stay to this process until it is closed, None if another has it.
 
@@ -405,7 +411,7 @@ class KVFolder:
             known = set(self._runs)
 
         def may_have(file: _File) -> bool:
-            return file.form not in (IDS, *LASTING) and not (file.whole and file.path in known)
+            return file.form not in (IDS, WHOLE, *LASTING) and not (file.whole and file.path in known)
 
         self._remove_all(lambda file: file.path in paths or file.name in names or may_have(file))
 

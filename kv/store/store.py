@@ -105,7 +105,7 @@ class FoundKV:
     """KV of the first ``tokens`` of some ids, in pieces (layers, 2, heads, T, D) that follow each other.
 
     ``forms``: that lost something of it. ``tiers``: tokens by the tier that had them. ``logits``: of the last id, where
-    the KV is that of all ids.
+    the KV is that of all ids. ``cache``: in place of pieces, where it has none (`snapshots.py`).
     """
 
     tokens: int = 0
@@ -113,6 +113,7 @@ class FoundKV:
     forms: tuple[KVCodec, ...] = ()
     tiers: Counter[str] = field(default_factory=Counter)
     logits: torch.Tensor | None = None
+    cache: Any = None
 
 
 @dataclass(eq=False)

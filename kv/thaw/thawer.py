@@ -17,7 +17,7 @@
 * A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
   thawed over files (`FORMAT.md`). The ids of a version in the clear are kept, in memory and with the store's files, so
   it is not read again.
-* A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
+* A target whose layers keep windows, latents or states has no KV in blocks: whole caches are kept (`Snapshots`).
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
   catalogue and records), ``wait`` (for a batch under way), ``decode``, ``lookup`` (the store, including
   the copy to the device), ``prefill``, ``insert``, ``total``.
@@ -45,6 +45,7 @@ from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
 from pltz.kv.store.kv_file import KVFile
 from pltz.kv.store.kv_folder import IDS
+from pltz.kv.store.snapshots import Snapshots
 from pltz.kv.store.store import KVStore
 from pltz.kv.store.trie import root_of
 from pltz.kv.thaw.cache_kv import can_cut, cut, join
@@ -179,7 +180,7 @@ class Thawer:
         self,
         archive: Archive,
         target: Path_ | Target | None = None,
-        hot: KVStore | None = None,
+        hot: KVStore | Snapshots | None = None,
         *,
         any_target: bool = False,
         chunk: int | None = None,
@@ -428,7 +429,7 @@ class Thawer:
         ids, cuts = request.target_tokens.ids, request.target_tokens.cuts
         try:
             found = self.hot.read(request.version.tenant, ids, self.target.device, bound=self._bound)
-            request.cache = join(found.pieces, self.target.model.config) if found.tokens else None
+            request.cache = join(found.pieces, self.target.model.config) if found.pieces else found.cache
         except torch.OutOfMemoryError as exc:
             raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
         request.hot, request.ran, request.logits = found.tokens, found.tokens, found.logits
@@ -538,7 +539,14 @@ class Thawer:
         import torch
 
         cache, ids = request.cache, request.target_tokens.ids
-        if self.hot is None or cache is None or request.lossy or request.hot == len(ids) or not can_cut(cache):
+        if self.hot is None or cache is None or request.lossy or request.hot == len(ids):
+            return
+        if isinstance(self.hot, Snapshots):
+            assert request.logits is not None
+            with suppress(torch.OutOfMemoryError):
+                self.hot.keep(request.version.tenant, ids, cache, request.logits)
+            return
+        if not can_cut(cache):
             return
         mass = None if request.watch is None else request.watch.mass(request.place, len(ids))
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept

@@ -88,6 +88,23 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
     assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
 
 
+def test_whole_caches_of_a_target_with_windows_serve_the_second_thaw(
+    run: Run, cold: Path, frozen: Path, tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path
+) -> None:
+    from tests.cli.conftest import make_target
+
+    make_target(tmp_path / "windows", tiny_tokenizer_json(1024))
+    config = tmp_path / "windows/config.json"
+    said = json.loads(config.read_text()) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config.write_text(json.dumps(said | {"sliding_window": 8}))
+    run("archive", "put", "-r", cold, frozen)
+    words = ["thaw", "--archive", cold, "chats/1", "--target", tmp_path / "windows", "--continue", 5, "--json"]
+    alone = json.loads(run(*words).stdout)
+    first, second = (json.loads(run(*words, "--hot", tmp_path / "hot").stdout) for _ in range(2))
+    assert (first["hot_tokens"], second["hot_tokens"]) == (0, first["tokens"])
+    assert alone["continuation"] == first["continuation"] == second["continuation"]
+
+
 def test_what_is_forgotten_or_erased_goes_from_a_hot_folder(
     run: Run, cold: Path, frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
