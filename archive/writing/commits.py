@@ -231,8 +231,9 @@ class Commits:
         return not request.as_ids and request.size > 0 and not request.is_log
 
     def _extended(self, part: _Part) -> list[Version]:
-        """Return the last version of each session that requests extend."""
-        known = [(r.tenant, r.name, r.part) for r in part.requests if (r.tenant, r.name) in part.stored]
+        """Return the last version of each session that requests extend, but of logs."""
+        stored = [r for r in part.requests if (r.tenant, r.name) in part.stored and r.size]
+        known = [(r.tenant, r.name, r.part) for r in stored if r.as_ids or not r.is_log]
         last = [version for place in known if (version := self.cutter.last_version(*place))]
         return [v for v in last if not is_bytewise(v.tokenizer)]  # what a log begins with is told by ids
 
