@@ -47,15 +47,15 @@ def prompts_of(target: Target, count: int, tokens: int) -> list[str]:
 
 
 @contextmanager
-def server(model: str, folder: Path, options: Sequence[str]) -> Iterator[int]:
-    """Run a server on a fresh archive, and yield its port."""
+def server(model: str, folder: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Run a server on a fresh archive, and yield its port and process id."""
     place = folder / "cold"
     Archive.open(place, create=True, bundle="nano").close()
     words = ["serve", model, "--archive", str(place), "--port", "0", "--json", "--bundle", "nano", *options]
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
-        yield int(json.loads(child.stdout.readline())["url"].rpartition(":")[2])
+        yield int(json.loads(child.stdout.readline())["url"].rpartition(":")[2]), child.pid
     finally:
         child.terminate()
         child.wait(300)
@@ -132,7 +132,7 @@ def main() -> None:
     prompts = prompts_of(target, max(chosen.clients), chosen.prompt)
     options = ("--dtype", chosen.dtype, "--pages", chosen.pages, "--tokens", "32768", "--hot", "64")
     rows = []
-    with tempfile.TemporaryDirectory() as folder, server(chosen.model, Path(folder), options) as port:
+    with tempfile.TemporaryDirectory() as folder, server(chosen.model, Path(folder), options) as (port, _):
         served(port, prompts[:1], chosen.new)  # the first pass is slower
         for count in chosen.clients:
             rows.append({"clients": count} | served(port, prompts[:count], chosen.new))

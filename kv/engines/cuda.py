@@ -454,11 +454,6 @@ def _background(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a tensor whose address is a multiple of 16, which kernels load at once: itself, or a copy."""
-    return tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone()
-
-
 def _int(value: int) -> Any:
     return ctypes.c_int(value)
 
