@@ -1,4 +1,4 @@
-"""Measure the memory of `pltz serve` over many sessions: does it stay flat while they come and go cold?
+"""Measure the memory of `pltz serve` over many sessions, which come and go cold.
 
     python -m pltz.benchmarks.kv.measure_sessions                  # 10,000 sessions of mini-llama, some minutes
     python -m pltz.benchmarks.kv.measure_sessions --sessions 2000 --disk
