@@ -10,7 +10,7 @@ from pltz.archive.catalog.lookup import (
 )
 from pltz.archive.catalog.reader import SessionReader as SessionReader, Tower as Tower
 from pltz.archive.catalog.stat import disk_bytes as disk_bytes, stat_of as stat_of
-from pltz.archive.encryption.keys import Secret as Secret
+from pltz.archive.encryption.keys import KeySource as KeySource, Secret as Secret
 from pltz.archive.errors import (
     ArchiveError as ArchiveError,
     Erased as Erased,

@@ -27,7 +27,7 @@ from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
-from pltz.archive.encryption.keys import Secret
+from pltz.archive.encryption.keys import KeySource, Secret
 from pltz.archive.errors import (
     ArchiveError,
     KeyMismatch,
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.holds import LegalHold
     from pltz.archive.catalog.lookup import Blocks, Version, VersionName
     from pltz.archive.catalog.stat import Stat
+    from pltz.archive.encryption.rekey import Rekeyed
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.join import TurnJoiner
@@ -220,6 +221,7 @@ class Archive:
         key_command: str | None = None,
         passphrase: str | None = None,
         passphrase_env: str | None = None,
+        key: KeySource | None = None,
         bundle: Path_ | Bundle | Sequence[Path_ | Bundle] | None = None,
         tokenizers: Iterable[Path_ | bytes] = (),
         device: str = "cpu",
@@ -238,8 +240,9 @@ class Archive:
         Args:
             place: its folder, or ``s3://bucket/prefix``.
             create: make it where there is none; with a key it is made sealed.
-            key_file, key_command, passphrase, passphrase_env: the key of a sealed archive, at most one of them: a file,
-                a shell command that prints it, a passphrase, or the environment variable with the passphrase.
+            key_file, key_command, passphrase, passphrase_env, key: the key of a sealed archive, at most one of them: a
+                file, a shell command that prints it, a passphrase, the environment variable with the passphrase, or
+                what makes keys by a service (`KeySource`).
             bundle: by name or folder, or loaded. The first of several codes new sessions, the others are for reading.
                 None: the one that ships with pltz.
             tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those named by a put are added.
@@ -272,13 +275,13 @@ class Archive:
         arguments.path(place=place)
         arguments.text(device=device, layout=layout)
         arguments.number_or_none(threads=threads)
-        key = Secret.chosen(
-            key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
+        secret = Secret.chosen(
+            key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env, key=key
         )
         age = arguments.seconds(max_age=max_age)
         arguments.text_or_none(actor=actor, reason=reason)
         author = Author.of(actor, reason)
-        opened = opener.open_or_create(place, key=key) if create else opener.open_at(place, key=key)
+        opened = opener.open_or_create(place, key=secret) if create else opener.open_at(place, key=secret)
         opened.catalog.max_age = age
         opened.catalog.author, opened.catalog.force_time = author, force_time
         return cls(
@@ -1070,6 +1073,63 @@ class Archive:
             if name is not None:
                 return eraser.session(tenant or "", name, dry_run=dry_run)
             return eraser.tenant(tenant or "", dry_run=dry_run)
+
+    def rekey(
+        self,
+        *,
+        key_file: Path_ | None = None,
+        key_command: str | None = None,
+        passphrase: str | None = None,
+        passphrase_env: str | None = None,
+        key: KeySource | None = None,
+        add: bool = False,
+        drop: bool = False,
+        tenant: str | None = None,
+    ) -> Rekeyed:
+        """Change the key of a sealed archive, or the keys of one tenant. Nothing is coded again.
+
+        Until it is done the old key opens the archive, or the new one does. What was cut off is finished by the next
+        call.
+
+        Args:
+            key_file, key_command, passphrase, passphrase_env, key: the new key, as of `open`.
+            add: it opens the archive beside the others, as a key in escrow does.
+            drop: of several keys all others end.
+            tenant: put its records again under other keys of its own, and destroy those; without a new key.
+
+        Raises:
+            UsageError: the archive is open or was opened without its key, or several keys open it.
+            NotFound: there is no such tenant.
+            Fenced: somebody else changed keys or erased something at the same time.
+            ArchiveError: packs are damaged, or the new key does not open what was put.
+            StoreError: the store failed.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True, passphrase="correct horse")
+        ...     _ = cold.put("greeting", "hello"), cold.rekey(passphrase="battery staple")
+        ...     pltz.Archive.open(folder, passphrase="battery staple").get("greeting").value
+        b'hello'
+        """
+        from pltz.archive.encryption.keyring import Keyring
+        from pltz.archive.encryption.rekey import Rekeyed, rekey
+        from pltz.archive.maintenance.erase import Eraser
+
+        arguments.text_or_none(tenant=tenant)
+        self.parts.want_key()
+        keys = self.parts.keys
+        if not isinstance(keys, Keyring):
+            raise UsageError("this archive is not sealed: it has no key to change")
+        secret = Secret.chosen(
+            key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env, key=key
+        )
+        if (secret is None) == (tenant is None) or (tenant is not None and (add or drop)):
+            raise UsageError("expected a new key for the archive, or a tenant whose keys change by themselves")
+        if secret is not None:
+            return rekey(keys, secret, add=add, drop=drop)
+        with self.word_index().rekeyed(tenant or ""):
+            done = Eraser(self.parts.catalog, self.parts.writer).renew(tenant or "")
+        return Rekeyed(len(keys.root.secrets), done.files, done.moved)
 
     def hold(
         self, name: str | None = None, *, tenant: str | None = None, tag: tuple[str, str] | None = None

@@ -21,7 +21,7 @@ from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.reader import TowerReader
 from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
+from pltz.archive.encryption.keys import Encryption, KeySource, LockedArchive, Plaintext
 from pltz.archive.errors import KeyMismatch, ManifestLost
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
@@ -76,7 +76,7 @@ def create(
     place: str | os.PathLike[str] | Store,
     codecs: Iterable[SegmentCodec] = (),
     *,
-    key: Secret | None = None,
+    key: KeySource | None = None,
     append_only: bool = False,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
@@ -112,7 +112,7 @@ def create(
 
 
 def open_at(
-    place: str | os.PathLike[str] | Store, codecs: Iterable[SegmentCodec] = (), *, key: Secret | None = None
+    place: str | os.PathLike[str] | Store, codecs: Iterable[SegmentCodec] = (), *, key: KeySource | None = None
 ) -> OpenArchive:
     """Open an archive.
 
@@ -151,7 +151,7 @@ def _want_archive(store: Store, place: str | os.PathLike[str] | Store) -> None:
             raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
 
 
-def open_or_create(place: str | os.PathLike[str], *, key: Secret | None = None) -> OpenArchive:
+def open_or_create(place: str | os.PathLike[str], *, key: KeySource | None = None) -> OpenArchive:
     """Open an archive, or make one where there is none. Raises the errors of `create` and `open_at`."""
     if not is_there(open_store(place), SETTINGS):
         try:
@@ -162,7 +162,7 @@ def open_or_create(place: str | os.PathLike[str], *, key: Secret | None = None) 
     return open_at(place, key=key)
 
 
-def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryption:
+def open_keys(store: Store, settings: Settings, key: KeySource | None) -> Encryption:
     """Return the keys of an archive. Raises KeyMismatch, CorruptError, UsageError."""
     if key and not settings.sealed:
         raise UsageError("this archive is not sealed: leave the key out")

@@ -10,7 +10,7 @@ from pltz.archive.archive import (
     ArchivedSession as ArchivedSession,
     SessionVersion as SessionVersion,
 )
-from pltz.archive.encryption.keys import Secret as Secret
+from pltz.archive.encryption.keys import KeySource as KeySource, Secret as Secret
 from pltz.archive.errors import (
     ArchiveError as ArchiveError,
     Erased as Erased,

@@ -124,6 +124,16 @@ class DomainKeys:
         more = self.buried.union(buried)
         return self.following(roots=self.roots[-1:], slots=kept, doomed=frozenset[int](), buried=more)
 
+    def renewing(self, random: Callable[[int], bytes]) -> DomainKeys:
+        """Return the next generation, with another root for new records of all slots. No key is lost."""
+        since, root = self.generation + 1, random(KEY)
+        slots = {slot: (*keys, (since, slot_key(root, slot))) for slot, keys in self.slots.items()}
+        return self.following(roots=(*self.roots, (since, root)), slots=slots)
+
+    def renewed(self) -> DomainKeys:
+        """Return the next generation, with the newest root alone, and its keys of all slots."""
+        return self.following(roots=self.roots[-1:], slots={}, doomed=frozenset[int]())
+
     def moves(
         self, done: DomainKeys, units: AbstractSet[int], records: Mapping[bytes, AbstractSet[int]]
     ) -> dict[bytes, set[int]]:

@@ -31,43 +31,40 @@ from pltz.archive.format.object_names import (
 )
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
-from pltz.plt_codec.identity import NONE, SIZE, digest
+from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTk"
 VERSION = 1
-# magic, version, KDF, reserved, domain id (zeros: the archive's), generation
-HEAD = struct.Struct("<4sBB2s16sI")
-KDF = struct.Struct("<BBBB16s")  # log2 of n, r, p, reserved, salt
+WRAP_ID = 8  # bytes
+HEAD = struct.Struct("<4sB3s16sI8s")  # magic, version, reserved, domain id, generation, id of the wrap key
 PERSON = b"pltz key"
 LINEAGE = 4  # bytes
 MAX_LINEAGES = 255
-RAW, SCRYPT = 0, 1
-MAX_SCRYPT = 1 << 30  # bytes of memory that a file may ask for
 MAX_SIZE = 64 << 20  # bytes of a key file
 ATTEMPTS = 8  # at reading the newest key file of a domain while others replace it
 
 
 @dataclass(frozen=True)
 class KeyFile:
-    """One generation of wrapped keys. ``cost`` and ``salt`` are those of the KDF.
+    """One generation of wrapped keys.
 
-    ``lineages``: those of its keys, 4 bytes each, the present one last; none of the archive's own key.
+    Attributes:
+        wrap: id of the key that seals the box, 8 bytes; zeros of the archive's own file.
+        lineages: those of its keys, 4 bytes each, the present one last; none of the archive's own.
     """
 
     domain: bytes
     generation: int
     box: bytes
-    kdf: int = RAW
-    cost: tuple[int, int, int] = (0, 0, 0)
-    salt: bytes = NONE
+    wrap: bytes = bytes(WRAP_ID)
     lineages: tuple[bytes, ...] = ()
 
     @property
     def head(self) -> bytes:
         """Return the plain part, to which the box is bound."""
-        head = HEAD.pack(MAGIC, VERSION, self.kdf, bytes(2), self.domain, self.generation)
-        return head + KDF.pack(*self.cost, 0, self.salt) + bytes([len(self.lineages)]) + b"".join(self.lineages)
+        head = HEAD.pack(MAGIC, VERSION, bytes(3), self.domain, self.generation, self.wrap)
+        return head + bytes([len(self.lineages)]) + b"".join(self.lineages)
 
     def governs(self, root: bytes) -> bool:
         """Return whether the keys of a root are in this file or were destroyed on purpose, as `governs` does."""
@@ -94,23 +91,20 @@ class KeyFile:
 
 
 def _read(data: bytes) -> KeyFile:
-    """Return the key file in a file of version 3, whose digest and magic are right."""
-    _, _, kdf, reserved, domain, generation = HEAD.unpack_from(data)
-    n, r, p, zero, salt = KDF.unpack_from(data, HEAD.size)
-    if any(reserved) or zero or kdf > SCRYPT:
+    """Return the key file in a file whose digest and magic are right."""
+    _, _, reserved, domain, generation, wrap = HEAD.unpack_from(data)
+    if any(reserved):
         raise VersionError("a key file has fields of a newer version: use a newer pltz")
-    if kdf == SCRYPT and not (1 <= n <= 30 and 1 <= r and 1 <= p <= 16 and (128 << n) * r <= MAX_SCRYPT):
-        raise CorruptError(f"a key file asks for scrypt with n 2^{n}, r {r}, p {p}: refused")
-    begin = HEAD.size + KDF.size + 1
+    begin = HEAD.size + 1
     end = begin + LINEAGE * data[begin - 1]
     if end > len(data) - SIZE:
         raise CorruptError("a key file ends in its lineages: damaged")
     lineages = tuple(data[at : at + LINEAGE] for at in range(begin, end, LINEAGE))
-    return KeyFile(domain, generation, data[end:-SIZE], kdf, (n, r, p), salt, lineages)
+    return KeyFile(domain, generation, data[end:-SIZE], wrap, lineages)
 
 
 VERSIONS = Readers("the key file", {VERSION: _read})
-LEAST = HEAD.size + KDF.size + 1 + SIZE  # bytes of a file
+LEAST = HEAD.size + 1 + SIZE  # bytes of a file
 
 
 def root_id(lineage: bytes, generation: int) -> bytes:
@@ -190,7 +184,7 @@ class KeyFolder:
         """
         file = KeyFile.decode(self.store.read(name.name, 0, MAX_SIZE))
         if (file.domain, file.generation) != (name.domain, name.generation):
-            raise CorruptError("a key file says it is another")
+            raise CorruptError(f"{name.name} says that it is {KeyFileName(file.domain, file.generation, 0).name[:-2]}")
         return file
 
     def put(self, file: KeyFile) -> bool:
@@ -349,7 +343,7 @@ class KeyFolder:
             begin = self.store.read(name, 0, HEAD.size)
             if len(begin) < HEAD.size or begin[:4] != MAGIC:
                 return None  # too short to hold keys, or no key file
-            *_, whose, generation = HEAD.unpack(begin)
+            _, _, _, whose, generation, _ = HEAD.unpack(begin)
             newest = head(whose)
             if newest is None or generation > newest.generation:
                 return None

@@ -1,6 +1,6 @@
 """The keyring: all keys of a sealed archive, in memory. Spec: FORMAT.md, "Keys".
 
-    secret --opens--> archive key (keys/000...0) --wraps--> the keys of each domain (keys/<domain id>)
+    secret --opens--> root keys (keys/<archive id>) --wrap--> the keys of each domain (keys/<domain id>)
 
 It checks whether the generation that it read is still the newest. Content erased meanwhile is not read, and a
 put under keys that have changed is not acknowledged.
@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from pltz.archive.encryption.box import KEY, UNIT, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
-from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder
-from pltz.archive.encryption.keys import Secret
+from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, KeyFile, KeyFolder
+from pltz.archive.encryption.keys import KeySource
+from pltz.archive.encryption.root_keys import RootKeys, wrap_id
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
 from pltz.archive.format.object_names import key_copies
@@ -28,7 +29,7 @@ from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.varint import write_varint
 
 ERASED_MEANWHILE = "something of this tenant was erased meanwhile: nothing was acknowledged, put again"
-SCRYPT_COST = (15, 8, 1)  # 32 MiB, a tenth of a second
+KEY_CHANGED = "the key of the archive was changed since it was opened: open it again, by the new key"
 
 
 class Keyring:
@@ -39,14 +40,14 @@ class Keyring:
 
     cipher = SEALED
 
-    def __init__(self, store: Store, archive: bytes, secret: Secret, *, keeps: bool = False):
+    def __init__(self, store: Store, archive: bytes, secret: KeySource, *, keeps: bool = False):
         self.store, self.archive, self._keeps = store, archive, keeps
         self.folder = KeyFolder(store)
         self.key_check = KeyCheck(store, archive, self.folder)
-        self._master = self._open_master(secret)
+        self.take_root(open_root(self.folder, archive, secret))
         self.folder.forget()
-        self._wrap, self._names = subkey(self._master, b"pltz wrap"), subkey(self._master, b"pltz names")
-        self._notes = subkey(self._master, b"pltz notes")
+        self._names = self.root.names
+        self._notes = subkey(self._names, b"pltz notes")
         self._domains: dict[bytes, DomainKeys] = {}
         self._checked: set[bytes] = set()
         self._writable: dict[bytes, DomainKeys] = {}  # keys that were compared with the packs
@@ -62,14 +63,14 @@ class Keyring:
         self._fresh = False  # whether keys were listed since the last refresh
 
     @classmethod
-    def create(cls, store: Store, archive: bytes, secret: Secret) -> None:
-        """Make an archive key and wrap it. Raises UsageError where there is one, StoreError."""
-        master, salt = store.random(KEY), store.random(SIZE)
-        cost = SCRYPT_COST if secret.kdf == SCRYPT else (0, 0, 0)
-        plain = KeyFile(archive, 0, b"", secret.kdf, cost, salt)
-        box = seal(secret.key(cost, salt), master, [archive, plain.head])
-        if not KeyFolder(store).put(dataclasses.replace(plain, box=box)):
+    def create(cls, store: Store, archive: bytes, secret: KeySource) -> None:
+        """Make root keys and seal them. Raises UsageError where there are some, StoreError."""
+        if not KeyFolder(store).put(RootKeys.first(store.random, archive, secret).sealed(archive)):
             raise UsageError("somebody else is making an archive here")
+
+    def take_root(self, root: RootKeys) -> None:
+        """Go on by these root keys of the archive."""
+        self.root, self._wraps = root, {wrap_id(key): key for key in root.wraps}
 
     def refresh(self) -> None:
         """Read the changes of others at the next use."""
@@ -255,9 +256,18 @@ class Keyring:
             self.unreadable.pop(domain, None)
         return self._domains.get(domain)
 
-    def _lacking(self, domain: bytes) -> MissingKeys:
-        """Return the error about keys that are not there; it is remembered until they are."""
+    def _lacking(self, domain: bytes, *, older: bool = False) -> MissingKeys:
+        """Return the error about keys that are not there; it is remembered until they are.
+
+        ``older``: the archive's own key file lacks the key that sealed them.
+        """
         what = f"the keys of domain {domain.hex()} are missing or damaged ({path_of(domain)}): {BRING_BACK}"
+        if older:
+            what = (
+                f"{path_of(domain)} was sealed by another key than the archive's own key file has "
+                f"({path_of(self.archive)}, generation {self.root.generation}): an older one or that of another "
+                "archive came back; bring back the newer one from a copy of keys/"
+            )
         self.unreadable[domain] = what
         return MissingKeys(what)
 
@@ -311,9 +321,10 @@ class Keyring:
         return True
 
     def _put(self, keys: DomainKeys) -> bool:
-        data = keys.encode()
-        plain = KeyFile(keys.domain, keys.generation, b"", lineages=keys.lineages)
-        box = seal(self._wrap, data, [self.archive, plain.head])
+        self._want_root()
+        data, (wrap, *_) = keys.encode(), self.root.wraps
+        plain = KeyFile(keys.domain, keys.generation, b"", wrap_id(wrap), keys.lineages)
+        box = seal(wrap, data, [self.archive, plain.head])
         if not self.folder.put(dataclasses.replace(plain, box=box)):
             return False
         self._domains[keys.domain] = keys
@@ -358,6 +369,11 @@ class Keyring:
             return False
         return file is not None and file.lineages == keys.lineages
 
+    def _want_root(self) -> None:
+        """Raise KeyMismatch where the key of the archive was changed since it was opened."""
+        if self._there(self.archive, self.root.generation + 1):
+            raise KeyMismatch(KEY_CHANGED)
+
     def _there(self, domain: bytes, generation: int) -> bool:
         return any(is_there(self.store, name) for name in key_copies(domain, generation))
 
@@ -382,8 +398,12 @@ class Keyring:
                 file = None
             if file:
                 plain = dataclasses.replace(file, box=b"").head
+                if (wrap := self._wraps.get(file.wrap)) is None:
+                    self._want_root()
+                    self._damaged.add(domain)
+                    raise self._lacking(domain, older=True)
                 try:
-                    data = unseal(self._wrap, file.box, [self.archive, plain], "a key file")
+                    data = unseal(wrap, file.box, [self.archive, plain], "a key file")
                     return DomainKeys.decode(domain, generation, data, file.lineages)
                 except CorruptError as exc:
                     self._damaged.add(domain)
@@ -406,28 +426,19 @@ class Keyring:
     def _list(self, *, fresh: bool = True) -> None:
         self._listed, self._fresh = self.folder.generations(fresh=fresh), True
 
-    def _open_master(self, secret: Secret) -> bytes:
-        generations = self.folder.generations().get(self.archive, [])
-        failure: FormatError | None = None
-        for generation in reversed(generations):
-            try:
-                file = self.folder.read(self.archive, generation)
-            except FormatError as exc:
-                failure = exc
-                continue
-            if file is None:
-                continue
-            if file.kdf != secret.kdf:
-                kind = "a passphrase" if file.kdf == SCRYPT else "a key file or key command"
-                raise KeyMismatch(f"this archive opens with {kind}")
-            plain = dataclasses.replace(file, box=b"").head
-            try:
-                return unseal(secret.key(file.cost, file.salt), file.box, [self.archive, plain], "")
-            except CorruptError:
-                raise KeyMismatch("this is not the key of this archive") from None
-        raise failure or CorruptError(
-            "the archive's key file is missing: restore keys/ from a copy, or, where init was cut off, run it again"
-        )
+
+def open_root(folder: KeyFolder, archive: bytes, secret: KeySource) -> RootKeys:
+    """Open the newest of the archive's own key files that is sound. Raises KeyMismatch, CorruptError, StoreError."""
+    failure: FormatError | None = None
+    for generation in reversed(folder.generations().get(archive, [])):
+        try:
+            if file := folder.read(archive, generation):
+                return RootKeys.open(archive, file, secret)
+        except FormatError as exc:
+            failure = exc
+    raise failure or CorruptError(
+        "the archive's key file is missing: restore keys/ from a copy, or, where init was cut off, run it again"
+    )
 
 
 def _in_clear(record: Record) -> tuple[bytes, bytes]:

@@ -22,7 +22,6 @@ from typing import Protocol
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from pltz.archive.encryption.box import KEY, UNIT, keyed
-from pltz.archive.encryption.key_files import RAW, SCRYPT
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
@@ -30,9 +29,23 @@ from pltz.archive.format.record import CLEAR, SEALED, Context, Record, clear_con
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.named_files import secret_file
 
+RAW, SCRYPT = 0, 1  # ways of a secret to its key-encrypting key
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
 MAX_SECRET = 1 << 20  # bytes of a key file, or of a command's output
 COMMAND_SECONDS = 120  # time of a key command, in which a person may have to unlock a vault
+
+
+class KeySource(Protocol):
+    """What gives the key-encrypting keys of an archive: a `Secret`, or a key service that a user plugs in.
+
+    ``kdf``: `RAW`, or `SCRYPT` of a passphrase.
+    """
+
+    @property
+    def kdf(self) -> int: ...
+
+    def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
+        """Return 32 bytes that depend on the salt (16 bytes): the same for the same, now and in years."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +122,16 @@ class Secret:
         key_command: str | None = None,
         passphrase_env: str | None = None,
         passphrase: str | None = None,
-    ) -> Secret | None:
-        """Return the secret of whichever argument is given; None if none is.
+        key: KeySource | None = None,
+    ) -> KeySource | None:
+        """Return the secret of whichever argument is given; None if none is. ``key``: taken as it is.
 
         Raises UsageError where two are given, and the errors of its maker.
         """
-        if sum(given is not None for given in (key_file, key_command, passphrase_env, passphrase)) > 1:
-            raise UsageError("expected one of key_file, key_command, passphrase_env and passphrase, got more")
+        if sum(given is not None for given in (key_file, key_command, passphrase_env, passphrase, key)) > 1:
+            raise UsageError("expected one of key_file, key_command, passphrase_env, passphrase and key, got more")
+        if key is not None:
+            return key
         if key_file is not None:
             return cls.file(key_file)
         if key_command is not None:

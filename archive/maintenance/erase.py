@@ -297,6 +297,32 @@ class Eraser:
         destroyed = self._destroy(done, begun.since, units, record, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
 
+    def renew(self, tenant: str) -> Erasure:
+        """Change the keys of a tenant: put its records again under another root, and destroy the keys that they had.
+
+        Raises:
+            ArchiveError: packs are damaged or gone: what comes back of them would not open.
+            NotFound: there is no such tenant, or it was erased.
+            Fenced: something of this tenant was erased at the same time.
+            StoreError: the store failed.
+        """
+        finished = self._finish(False)
+        known = self._known(TENANT, tenant)
+        if known.erased:
+            raise NotFound(f"no tenant {tenant!r} in this archive, or it was erased")
+        if self.catalog.listing.losses():
+            raise ArchiveError("packs are lost, and would not open where they come back: nothing was changed")
+        records = DomainRecords(self.catalog, known.domain)
+        self._still(records.read)
+        begun = known.renewing(self.catalog.store.random)
+        self._publish(begun)
+        self._look(records.read)  # who put a pack under the older keys since is fenced
+        older = {root: units for root, units in records.units.items() if root != begun.newest}
+        moves = {root: {unit for unit in units if begun.has(root, unit)} for root, units in older.items()}
+        moved = Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
+        destroyed = self._destroy(begun.renewed(), begun.since, None, records)
+        return replace(self._receipt(Erasure(tenant, None), known, finished, done=[destroyed]), moved=moved)
+
     def _want_free(self, tenant: str, name: str | None = None) -> None:
         """Raise OnHold where something of a session is held, or without a name of a tenant.
 

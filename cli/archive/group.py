@@ -16,13 +16,14 @@ COMMANDS = {
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
     "shrink": "pltz.cli.archive.shrink:shrink",
+    "rekey": "pltz.cli.archive.rekey:rekey",
     "erase": "pltz.cli.archive.erase:erase",
     "copy": "pltz.cli.archive.copy:copy",
     "join": "pltz.cli.archive.parts:join",
 }
 SECTIONS = {
     "In and out": ("init", "put", "get", "ls", "stat", "copy"),
-    "Check and mend": ("verify", "repair", "shrink", "join"),
+    "Check and mend": ("verify", "repair", "shrink", "join", "rekey"),
     "Take out": ("forget", "undelete", "collect", "erase"),
 }
 # words of restic

@@ -17,9 +17,9 @@ from pltz.cli.ui.options import nonempty
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
+    from pltz.archive.encryption.keys import KeySource
 
-PLACE, KEY_FILE, ACTOR = "PLTZ_ARCHIVE", "PLTZ_KEY_FILE", "PLTZ_ACTOR"  # environment variables
+PLACE, KEY_FILE, KEY_COMMAND, ACTOR = "PLTZ_ARCHIVE", "PLTZ_KEY_FILE", "PLTZ_KEY_COMMAND", "PLTZ_ACTOR"  # variables
 META = "pltz.archive"
 
 
@@ -42,7 +42,7 @@ OPTIONS: list[click.Parameter] = [
         help=f"A folder, or s3://bucket/prefix.  [env: {PLACE}]",
     ),
     _option("--key-file", type=nonempty, metavar="FILE", help=f"Key of a sealed archive.  [env: {KEY_FILE}]"),
-    _option("--key-command", type=nonempty, metavar="CMD", help="Shell command that prints the key."),
+    _option("--key-command", type=nonempty, metavar="CMD", help=f"Shell command that prints it.  [env: {KEY_COMMAND}]"),
     _option("--passphrase-env", type=nonempty, metavar="VAR", help="Environment variable that holds the passphrase."),
     _option("--passphrase", is_flag=True, help="Ask for the passphrase."),
     _option("--actor", type=nonempty, metavar="WHO", help=f"Who changes it; else user and host.  [env: {ACTOR}]"),
@@ -139,9 +139,16 @@ def key_words(*, confirm: bool = False) -> KeyWords:
     if "passphrase" in given:
         words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
         return {"passphrase": words}
-    if not given and (file := os.environ.get(KEY_FILE)):
-        return {"key_file": file}
-    return cast(KeyWords, given)
+    return cast(KeyWords, given or _by_environment())
+
+
+def _by_environment() -> dict[str, str]:
+    """Return the key that the environment names. Raises UsageError where it names two."""
+    named = {"key_file": os.environ.get(KEY_FILE), "key_command": os.environ.get(KEY_COMMAND)}
+    found = {name: value for name, value in named.items() if value}
+    if len(found) > 1:
+        raise UsageError(f"expected one of {KEY_FILE} and {KEY_COMMAND}, got both: unset one")
+    return found
 
 
 def archive_key(place: str, *, perhaps: bool = False) -> KeyWords:
@@ -151,7 +158,7 @@ def archive_key(place: str, *, perhaps: bool = False) -> KeyWords:
     refuses any other key. Raises UsageError for a missing archive before a passphrase is asked for.
     """
     by_option = key_given()
-    if not by_option and not os.environ.get(KEY_FILE):
+    if not by_option and not _by_environment():
         return {}
     if by_option and not perhaps and "passphrase" not in _given():
         return key_words()
@@ -185,7 +192,7 @@ def archive_words() -> list[str]:
     return [word for name, value in words for word in ([name] if value is True else [name, str(value)])]
 
 
-def archive_secret(place: str) -> "Secret | None":
+def archive_secret(place: str) -> "KeySource | None":
     """Return the key with which the archive at ``place`` is opened, if any. Raises as `archive_key`."""
     from pltz.archive.encryption.keys import Secret
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pltz.archive.encryption.keys import Secret
+from pltz.archive.encryption.keys import KeySource, Secret
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -16,7 +16,7 @@ PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> TowerArchive:
+def reopen(disk: SimDisk, codec: SegmentCodec, key: KeySource | None = RAW) -> TowerArchive:
     return TowerArchive.open(DirectoryStore(disk), [codec], key=key)
 
 

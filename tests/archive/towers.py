@@ -26,7 +26,7 @@ from pltz.archive.catalog.losses import Loss
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
-from pltz.archive.encryption.keys import Encryption, Secret
+from pltz.archive.encryption.keys import Encryption, KeySource
 from pltz.archive.errors import StaysErased
 from pltz.archive.format.ids import TENANT, Tokens, tenant_of
 from pltz.archive.format.settings import Settings
@@ -66,13 +66,13 @@ class TowerArchive:
         place: Place,
         codecs: Iterable[SegmentCodec],
         *,
-        key: Secret | None = None,
+        key: KeySource | None = None,
         append_only: bool = False,
     ) -> TowerArchive:
         return cls(opener.create(place, codecs, key=key, append_only=append_only))
 
     @classmethod
-    def open(cls, place: Place, codecs: Iterable[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:
+    def open(cls, place: Place, codecs: Iterable[SegmentCodec], *, key: KeySource | None = None) -> TowerArchive:
         return cls(opener.open_at(place, codecs, key=key))
 
     @property
@@ -262,7 +262,7 @@ class SessionArchive:
         self.cold.codecs  # noqa: B018  (loads the bundles)
 
     @classmethod
-    def create(cls, place: Place, bundles: Sequence[Bundle] = (), *, key: Secret | None = None) -> SessionArchive:
+    def create(cls, place: Place, bundles: Sequence[Bundle] = (), *, key: KeySource | None = None) -> SessionArchive:
         return cls(TowerArchive.create(place, [], key=key), bundles)
 
     @classmethod
@@ -271,7 +271,7 @@ class SessionArchive:
         place: Place,
         bundles: Sequence[Any] = (),
         *,
-        key: Secret | None = None,
+        key: KeySource | None = None,
         create: bool = False,
         **options: Any,
     ) -> SessionArchive:

@@ -30,10 +30,18 @@ class KeyFile:
 
         names = sorted(name for name in files if name.startswith(f"keys/{domain.hex()}-"))
         fields: Fields = first(read, (name for name in names if name[:-2] == names[-1][:-2]))
-        self.by_phrase, reserved, _, self.generation, *self.cost, last, self.salt, count = fields.unpack("BH16sI4B16sB")
-        refuse(reserved or last or self.by_phrase > 1, "a key file of a newer version", Newer)
+        reserved, _, self.generation, self.wrap, count = fields.unpack("3s16sI8sB")
+        refuse(any(reserved), "a key file of a newer version", Newer)
         self.lineages = [fields.take(4) for _ in range(count)]
         self.head, self.box = fields.data[: fields.at], fields.rest()
+
+
+def outer(row: bytes, secret: bytes) -> bytes:
+    """Return the key by which a secret opens a row of the archive's own key file."""
+    by_phrase, n, r, p = row[:4]
+    if by_phrase:
+        return hashlib.scrypt(secret, salt=row[4:20], n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)
+    return digest("pltz secret", secret, size=32, key=row[4:20])
 
 
 class DomainKeys:
@@ -62,16 +70,20 @@ class Keyring:
     def __init__(self, files: Files, archive: bytes, secret: bytes) -> None:
         self._files, self._archive, self._domains = files, archive, dict[bytes, DomainKeys]()
         own = KeyFile(files, archive)
-        outer = b"" if own.by_phrase else digest("pltz secret", secret, size=32, key=own.salt)
-        if own.by_phrase:
-            n, r, p = own.cost
-            outer = hashlib.scrypt(secret, salt=own.salt, n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)
-        key = unseal(outer, own.box, archive, own.head)
-        self._wrap, self.names = (digest(person, size=32, key=key) for person in ("pltz wrap", "pltz names"))
+        fields = Fields(own.box)
+        rows = [fields.take(68) for _ in range(fields.number(1))]
+        key = first(lambda row: unseal(outer(row, secret), row[20:], archive, row[:20]), rows)
+        root = Fields(unseal(key, own.box[fields.at :], archive, own.head + own.box[: fields.at]))
+        wraps = [root.take(32) for _ in range(root.number(1))]
+        self.wraps = {digest("pltz wrap id", size=8, key=wrap): wrap for wrap in wraps}
+        self.names = root.take(32)
+        root.end()
 
     def domain(self, domain: bytes) -> DomainKeys:
         """Return the keys of a domain."""
         if domain not in self._domains:
             file = KeyFile(self._files, domain)
-            self._domains[domain] = DomainKeys(file, unseal(self._wrap, file.box, self._archive, file.head))
+            refuse(file.wrap not in self.wraps, "a key file of another key of the archive")
+            plain = unseal(self.wraps[file.wrap], file.box, self._archive, file.head)
+            self._domains[domain] = DomainKeys(file, plain)
         return self._domains[domain]

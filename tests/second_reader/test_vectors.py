@@ -33,14 +33,14 @@ from tests.second_reader.model import (
     tokens_of,
 )
 from tests.second_reader.ppmd import by_ppmd
-from tests.second_reader.sealed import unseal
+from tests.second_reader.sealed import Keyring, unseal
 from tests.second_reader.table import Contexts, Decisions
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = ROOT / "tests/golden/vectors"
 NAMES = (
     *("varints", "columns", "blocks", "fallback", "ppmd", "range_coder", "model", "containers", "chats", "spellings"),
-    *("decisions", "patches", "boxes"),
+    *("decisions", "patches", "boxes", "keys"),
 )
 
 
@@ -213,3 +213,14 @@ def test_boxes() -> None:
         assert unseal(key, box, *about) == bytes.fromhex(vector["content"])
         with pytest.raises(Damaged):
             unseal(key, box, *about, b"")
+
+
+def test_keys() -> None:
+    for vector in read("keys"):
+        archive, file, name_key = map(bytes.fromhex, (vector["archive"], vector["file"], vector["name key"]))
+        files = {f"keys/{archive.hex()}-{vector['generation']:08x}-0": file}
+        for secret in map(bytes.fromhex, vector["secrets"]):
+            found = Keyring(files, archive, secret)
+            assert ([key.hex() for key in found.wraps.values()], found.names) == (vector["wrap keys"], name_key)
+        with pytest.raises(Damaged):
+            Keyring(files, archive, b"a key that opens nothing")

@@ -7,6 +7,7 @@ read them back. Vectors that exist are never rewritten: a changed byte is a new 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from pltz.archive.encryption.box import seal
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.encryption.root_keys import RootKeys
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.log.bit_coder import BitWriter
 from pltz.models.bundle import patch
@@ -326,11 +329,30 @@ def boxes() -> Vectors:
     return found
 
 
+def keys() -> Vectors:
+    """The archive's own key file, the secrets that open it, and what it has: new, with two secrets, and changed."""
+    archive = bytes(range(16))
+    numbers = itertools.count(1)
+
+    def random(size: int) -> bytes:
+        return bytes([next(numbers)]) * size
+
+    raw, phrase, last = Secret(b"sixteen bytes, no less", 0), Secret(b"correct horse", 1), Secret(bytes(range(16)), 0)
+    first = RootKeys.first(random, archive, raw)
+    both = first.adding(random, archive, phrase)
+    found = []
+    for root, secrets in ((first, [raw]), (both, [raw, phrase]), (both.changing(random, archive, last), [last])):
+        row: dict[str, Any] = {"archive": archive.hex(), "generation": root.generation}
+        row |= {"secrets": [secret.material.hex() for secret in secrets], "file": root.sealed(archive).encode().hex()}
+        found.append(row | {"wrap keys": [key.hex() for key in root.wraps], "name key": root.names.hex()})
+    return found
+
+
 VECTORS: dict[str, Callable[[], Any]] = {
     "varints": integers, "columns": columns, "blocks": blocks, "fallback": fallback, "ppmd": by_ppmd,
     "range_coder": range_coder,
     "model": lambda: {str(contract): model(contract) for contract in (1, 2)}, "containers": containers,
-    "chats": chats, "spellings": spellings, "decisions": decisions, "patches": patches, "boxes": boxes,
+    "chats": chats, "spellings": spellings, "decisions": decisions, "patches": patches, "boxes": boxes, "keys": keys,
 }  # fmt: skip
 
 

@@ -1,0 +1,224 @@
+"""Rekey: the old key opens all or the new one does, whatever a crash leaves, and nothing is coded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import RAW as NO_KDF, KeySource, Secret
+from pltz.archive.encryption.rekey import Rekeyed, rekey
+from pltz.archive.encryption.root_keys import SealedSecret
+from pltz.archive.errors import Fenced, KeyMismatch, MissingKeys, NotFound
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.record import Record
+from pltz.archive.maintenance.erase import Eraser
+from pltz.archive.storage.store import DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.plt_codec.errors import CorruptError, UsageError
+from tests.archive.sealed import RAW, chat, reopen, tokens
+from tests.archive.simulated_disk import SimDisk
+from tests.archive.towers import TowerArchive
+
+NEW, NEXT = Secret(b"the new key of 16 bytes", 0), Secret(b"the one after the new key", 0)
+ESCROW = Secret(b"a passphrase in a safe", 1)
+
+
+@pytest.fixture
+def kept(sealed: TowerArchive) -> TowerArchive:
+    """Put sessions of two tenants, one of them erased, in two packs, with versions and a forgotten one."""
+    sealed.put([chat("a", [1, 2]), chat("b", [3]), chat("a", [9], tenant="blue")])
+    sealed.put([chat("a", [1, 2], [4]), chat("gone", [5]), chat("c", [6])])
+    sealed.erase("acme", "gone")
+    sealed.forget([sealed.version("c", "acme")])
+    return sealed
+
+
+def whole(archive: TowerArchive) -> None:
+    """Check all that was kept."""
+    assert [v.name for v in archive.ls("acme")] == ["a", "b"]
+    assert tokens(archive, "a") == [1, 2, 4] and tokens(archive, "b") == [3] and tokens(archive, "a", "blue") == [9]
+    assert len(archive.history("a", "acme")) == 2 and archive.verify(decode=True).sound
+    with pytest.raises(NotFound):
+        archive.get("gone", "acme")
+
+
+def changed(archive: TowerArchive, secret: KeySource, **how: bool) -> Rekeyed:
+    assert isinstance(archive.keys, Keyring)
+    return rekey(archive.keys, secret, **how)
+
+
+def opens(disk: SimDisk, codec: SegmentCodec, secret: Any) -> TowerArchive | None:
+    try:
+        return reopen(disk, codec, secret)
+    except KeyMismatch:
+        return None
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_after_each_crash_the_old_key_opens_all_or_the_new_one_does(
+    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec, add: bool
+) -> None:
+    before = {path: data for path, data in disk.seen.files().items() if path.startswith("packs/")}
+    states, seen = disk.left_by(lambda: changed(kept, NEW, add=add)), set[tuple[bool, bool]]()
+    for state in states[:: max(1, len(states) // 16)] + states[-1:]:
+        left = SimDisk(state)
+        found = [opens(left, codec, secret) for secret in (RAW, NEW)]
+        seen.add((found[0] is not None, found[1] is not None))
+        archive = next(filter(None, found))
+        whole(archive)
+        assert changed(archive, NEXT, drop=True).secrets == 1  # whatever it was that was cut off
+        assert opens(left, codec, RAW) is opens(left, codec, NEW) is None
+        last = reopen(left, codec, NEXT)
+        whole(last)
+        assert not KeyFolder(last.store).leftovers()
+    assert seen == {(True, False), (True, True) if add else (False, True)}
+    after = disk.seen.files()
+    assert before.items() <= after.items()  # nothing was coded again
+
+
+def test_the_old_archive_key_opens_no_key_file_that_is_left(
+    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    assert isinstance(kept.keys, Keyring)
+    older = kept.keys.root
+    assert changed(kept, NEW).files == 3  # two tenants and a base
+    files = [KeyFile.decode(data) for path, data in disk.seen.files().items() if path.startswith("keys/")]
+    keys = reopen(disk, codec, NEW).keys
+    assert isinstance(keys, Keyring)
+    assert {file.wrap for file in files if file.domain != keys.archive} == {next(iter(keys._wraps))}
+    assert keys.root.wraps[0] not in older.wraps and keys.root.key != older.key and keys.root.names == older.names
+
+
+def test_several_keys_open_it_until_they_are_dropped(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    assert changed(kept, ESCROW, add=True).secrets == 2
+    for secret in (RAW, ESCROW):
+        whole(reopen(disk, codec, secret))
+    with pytest.raises(UsageError, match=r"2 keys open this archive.*--drop"):
+        changed(reopen(disk, codec), NEW)
+    with pytest.raises(UsageError, match="both"):
+        changed(reopen(disk, codec), NEW, add=True, drop=True)
+    assert changed(reopen(disk, codec, ESCROW), ESCROW, drop=True).secrets == 1
+    whole(reopen(disk, codec, ESCROW))
+    with pytest.raises(KeyMismatch, match="opens with a passphrase"):
+        reopen(disk, codec)
+    with pytest.raises(KeyMismatch, match=r"which was changed .key file of generation 2"):
+        reopen(disk, codec, Secret(b"another", 1))
+    archive = reopen(disk, codec, ESCROW)
+    for number in range(15):
+        changed(archive, Secret(b"%016d" % number, 0), add=True)
+    with pytest.raises(UsageError, match="16 keys"):
+        changed(archive, NEW, add=True)
+
+
+def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(
+    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    other = reopen(disk, codec)
+    changed(kept, NEW)
+    told = "key of the archive was changed since it was opened"
+    with pytest.raises(KeyMismatch, match=told):
+        other.put([chat("first", [1], tenant="late")])
+    for work in (lambda: [*other.ls()], lambda: other.get("a", "acme"), lambda: other.put([chat("d", [1])])):
+        with pytest.raises(KeyMismatch, match=told):
+            work()
+    with pytest.raises(Fenced, match="somebody else changed the key"):
+        changed(other, ESCROW)
+    last = reopen(disk, codec, NEW)
+    last.put([chat("first", [1], tenant="late")])
+    assert tokens(reopen(disk, codec, NEW), "first", "late") == [1]
+
+
+def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    before = {path: data for path, data in disk.seen.files().items() if path.startswith("keys/")}
+    changed(kept, NEW)
+    own = kept.catalog.listing.archive.hex()
+    back = SimDisk(disk.seen)
+    for path in [path for path in disk.seen.files() if path.startswith(f"keys/{own}")]:
+        back.unlink(path)
+    for path, data in before.items():
+        if path.startswith(f"keys/{own}"):
+            back.write_new(path, data)
+    with pytest.raises(MissingKeys, match=f"sealed by another key than .* .keys/{own}-.*, generation 0.: an older one"):
+        tokens(reopen(back, codec), "a")
+    domains = sorted({path[:-2] for path in disk.seen.files() if path.startswith("keys/") and own not in path})
+    swapped = SimDisk(disk.seen)
+    for copy in "01":
+        swapped.unlink(f"{domains[0]}-{copy}")
+        swapped.write_new(f"{domains[0]}-{copy}", disk.seen.files()[f"{domains[1]}-{copy}"])
+    with pytest.raises(CorruptError, match=f"{domains[0]}-[01] says that it is {domains[1]}"):
+        KeyFolder(DirectoryStore(swapped)).newest(bytes.fromhex(domains[0][5:37]))
+
+
+def test_a_key_that_does_not_come_back_is_not_taken(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    class Odd(Secret):
+        def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
+            return disk.random(32)
+
+    with pytest.raises(KeyMismatch):
+        changed(kept, Odd(b"another every time", 0))
+    whole(reopen(disk, codec))
+
+
+def test_a_key_service_is_plugged_in(disk: SimDisk, codec: SegmentCodec) -> None:
+    class Service:
+        kdf = NO_KDF
+
+        def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
+            return HKDF(SHA256(), 32, salt, b"pltz").derive(b"what a service never gives away")
+
+    TowerArchive.create(DirectoryStore(disk), [codec], key=Service()).put([chat("a", [1])])
+    assert tokens(reopen(disk, codec, Service()), "a") == [1]
+    changed(reopen(disk, codec, Service()), NEW)
+    assert tokens(reopen(disk, codec, NEW), "a") == [1]
+
+
+def renew(archive: TowerArchive) -> Callable[[], object]:
+    return lambda: Eraser(archive.catalog, archive.parts.writer).renew("acme")
+
+
+def test_the_keys_of_a_tenant_change_and_its_records_open_by_no_older_one(
+    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    assert isinstance(kept.keys, Keyring)
+    domain = kept.keys.domain(TENANT, "acme")
+    older = kept.keys.of(domain)
+    assert older
+    states = disk.left_by(renew(kept))
+    for state in states[:: max(1, len(states) // 12)]:
+        left = SimDisk(state)
+        whole(reopen(left, codec))
+        renew(reopen(left, codec))()
+        whole(reopen(left, codec))
+    archive = reopen(disk, codec)
+    assert isinstance(archive.keys, Keyring)
+    newest = archive.keys.of(domain)
+    assert newest and newest.rows == 1 and newest.buried == older.buried and newest.id_key == older.id_key
+    whole(archive)
+    for _ in range(2):
+        archive.collect(dead_share=0.01)
+    whole(reopen(disk, codec))
+    contexts = [pack.head.contexts[record.context] for pack, record in sealed_records(disk)]
+    roots = {context.root for context in contexts if context.domain == domain}
+    assert roots == {newest.newest} and not any(older.governs(root) for root in roots)
+
+
+def sealed_records(disk: SimDisk) -> list[tuple[Pack, Record]]:
+    """Return the records that have a box, with their packs."""
+    found = list[tuple[Pack, Record]]()
+    for path, data in disk.seen.files().items():
+        if path.startswith("packs/"):
+            pack = Pack.of(data)
+            found += [(pack, item[1]) for item in pack.scan() if not isinstance(item, Damage)]
+    return [(pack, record) for pack, record in found if record.id is not None or record.veil]
+
+
+def test_a_secret_that_asks_for_a_hostile_scrypt_is_refused() -> None:
+    with pytest.raises(CorruptError, match="refused"):
+        SealedSecret.decode(SealedSecret(1, (30, 32, 16), bytes(16)).place + bytes(48))
