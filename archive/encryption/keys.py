@@ -36,13 +36,14 @@ COMMAND_SECONDS = 120  # time of a key command, in which a person may have to un
 
 
 class KeySource(Protocol):
-    """What gives the key-encrypting keys of an archive: a `Secret`, or a key service that a user plugs in.
+    """A maker of the key-encrypting keys of an archive: a `Secret`, or a key service that a user plugs in.
 
-    ``kdf``: `RAW`, or `SCRYPT` of a passphrase.
+    One thread uses it at a time.
     """
 
     @property
-    def kdf(self) -> int: ...
+    def kdf(self) -> int:
+        """Return `RAW`, or `SCRYPT` where it stretches a passphrase."""
 
     def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
         """Return 32 bytes that depend on the salt (16 bytes): the same for the same, now and in years."""

@@ -14,7 +14,7 @@ from pltz.cli.ui.options import nonempty
     short_help="Change the key of a sealed archive.",
     examples=[
         "pltz archive rekey -r /data/sealed --key-file key --new-key-file next",
-        "pltz archive rekey --key-command 'pass pltz' --new-key-file escrow --add",
+        "pltz archive rekey --key-command my-vault --new-key-file escrow --add",
         "pltz archive rekey --key-file key --tenant acme",
     ],
 )

@@ -1,6 +1,7 @@
 """Keys and boxes of a sealed archive, as archive/encryption/FORMAT.md describes them."""
 
 import hashlib
+from functools import cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -24,12 +25,9 @@ class KeyFile:
     """The newest key file of a domain, of its two copies one that is sound: what is in the clear, and its box."""
 
     def __init__(self, files: Files, domain: bytes) -> None:
-        def read(name: str) -> Fields:
-            refuse(files[name][8:24] != domain, "a key file of another domain")
-            return checked(files[name], "pltz key", b"PLTk", VERSION)
-
         names = sorted(name for name in files if name.startswith(f"keys/{domain.hex()}-"))
-        fields: Fields = first(read, (name for name in names if name[:-2] == names[-1][:-2]))
+        copies = (files[name] for name in names if name[:-2] == names[-1][:-2] and files[name][8:24] == domain)
+        fields: Fields = first(lambda data: checked(data, "pltz key", b"PLTk", VERSION), copies)
         reserved, _, self.generation, self.wrap, count = fields.unpack("3s16sI8sB")
         refuse(any(reserved), "a key file of a newer version", Newer)
         self.lineages = [fields.take(4) for _ in range(count)]
@@ -38,10 +36,9 @@ class KeyFile:
 
 def outer(row: bytes, secret: bytes) -> bytes:
     """Return the key by which a secret opens a row of the archive's own key file."""
-    by_phrase, n, r, p = row[:4]
-    if by_phrase:
-        return hashlib.scrypt(secret, salt=row[4:20], n=1 << n, r=r, p=p, dklen=32, maxmem=(1 << 31) - 1)
-    return digest("pltz secret", secret, size=32, key=row[4:20])
+    (by_phrase, n, r, p), salt, most = row[:4], row[4:20], (1 << 31) - 1
+    by_bytes = digest("pltz secret", secret, size=32, key=salt)
+    return hashlib.scrypt(secret, salt=salt, n=1 << n, r=r, p=p, dklen=32, maxmem=most) if by_phrase else by_bytes
 
 
 class DomainKeys:
@@ -55,12 +52,10 @@ class DomainKeys:
     def key(self, root: bytes, unit: bytes) -> bytes | None:
         """Return the key of a unit's records that name a root; None where it was destroyed."""
         began, slot = int.from_bytes(root[4:], "big"), int.from_bytes(unit[:2], "big") >> 4
-        lost = root[:4] not in self._file.lineages or began > self._file.generation
-        refuse(lost, "a domain that lost its keys")
+        refuse(root[:4] not in self._file.lineages or began > self._file.generation, "a domain that lost its keys")
         own, roots = ([(since, key) for at, since, key in self._slots if at == place] for place in (slot, ROOT))
-        keys = [key for since, key in own or roots if since <= began]
-        if own or not keys:
-            return keys[-1] if keys else None
+        if own or not (keys := [key for since, key in roots if since <= began]):
+            return next((key for since, key in reversed(own) if since <= began), None)
         return digest("pltz slot", slot.to_bytes(2, "little"), size=32, key=keys[-1])
 
 
@@ -68,22 +63,16 @@ class Keyring:
     """All keys of a sealed archive. ``secret``: the bytes of a key file or the passphrase; ``names``: key of ids."""
 
     def __init__(self, files: Files, archive: bytes, secret: bytes) -> None:
-        self._files, self._archive, self._domains = files, archive, dict[bytes, DomainKeys]()
-        own = KeyFile(files, archive)
-        fields = Fields(own.box)
+        self._files, self._archive, self.domain = files, archive, cache(self._domain)
+        fields = Fields((own := KeyFile(files, archive)).box)
         rows = [fields.take(68) for _ in range(fields.number(1))]
         key = first(lambda row: unseal(outer(row, secret), row[20:], archive, row[:20]), rows)
         root = Fields(unseal(key, own.box[fields.at :], archive, own.head + own.box[: fields.at]))
-        wraps = [root.take(32) for _ in range(root.number(1))]
-        self.wraps = {digest("pltz wrap id", size=8, key=wrap): wrap for wrap in wraps}
+        self.wraps = {digest("pltz wrap id", size=8, key=key): key for key in map(root.take, [32] * root.number(1))}
         self.names = root.take(32)
         root.end()
 
-    def domain(self, domain: bytes) -> DomainKeys:
-        """Return the keys of a domain."""
-        if domain not in self._domains:
-            file = KeyFile(self._files, domain)
-            refuse(file.wrap not in self.wraps, "a key file of another key of the archive")
-            plain = unseal(self.wraps[file.wrap], file.box, self._archive, file.head)
-            self._domains[domain] = DomainKeys(file, plain)
-        return self._domains[domain]
+    def _domain(self, domain: bytes) -> DomainKeys:
+        file = KeyFile(self._files, domain)
+        refuse(file.wrap not in self.wraps, "a key file of another key of the archive")
+        return DomainKeys(file, unseal(self.wraps[file.wrap], file.box, self._archive, file.head))
