@@ -1125,10 +1125,13 @@ class Archive:
         )
         if (secret is None) == (tenant is None) or (tenant is not None and (add or drop)):
             raise UsageError("expected a new key for the archive, or a tenant whose keys change by themselves")
+        catalog = self.parts.catalog
         if secret is not None:
+            how = "add" if add else "drop" if drop else "change"
+            catalog.listing.publish(record=catalog.record(Verb.KEY, 1, how=how))  # before: none is without a record
             return rekey(keys, secret, add=add, drop=drop)
         with self.word_index().rekeyed(tenant or ""):
-            done = Eraser(self.parts.catalog, self.parts.writer).renew(tenant or "")
+            done = Eraser(catalog, self.parts.writer).renew(tenant or "")
         return Rekeyed(len(keys.root.secrets), done.files, done.moved)
 
     def hold(

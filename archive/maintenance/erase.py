@@ -320,7 +320,8 @@ class Eraser:
         older = {root: units for root, units in records.units.items() if root != begun.newest}
         moves = {root: {unit for unit in units if begun.has(root, unit)} for root, units in older.items()}
         moved = Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
-        destroyed = self._destroy(begun.renewed(), begun.since, None, records)
+        record = self._record(Verb.KEY, TENANT, tenant, count=moved)
+        destroyed = self._destroy(begun.renewed(), begun.since, None, record, records)
         return replace(self._receipt(Erasure(tenant, None), known, finished, done=[destroyed]), moved=moved)
 
     def _want_free(self, tenant: str, name: str | None = None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+import pltz
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import RAW as NO_KDF, KeySource, Secret
@@ -222,3 +224,18 @@ def sealed_records(disk: SimDisk) -> list[tuple[Pack, Record]]:
 def test_a_secret_that_asks_for_a_hostile_scrypt_is_refused() -> None:
     with pytest.raises(CorruptError, match="refused"):
         SealedSecret.decode(SealedSecret(1, (30, 32, 16), bytes(16)).place + bytes(48))
+
+
+def test_a_change_is_asked_of_a_sealed_archive_and_recorded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not sealed"):
+        pltz.Archive.open(tmp_path / "open", create=True).rekey(passphrase="battery staple")
+    cold = pltz.Archive.open(tmp_path / "cold", create=True, passphrase="correct horse", actor="ann")
+    cold.put("greeting", "hello")
+    for wrong in ({}, {"passphrase": "battery staple", "tenant": "default"}, {"tenant": "default", "add": True}):
+        with pytest.raises(UsageError, match="expected a new key"):
+            cold.rekey(**wrong)
+    assert cold.rekey(tenant="default").moved == 1
+    assert cold.rekey(passphrase="battery staple") == Rekeyed(1, 1)
+    again = pltz.Archive.open(tmp_path / "cold", passphrase="battery staple")
+    assert again.get("greeting").value == b"hello"
+    assert [entry.actor for entry in again.audit() if entry.verb == "key"] == ["ann", "ann"]
