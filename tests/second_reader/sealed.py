@@ -10,8 +10,6 @@ from tests.second_reader.fields import Damaged, Fields, Newer, first, refuse
 from tests.second_reader.model import digest
 from tests.second_reader.state import Files, checked
 
-VERSION, ROOT = 1, 0xFFFF
-
 
 def unseal(key: bytes, box: bytes, *about: bytes) -> bytes:
     """Return what is in a box. ``about``: what it is bound to."""
@@ -27,7 +25,7 @@ class KeyFile:
     def __init__(self, files: Files, domain: bytes) -> None:
         names = sorted(name for name in files if name.startswith(f"keys/{domain.hex()}-"))
         copies = (files[name] for name in names if name[:-2] == names[-1][:-2] and files[name][8:24] == domain)
-        fields: Fields = first(lambda data: checked(data, "pltz key", b"PLTk", VERSION), copies)
+        fields: Fields = first(lambda data: checked(data, "pltz key", b"PLTk", 1), copies)
         reserved, _, self.generation, self.wrap, count = fields.unpack("3s16sI8sB")
         refuse(any(reserved), "a key file of a newer version", Newer)
         self.lineages = [fields.take(4) for _ in range(count)]
@@ -53,7 +51,7 @@ class DomainKeys:
         """Return the key of a unit's records that name a root; None where it was destroyed."""
         began, slot = int.from_bytes(root[4:], "big"), int.from_bytes(unit[:2], "big") >> 4
         refuse(root[:4] not in self._file.lineages or began > self._file.generation, "a domain that lost its keys")
-        own, roots = ([(since, key) for at, since, key in self._slots if at == place] for place in (slot, ROOT))
+        own, roots = ([(since, key) for at, since, key in self._slots if at == place] for place in (slot, 0xFFFF))
         if own or not (keys := [key for since, key in roots if since <= began]):
             return next((key for since, key in reversed(own) if since <= began), None)
         return digest("pltz slot", slot.to_bytes(2, "little"), size=32, key=keys[-1])
