@@ -127,7 +127,7 @@ def conversations_of(session: Session) -> Iterator[Conversation]:
         return
     known, begin = _format_of(text[:FIRST]), 0
     while begin < len(text):
-        end = min(begin + NEAR, len(text))
+        end = min(begin + NEAR // 4, len(text))  # parsed, they are some seven times as many
         end = text.find(b"\n", end, end + NEAR) + 1 or end  # a line that is longer is cut, and cannot be read
         yield _conversation(*_of_lines(text[begin:end], known), True)
         begin = end

@@ -36,7 +36,7 @@ class LongText:
             raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
 
     @classmethod
-    def filled(cls, name: str, pieces: Iterable[bytes]) -> LongText:
+    def filled(cls, name: str, pieces: Iterable[bytes | memoryview]) -> LongText:
         """Return bytes that are written into a temporary file, which is gone with this object.
 
         Raises UsageError where its disk is full, and the errors of ``pieces``.
@@ -47,6 +47,7 @@ class LongText:
             for piece in pieces:
                 file.write(piece)
                 size += len(piece)
+                del piece
             file.flush()
         except OSError as exc:
             where = tempfile.gettempdir()
