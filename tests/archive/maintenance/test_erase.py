@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,33 @@ def test_a_put_beside_the_erase_of_its_tenant_is_there_afterwards(
 
     monkeypatch.setattr(Keyring, "check", late)
     writer.put([chat("x", [1, 2], [3])])
+    archive = reopen(disk, codec)
+    assert done and catalogue(archive) == {("acme", "x"): [1, 2, 3]} and archive.verify(decode=True).sound
+
+
+def test_a_put_that_looked_behind_the_last_word_of_an_erase_is_there_afterwards(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys go between the writer's look at them and its swap, which the swap of the last word does not stop."""
+    sealed.put([chat("a", [1, 2])])
+    writer, check, publish, done = reopen(disk, codec), Keyring.check, Eraser._publish, list[bool]()
+
+    def beside(self: Eraser, *of: Any) -> None:
+        if done:
+            return publish(self, *of)
+
+        def late(keys: Keyring, domains: Iterable[bytes]) -> None:
+            check(keys, domains)
+            if keys is writer.keys and not done:
+                done.append(True)
+                publish(self, *of)
+
+        monkeypatch.setattr(Keyring, "check", late)
+        writer.put([chat("x", [1, 2], [3])])
+
+    monkeypatch.setattr(Eraser, "_publish", beside)
+    with suppress(ArchiveError):  # the proof may find the new session
+        reopen(disk, codec).erase("acme")
     archive = reopen(disk, codec)
     assert done and catalogue(archive) == {("acme", "x"): [1, 2, 3]} and archive.verify(decode=True).sound
 
