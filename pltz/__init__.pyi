@@ -31,6 +31,7 @@ from pltz.archive.errors import (
     StoreError as StoreError,
     UnreadableError as UnreadableError,
     WriterFailed as WriterFailed,
+    WrongClock as WrongClock,
 )
 from pltz.archive.search import SearchHit as SearchHit
 from pltz.archive.writing.put_request import (

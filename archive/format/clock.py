@@ -27,11 +27,13 @@ class ArchiveClock(NamedTuple):
         >>> clock.believed(900 * DAY) / DAY, clock.seeing(901 * DAY).believed(901 * DAY) / DAY
         (101.5, 901.0)
         """
-        if forced or not self.agreed or (self.ahead and now >= self.ahead + AGAIN):
+        if forced or not self.agreed:
             return ArchiveClock(now)
-        if now <= self.agreed + STEP:
-            return ArchiveClock(max(self.agreed, now))
-        return ArchiveClock(self.agreed, min(self.ahead or now, now))
+        agrees = self.ahead and now >= self.ahead + AGAIN  # with that time, if not with a later one
+        agreed, ahead = (self.ahead, 0) if agrees else self
+        if now <= agreed + STEP:
+            return ArchiveClock(max(agreed, now))
+        return ArchiveClock(agreed, min(ahead or now, now))
 
     def believed(self, now: int) -> int:
         """Return the time by which ages count."""

@@ -29,10 +29,13 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
+from pltz.archive.archive import Archive
 from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version, VersionName
 from pltz.archive.errors import NotFound, RolledBack, StaysErased
+from pltz.archive.format.clock import STEP
 from pltz.archive.format.ids import Tokens
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
@@ -481,6 +484,21 @@ class GuardedMachine(AlikeMachine):
         beside = (7,) if event and event[0] == "collector" else ()  # one may delete what another condemned
         self.act(event, lambda: self.handles[handle].collect(dead_share=share, grace=grace), beside)
 
+    @precondition(lambda self: not self.hurt)
+    @rule(handle=HANDLE, days=st.integers(9, 4000), age=st.sampled_from([2, 30]), floor=st.booleans())
+    def expire_by_a_clock_that_went_ahead(self, handle: int, days: int, age: int, floor: bool) -> None:
+        """By age, through the library: a first look takes nothing that the archive's own time does not."""
+        self.settle()
+        cold, now = Archive(self.open().parts), self.disk.clock
+        agreed = max(cold.parts.catalog.listing.present.clock) or now  # or what this look agrees with
+        self.disk.clock += days * DAY
+        policy = Policy(keep_within=age * DAY, keep_at_least=(age + 1) * DAY if floor else None)
+        least = agreed + STEP - (age + floor) * DAY  # what is younger stays
+        for version in cold.expire(policy, dry_run=True):
+            assert version.time < least, "an age counts by a clock that went ahead"
+            assert not self.is_held((version.tenant, version.name)), "a policy takes what is held"
+        self.disk.clock = now
+
     @rule(seconds=st.sampled_from([60, 3 * DAY, GRACE + DAY]))
     def time_passes(self, seconds: int) -> None:
         self.disk.clock += seconds
@@ -741,9 +759,12 @@ class GuardedMachine(AlikeMachine):
             self.overwrite(path, old)
         if elsewhere:
             session, unknowing = self.session(*key, [*self.turns[key], [self.back % 256]]), DirectoryStore(self.disk)
-            receipts = self.act(None, lambda: self.opened(unknowing).put([session]))
-            assert receipts
-            self.learn(session, receipts[0])
+            named = Manifest.decode(kept[max(kept.keys() - {"manifest/before"})])
+            gone = any(f"index/{name}" not in self.disk.seen.names for name in named.indexes)  # replaced since
+            receipts = self.act(None, lambda: self.opened(unknowing).put([session]), (7,) * gone)
+            assert receipts or gone
+            for receipt in receipts or ():
+                self.learn(session, receipt)
         else:  # all objects of this machine say so, also one that was open before
             session = self.session(*key, [*self.turns[key], [len(turns)]])
             put: Callable[[], Any] = partial(self.handles[1 - handle].put, [session])

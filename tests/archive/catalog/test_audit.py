@@ -205,6 +205,7 @@ def test_a_clock_that_went_ahead_counts_once_a_second_look_agrees() -> None:
         clock = clock.seeing(wrong + late)
     assert clock.seeing(now + DAY) == ArchiveClock(now + DAY)  # it was put right
     assert clock.seeing(wrong + DAY).believed(wrong + DAY) == wrong + DAY
+    assert clock.seeing(2 * wrong).believed(2 * wrong) == wrong + STEP  # it agrees with the first, not with itself
     assert clock.is_behind(now - DAY - 1) and not clock.is_behind(now - DAY) and not clock.is_behind(wrong)
     assert clock.seeing(now - 9 * DAY) == clock._replace(ahead=0) and clock.seeing(5, forced=True) == ArchiveClock(5)
 
