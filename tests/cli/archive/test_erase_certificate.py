@@ -1,0 +1,38 @@
+"""pltz archive erase --certificate: one document says what went, when, by whom, why, and how that was proved."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Run, chat, lines
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+
+def test_a_certificate_has_what_a_lawyer_files(run: Run, tmp_path: Path) -> None:
+    (key := tmp_path / "key").write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    sealed = "-r", tmp_path / "cold", "--key-file", key
+    assert run("archive", "init", *sealed).exit_code == 0
+    for name in "ab":
+        line = json.dumps(chat(2)).encode()
+        words = "-", "--format", "jsonl", "--name", name, "--tenant", "acme"
+        assert run("archive", "put", *sealed, *words, input=line).exit_code == 0
+    paper = tmp_path / "erased.txt"
+    who = "--actor", "alice", "--reason", "request nine"
+    erase = "archive", "erase", *sealed, "--tenant", "acme"
+    assert run(*erase, "--name", "nobody", "--yes", "--certificate", paper).exit_code == 8 and not paper.exists()
+    assert run(*erase, "--name", "a", "--dry-run", "--certificate", paper).exit_code == 0 and not paper.exists()
+    assert run(*erase, "--name", "a", "--yes", "--certificate", paper, *who).exit_code == 0
+    text = paper.read_text()
+    [*_, last] = lines(run("audit", *sealed, "--json"))
+    for word in ("session 'a' of tenant 'acme'", "alice", "request nine", "1 version", last["digest"], "backups"):
+        assert word in text, word
+    assert "read from the raw packs" in text and last["verb"] == "erased" and "a" not in last["names"].values()
+    again = run(*erase, "--name", "b", "--yes", "--certificate", paper)
+    assert again.exit_code == 2 and "there already" in again.stderr and paper.read_text() == text
+    assert [row["name"] for row in lines(run("archive", "ls", *sealed, "--json"))] == ["b"]
+    both = tmp_path / "matching.txt"
+    assert run(*erase, "--matching", "bicycle", "--yes", "--certificate", both).exit_code == 0
+    assert both.read_text().count("CERTIFICATE OF ERASURE") == 1
