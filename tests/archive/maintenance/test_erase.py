@@ -45,7 +45,7 @@ def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[
     for file in every:
         if file.domain == domain:
             plain = dataclasses.replace(file, box=b"").head
-            body = unseal(keys._wrap, file.box, [keys.archive, plain], "")
+            body = unseal(keys._wraps[file.wrap], file.box, [keys.archive, plain], "")
             known.append(DomainKeys.decode(domain, file.generation, body, file.lineages))
     out = []
     for path in store.list("packs"):
