@@ -36,14 +36,10 @@ LINE = 160  # characters of a line of a call that is folded
 @click.argument("name")
 @shared.TENANT
 @shared.VERSION
-@click.option(
-    "--part", metavar="PATH", default="", help="Another part of the session, as the log of a sub-agent."
-)
+@click.option("--part", metavar="PATH", default="", help="Another part of the session, as the log of a sub-agent.")
 @click.option("--turns", "asked", metavar="N..M", help="Only turns N to M, or N alone; N.. and ..M too.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N turns.")
-@click.option(
-    "--all", "every", is_flag=True, help="Also branches that were left, and what a compaction replaced."
-)
+@click.option("--all", "every", is_flag=True, help="Also branches that were left, and what a compaction replaced.")
 @click.option("--full", is_flag=True, help="Fold nothing.")
 @click.option("--html", "form", flag_value="html", help="Print one HTML file.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
@@ -99,18 +95,12 @@ def _range(turns: str | None, last: int | None) -> slice:
     if turns is None:
         return slice(-last if last else None, None)
     begin, _, end = turns.partition("..") if ".." in turns else (turns, "..", turns)
-    if (
-        last
-        or not (begin or end)
-        or not all(word == "" or (word.isdecimal() and int(word)) for word in (begin, end))
-    ):
+    if last or not (begin or end) or not all(word == "" or (word.isdecimal() and int(word)) for word in (begin, end)):
         raise UsageError("expected turns as 40..60, 40.., ..60 or 40, from 1, and no --last beside")
     return slice(int(begin or 1) - 1, int(end) if end else None)
 
 
-def _facts(
-    title: str, version: int, talk: "Conversation", picked: "Iterable[ConversationTurn]"
-) -> dict[str, object]:
+def _facts(title: str, version: int, talk: "Conversation", picked: "Iterable[ConversationTurn]") -> dict[str, object]:
     said = [
         {
             "turn": turn.number,
@@ -160,9 +150,7 @@ def _text(note: str, turns: "Iterable[ConversationTurn]", full: bool) -> Iterato
         yield "[a picture]\n" * len(turn.pictures)
         for name, arguments in turn.calls:
             call, body = call_lines(name, arguments)
-            yield click.style(
-                f"  > {call if full or len(call) <= LINE else call[:LINE] + ' ...'}\n", fg="yellow"
-            )
+            yield click.style(f"  > {call if full or len(call) <= LINE else call[:LINE] + ' ...'}\n", fg="yellow")
             shown = body if full or len(body) <= FOLDED else body[:FOLDED]
             yield "".join(f"    {_painted(line)}\n" for line in shown)
             if len(shown) < len(body):
