@@ -1,6 +1,6 @@
 """Author: who changes an archive, and why. Holds and the audit have it.
 
-    Author.of("alice", "case 7")        Author.of(None, None)  -->  the system's user and host
+    Author.of("alice", "case 7")        Author.of(None, None)  -->  of PLTZ_ACTOR, else the system's user and host
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pltz.plt_codec.errors import UsageError
 
+ACTOR = "PLTZ_ACTOR"  # environment variable
 MOST = 1024  # bytes of an actor's name, and of a reason
 
 
@@ -23,11 +24,14 @@ class Author(NamedTuple):
 
     @classmethod
     def of(cls, actor: str | None, reason: str | None) -> Author:
-        """Return an author; without a name the system's user and host. Raises UsageError for what is too long."""
-        for given in (actor or "", reason or ""):
+        """Return an author; without a name that of the environment, else the system's user and host.
+
+        Raises UsageError for what is too long.
+        """
+        for given in (actor or os.environ.get(ACTOR, ""), reason or ""):
             if len(given.encode("utf-8", "surrogatepass")) > MOST:
                 raise UsageError(f"expected a name of who acts, and a reason, of at most {MOST} bytes each")
-        return cls(actor or _of_system(), reason or "")
+        return cls(actor or os.environ.get(ACTOR) or _of_system(), reason or "")
 
 
 def _of_system() -> str:

@@ -96,7 +96,10 @@ def test_alarms_have_an_exit_code_of_their_own_and_metrics(
     assert "pltz_nightly_exit_code 11\n" in metrics and "pltz_archive_newest_session_age_seconds" in metrics
 
 
-def test_floors_and_holds_spare_what_other_rules_let_expire(nightly: Nightly) -> None:
+def test_floors_and_holds_spare_what_other_rules_let_expire(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLTZ_ACTOR", "night")
     for turns in (1, 2, 3):
         nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(3)))
         nightly.run()
@@ -115,3 +118,4 @@ def test_floors_and_holds_spare_what_other_rules_let_expire(nightly: Nightly) ->
     assert nightly.run()["retention"]["forgotten"] == 2  # the last versions too
     with Archive.open(nightly.root / "cold") as cold:
         assert [v.name for v in cold.list()] == ["chat-1"]
+        assert {e.actor for e in cold.audit()} == {"night", "alice"}
