@@ -173,7 +173,7 @@ class SessionReader:
 
     def _long(self, version: Version) -> Session:
         """Return a session that is too long for memory, its bytes in a temporary file."""
-        pieces = (memoryview(tokens.astype(np.uint8, copy=False)) for tokens in self._reader.pieces(version))
+        pieces = (tokens.astype(np.uint8, copy=False).data for tokens in self._reader.pieces(version))
         return Session("text", LongText.filled(repr(version.name), pieces))
 
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
