@@ -110,9 +110,9 @@ def conversation_of(session: Session, *, every: bool = False) -> Conversation:
 def left_out(session: Session) -> str:
     """Return what the last branch of a log leaves out, as `Conversation.note`; empty of a log too long to tell.
 
-    >>> said = {"role": "user", "content": "Hi"}
-    >>> event = {"type": "user", "sessionId": "s", "message": said, "uuid": "1", "parentUuid": None}
-    >>> left_out(Session("chat", [event, {**event, "uuid": "3", "parentUuid": "2"}]))
+    >>> def event(role: str, uuid: str, above: str | None) -> dict[str, object]:
+    ...     return {"type": role, "message": {"role": role, "content": "Hi"}, "uuid": uuid, "parentUuid": above}
+    >>> left_out(Session("chat", [event("user", "1", None), event("assistant", "3", "2")]))
     'shows 1 of 2 messages, because the parent of one is not in the log'
     """
     long = isinstance(session.value, LongText) and len(session.value) > NEAR

@@ -189,6 +189,11 @@ def without_tools(messages: Sequence[Message]) -> list[Message]:
     return joined(found)
 
 
+def most_are_typed(events: Sequence[dict[str, Any]]) -> bool:
+    """Return whether most events say their type. One that others wrote between makes no other log of them."""
+    return 2 * sum(isinstance(event.get("type"), str) for event in events) > len(events)
+
+
 def branch(
     events: Sequence[dict[str, Any]], leaf: dict[str, Any], key: str = "id", parent: str = "parentId"
 ) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ the copy, a tenth of a millisecond, and a past about what the same bytes of text
     >>> coded = encode(text)
     >>> len(coded) < 80, decode(coded, len(text)) == text
     (True, True)
-    >>> len(encode(b"other words again", text)) < len(encode(b"other words again"))
+    >>> len(encode(b"other words, the same words again", text)) < len(encode(b"other words, the same words again"))
     True
 """
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, at, branch, in_a_row, spoken, why_apart
+from pltz.datasets.turns import Message, at, branch, in_a_row, most_are_typed, spoken, why_apart
 
 MARKS = ("sessionId", "leafUuid", "parent_tool_use_id")  # one of them names the session, or a place in it
 TYPES = ("file-history-snapshot", "queue-operation", "attribution-snapshot")  # lines of Claude Code alone
@@ -29,7 +29,7 @@ def _is_event(event: dict[str, Any]) -> bool:
 
 def _are_events(events: Sequence[dict[str, Any]]) -> bool:
     """Return whether the first events are Claude Code's: one is enough, as kinds of events come and go."""
-    return any(map(_is_event, events)) and all(isinstance(event.get("type"), str) for event in events)
+    return any(map(_is_event, events)) and most_are_typed(events)
 
 
 def conversation(events: list[dict[str, Any]]) -> list[Message]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, at, branch, in_a_row, said, spoken, why_apart
+from pltz.datasets.turns import Message, answered, at, branch, in_a_row, most_are_typed, said, spoken, why_apart
 
 
 def _is_head(event: dict[str, Any]) -> bool:
@@ -18,7 +18,7 @@ def _is_head(event: dict[str, Any]) -> bool:
 
 
 def _are_events(events: Sequence[dict[str, Any]]) -> bool:
-    return any(map(_is_head, events)) and all(isinstance(event.get("type"), str) for event in events)
+    return any(map(_is_head, events)) and most_are_typed(events)
 
 
 def conversation(events: list[dict[str, Any]]) -> list[Message]:

@@ -32,7 +32,7 @@ from tests.cli.commands import Put, Run, chat
 )
 def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str) -> None:
     done = run(*words)
-    assert done.exit_code == 2 and f"did you mean {meant}?" in done.stderr
+    assert done.exit_code == 2 and f"did you mean {meant}" in done.stderr
     assert done.stderr.startswith("error: no command") and done.stderr.count("\n") == 1
 
 

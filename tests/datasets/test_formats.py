@@ -165,6 +165,9 @@ def test_an_agent_log_is_one_session(format: str, events: list[Any], tmp_path: P
     for source in (path, lines(events)):
         [found], remarks = read(source)
         assert (found.noun, found.format, found.session.value) == ("agent log", format, lines(events)) and not remarks
+    if format not in ("events", "gemini-cli-lines"):  # a line that another program wrote makes no other log of it
+        [found], _ = read(lines([*events, events[-1], events[-1], {"note": "mine"}]))
+        assert (found.noun, found.format) == ("agent log", format)
 
 
 def test_an_agent_log_with_json_that_would_change_keeps_its_bytes(tmp_path: Path) -> None:
