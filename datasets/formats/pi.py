@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, at, branch, in_a_row, most_are_typed, said, spoken, why_apart
+from pltz.datasets.turns import (
+    Message,
+    answered,
+    at,
+    branch,
+    in_a_row,
+    most_are_typed,
+    said,
+    spoken,
+    why_apart,
+)
 
 
 def _is_head(event: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from pltz.serving.eviction.checked import Word, check, checked
 from pltz.serving.eviction.settings import HookSettings
 
 if TYPE_CHECKING:
-    from pltz.archive import Secret
+    from pltz.archive import KeySource
 
 WHERE = "kv_connector_extra_config"
 KEYS = ("key_file", "key_command", "passphrase_env")
@@ -76,7 +76,7 @@ class VllmSettings:
         hook = checked(HookSettings, {name: given[name] for name in given.keys() & of_hook}, WHERE)
         return checked(cls, {name: given[name] for name in given.keys() - of_hook} | {"hook": hook}, WHERE)
 
-    def secret(self) -> Secret | None:
+    def secret(self) -> KeySource | None:
         """Return the secret that opens the archive, or None where no setting gives a key.
 
         Raises UsageError.

@@ -23,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive import Archive, OsDisk, Secret, opener
-from pltz.plt_codec import command, environment
+from pltz.archive import Archive, KeySource, OsDisk, Secret, opener
+from pltz.plt_codec import UsageError, command, environment
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
@@ -50,7 +50,7 @@ def start(
     journal: Path,
     archive: str | os.PathLike[str],
     bundle: Bundle | str | os.PathLike[str] | None,
-    key: Secret | None,
+    key: KeySource | None,
     settings: HookSettings,
     aside: Aside,
 ) -> Process:
@@ -61,6 +61,8 @@ def start(
     """
     from pltz.models import Bundle
 
+    if key is not None and not isinstance(key, Secret):
+        raise UsageError("a key service stays in its process: pass a Secret, or drain the journal by `pltz hook drain`")
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     opened = opener.open_at(archive, key=key)
     opened.want_key()

@@ -51,7 +51,7 @@ from pltz.serving.eviction.settings import HookSettings
 from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
-    from pltz.archive import Secret
+    from pltz.archive import KeySource
     from pltz.models import Bundle
     from pltz.serving.eviction.background import Process
     from pltz.serving.eviction.metrics import HookCollector
@@ -110,7 +110,7 @@ class EvictionHook:
         tokenizer: bytes | str | os.PathLike[str] | None = None,
         target: bytes | None = None,
         bundle: Bundle | str | os.PathLike[str] | None = None,
-        key: Secret | None = None,
+        key: KeySource | None = None,
         settings: HookSettings | None = None,
     ) -> EvictionHook:
         """Open a hook over a journal directory, made if missing.

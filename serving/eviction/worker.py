@@ -42,7 +42,7 @@ from pltz.serving.eviction.journal.segment import EntryFrame
 from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
-    from pltz.archive import OpenArchive, Secret
+    from pltz.archive import KeySource, OpenArchive
     from pltz.models import Bundle
     from pltz.plt_codec import LayoutName
 
@@ -308,7 +308,7 @@ def drain(
     archive: str | os.PathLike[str] | Archive,
     *,
     bundle: Bundle | str | os.PathLike[str] | None = None,
-    key: Secret | None = None,
+    key: KeySource | None = None,
     threads: int | None = None,
     layout: LayoutName = "default",
     model_ids: bool | None = None,

@@ -25,7 +25,7 @@ from pltz.serving.nightly.state import check_place
 from pltz.serving.nightly.watch import NightWatch
 
 if TYPE_CHECKING:
-    from pltz.archive import Secret
+    from pltz.archive import KeySource
 
 MAX_CONFIG = 1 << 24  # bytes
 MANY = 1 << 31
@@ -221,7 +221,7 @@ class Config:
         if self.key_file and self.key_command:
             raise UsageError("key_file and key_command exclude each other")
 
-    def secret(self) -> Secret | None:
+    def secret(self) -> KeySource | None:
         """Return the secret that opens a sealed archive, or None. Raises UsageError."""
         from pltz.archive import Secret
 
