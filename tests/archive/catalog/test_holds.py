@@ -14,9 +14,10 @@ from pltz.archive.archive import Archive
 from pltz.archive.author import Author
 from pltz.archive.catalog.holds import LegalHold
 from pltz.archive.copy import copy
-from pltz.archive.errors import NotFound, OnHold
+from pltz.archive.errors import NotFound, OnHold, Outdated
 from pltz.archive.format.hold import VERSION, Hold
 from pltz.archive.format.ids import tenant_of
+from pltz.archive.format.record import FORGET
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
 from pltz.archive.storage.store import DirectoryStore
@@ -63,6 +64,15 @@ def free(archive: TowerArchive) -> None:
 
 def names(archive: TowerArchive) -> list[str]:
     return sorted({v.name for v in archive.ls(history=True, forgotten=True)})
+
+
+def test_a_forget_that_was_decided_before_a_hold_is_decided_again(codec: SegmentCodec) -> None:
+    disk, archive = made(codec)
+    beside, marker = reopen(disk, codec), archive.parts.marker
+    marking = marker.of([v for v in archive.ls(history=True) if v.name == "a"][:1], FORGET)
+    hold(beside, **HELD["session"])
+    with pytest.raises(Outdated):
+        marker.mark(marking)
 
 
 @pytest.mark.parametrize("what", HELD)
