@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int64]
 
 LEVELS = PLATFORM, COMMUNITY, BOT, SESSION = "platform", "community", "bot", "session"
-BEGIN = 1_800_000_000  # time of the first put, in seconds since 1970
+BEGIN = 1_700_000_000  # time of the first put, in seconds since 1970
 
 
 @dataclass(frozen=True, eq=False)

@@ -424,10 +424,11 @@ class Collector:
 
     def _sweep(self) -> None:
         """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""
-        store = self.catalog.store
+        store, listing = self.catalog.store, self.catalog.listing
         protected = object_names.packs_among(store.list(object_names.PARITY))
         there = object_names.packs_listed(store.list(object_names.PACKS))  # after: parity is put after the pack
-        for pack in sorted(protected - there.keys() - self.catalog.listing.packs.keys()):
+        named = listing.packs.keys() | listing.missing()  # one that vanished comes back by its parity
+        for pack in sorted(protected - there.keys() - named):
             if not is_there(store, object_names.pack(pack)):
                 store.delete(object_names.parity(pack))
 

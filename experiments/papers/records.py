@@ -23,7 +23,7 @@ THAW = Recorded(
     "2026-11-29", "python -m pltz.experiments thaw --shape llama-8b --device cuda", "benchmarks/results/thaw.json"
 )
 DEVICE = Recorded(
-    "2026-11-23", "python -m pltz.benchmarks.kv.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
+    "2026-11-30", "python -m pltz.benchmarks.kv.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
 )
 FORMS = Recorded(
     "2026-11-23",
@@ -98,8 +98,8 @@ RECORDED = [
     ),
     PaperRow(
         TOWERS, "10.10", "tiers: hot, warm, cold", "1 us, 0.1 to 1 ms, 100 to 500 ms",
-        "H200, 8B, 4,000 tokens: 1.7 ms on the device; 11.2 ms raw in host memory, 16.1 predictive; 20.9 from "
-        "disk; 133 cold",
+        "H200, 8B, 4,000 tokens: 5.8 ms on the device; 15.2 ms raw in host memory; predictive 24.3 from disk; "
+        "133 cold",
         FAILS, "the paper counts an access to memory; a whole session is copied or decoded and joined: 10 to 100 times",
         DEVICE,
     ),

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -275,7 +275,8 @@ class Worker:
             if not archive.codecs.of_ids(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
                 with suppress(ModelError):  # its entries are refused then
                     archive.codecs.add(found)
-        return archive.put_many([as_item(entry) for entry in entries])
+        now = archive.parts.store.now()  # an eviction under a clock that went ahead is no later than this
+        return archive.put_many([replace(item, time=min(item.time or now, now)) for item in map(as_item, entries)])
 
     def _count(self, put: PutReceipt) -> None:
         self.done.unchanged += put.unchanged

@@ -21,7 +21,7 @@ import json
 import time
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from pltz.archive import (
     Archive,
@@ -195,7 +195,8 @@ class _Shard:
         entry = row.entry
         try:
             with refusing(entry.where):
-                return self.source.item(entry)
+                item, now = self.source.item(entry), self.cold.parts.store.now()
+                return item if item.time is None else replace(item, time=min(item.time, now))
         except (*OF_THE_SESSION, FormatError) as exc:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
