@@ -141,10 +141,14 @@ class Draw:
 
 
 class Operation:
-    """One operation. ``leases``: what it holds until it ended. ``place``: the archive it works on."""
+    """One operation. ``leases``: what it holds until it ended. ``place``: the archive it works on.
+
+    ``steady``: it runs alone, by a clock that is right.
+    """
 
     kind = ""
     allowed = r"Fenced: "  # errors that concurrent work may cause
+    steady = False
 
     def __init__(self) -> None:
         self.leases: set[Any] = set()
