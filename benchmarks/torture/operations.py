@@ -221,6 +221,8 @@ class Texts(Operation):
             for put in commit:
                 session = draw.record.main[put.key]
                 session.pending.add(put.digest)
+                if session.buried:
+                    self.allowed = r"Fenced: |StaysErased: "
         return bool(self.commits)
 
     def _fits(self, draw: Draw, put: PlannedPut) -> bool:
@@ -489,7 +491,7 @@ class Erase(Operation):
         if any(s.erasing for s in sessions) or not any(s.live for s in sessions):
             self.allowed = r"Fenced: |NotFound: "  # erased by one that was killed, or forgotten and collected
         for key in self.keys:
-            draw.record.main[key].erasing = True
+            draw.record.main[key].erasing = draw.record.main[key].buried = True
         draw.again[:] = [[p for p in puts if p.key not in self.keys] for puts in draw.again]
 
     def asked(self) -> Any:

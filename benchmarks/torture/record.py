@@ -46,6 +46,7 @@ class KnownSession:
     ``last``: digest that was requested last.
     ``twice``: digests that were requested again and may be two versions.
     ``erasing``: perhaps erased.
+    ``buried``: an erase was asked for. One that was killed may have buried its name, though its versions are there.
     ``settled``: a get must find it, which is not so before a journal is drained.
     ``stamp``: number of the operation that changed it last."""
 
@@ -59,6 +60,7 @@ class KnownSession:
     last: str = ""
     twice: set[str] = field(default_factory=set)
     erasing: bool = False
+    buried: bool = False
     settled: bool = True
     stamp: int = 0
 
