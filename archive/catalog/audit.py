@@ -103,11 +103,11 @@ def _tails(catalog: Catalog) -> tuple[list[AuditTail], CorruptError | None]:
 
 def _entry(catalog: Catalog, chained: ChainedRecord) -> AuditEntry:
     record, about = chained.record, dict[str, Any]()
-    with suppress(ValueError, FormatError):
+    with suppress(ValueError, TypeError, RecursionError, FormatError):
         if not record.flags & SEALED:
-            about = json.loads(record.note)
+            about = dict(json.loads(record.note))
         elif not isinstance(catalog.keys, LockedArchive):
-            about = json.loads(catalog.keys.open_note(record.note, NOTE_OF))
+            about = dict(json.loads(catalog.keys.open_note(record.note, NOTE_OF)))
     verb = Verb(record.verb).name.lower() if record.verb in [*Verb] else str(record.verb)
     return AuditEntry(
         chained.place,

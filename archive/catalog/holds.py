@@ -19,14 +19,14 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import NotFound, OnHold, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import AuditRecord, Verb
-from pltz.archive.format.hold import SESSION, TAG, TENANT, Hold
+from pltz.archive.format.hold import MAX_SIZE, SESSION, TAG, TENANT, Hold
 from pltz.archive.format.ids import SALTED, TENANT as DOMAIN
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.manifest import MOST_HOLDS, Manifest
 from pltz.archive.format.record import unpack_about
 from pltz.archive.humanize import moment
 from pltz.archive.storage.store import is_there
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.catalog.listing import Found, Listing
@@ -89,10 +89,16 @@ class Holds:
 
     def _read(self, row: Hold) -> LegalHold:
         if row.id not in self._known:
-            note = json.loads(self._keys.open_note(row.note, row.head))
-            tag = tuple(note["tag"]) if note["tag"] else None
-            of = note["tenant"], note["name"], tag, note["actor"], note["reason"]
-            self._known[row.id] = LegalHold(row.id, row.time, *of)
+            note = self._keys.open_note(row.note, row.head)
+            try:
+                of = json.loads(note)
+                tenant, name, tag, actor, reason = (of[key] for key in ("tenant", "name", "tag", "actor", "reason"))
+                words = [word for word in (tenant, name, *(tag or ())) if word is not None]
+                if not all(isinstance(word, str) for word in (*words, actor, reason)) or len(tag or "kv") != 2:
+                    raise TypeError("other values than words")
+            except (ValueError, KeyError, TypeError, RecursionError) as exc:
+                raise CorruptError(f"the note of hold {row.id[:SHOWN].hex()} is none: damaged") from exc
+            self._known[row.id] = LegalHold(row.id, row.time, tenant, name, tuple(tag) if tag else None, actor, reason)
         return self._known[row.id]
 
     # ---- questions
@@ -154,6 +160,8 @@ class Holds:
         store = self._listing.store
         row = Hold(kind, self._listing.archive, store.now() if time is None else time, b"", domain, session)
         row = replace(row, note=keys.seal_note(json.dumps(note, ensure_ascii=False).encode(), row.head))
+        if len(row.encode()) > MAX_SIZE:  # no reader would take it, nor the manifest with it
+            raise UsageError(f"expected a hold of at most {MAX_SIZE} bytes: use a shorter name, tag or reason")
 
         def placing(manifest: Manifest) -> Manifest:
             if len(manifest.holds) >= MOST_HOLDS:

@@ -75,6 +75,24 @@ def test_a_forget_that_was_decided_before_a_hold_is_decided_again(codec: Segment
         marker.mark(marking)
 
 
+def test_a_hold_that_no_reader_would_take_is_not_placed(codec: SegmentCodec) -> None:
+    disk, archive = made(codec)
+    with pytest.raises(UsageError, match="at most 8192 bytes"):
+        hold(archive, tenant="acme", tag=("matter", "7" * 9000))
+    assert not reopen(disk, codec).catalog.holds.rows
+
+
+@pytest.mark.parametrize("note", [b"", b"[" * 7000, b"[]", b'{"tenant": 1}', b"\xff"])
+def test_a_note_that_was_made_up_is_damage(codec: SegmentCodec, note: bytes) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
+    archive.put([session("a", 1)])
+    listing = archive.catalog.listing
+    row = Hold(2, listing.archive, 5, note)
+    listing.publish(lambda manifest: replace(manifest, holds={row.id: row}))
+    with pytest.raises(CorruptError, match="the note of hold"):
+        archive.forget([*archive.ls(history=True)])
+
+
 @pytest.mark.parametrize("what", HELD)
 def test_nothing_takes_what_is_held(codec: SegmentCodec, what: str) -> None:
     disk, archive = made(codec)

@@ -306,7 +306,7 @@ def decisions() -> Vectors:
 
 
 def patches() -> Vectors:
-    """How many ids a target has, canonical ids, the real ones, and the patch between them."""
+    """Draw the number of ids of a target, canonical ids, real ones, and the patch between them."""
     cases = [[10, 20, 30], [10, 21, 22, 30], [10, 20, 30, 299], [30], [20, 10, 23, 24, 30, 21, 22], [299] * 5]
     found: Vectors = []
     for real in cases:
