@@ -3,8 +3,6 @@
 `make test` runs all tests so, those of each file in one process. Files of `conftest.LONG` come next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ A file is named by a digest of all that it is made from, the compiler's version 
 Files that no run used for a month are removed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -90,17 +90,13 @@ def _make(size: int) -> bytes:
     """Train a byte-level BPE of ``size`` ids, as tokenizers JSON: specials at 0..31, the others in mixed order."""
     texts = [message["content"] for session in sample_sessions()[:60] for message in session.value["messages"]]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(WORDS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(SPECIALS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=size - len(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tree = json.loads(tokenizer.to_str())
@@ -155,10 +151,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        show_progress=False,
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
     )
     tokenizer.train_from_iterator((m["content"] for s in sample_sessions()[:30] for m in s.value["messages"]), trainer)
     wrap: Any = transformers.PreTrainedTokenizerFast
@@ -167,11 +161,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.save_pretrained(folder)
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
-        vocab_size=600,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
+        vocab_size=600, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=2048,
     )
     auto: Any = transformers.AutoModelForCausalLM

@@ -7,8 +7,6 @@ A comment before a block says why it is not run: `<!-- not run: it needs a GPU -
     python -m tests.documents README.md      # run the page, and write the output of its `console` blocks into it
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -29,15 +27,11 @@ REAL_LOG = ROOT / "tests/real_log"
 SECONDS = 300
 LOGS = {  # name of a log, and what is said in it
     "0f3a6c1e-7f1f-4a52-9d5e-2f1b3c4d5e6f": (
-        "The bell costs 0 in the shop. Find out why.",
-        "grep -n bell prices.py",
-        '12:    "bell": 4.50 // 10,',
+        "The bell costs 0 in the shop. Find out why.", "grep -n bell prices.py", '12:    "bell": 4.50 // 10,',
         "The price is divided by 10 with //, which rounds down to 0. I would write 4.50.",
     ),
     "5b7d9e20-3c1a-4f6e-8a2b-9c0d1e2f3a4b": (
-        "Add a test for the price of the bell.",
-        "ls tests",
-        "test_prices.py",
+        "Add a test for the price of the bell.", "ls tests", "test_prices.py",
         "I have added test_the_bell_is_not_free to tests/test_prices.py, and it passes.",
     ),
 }
@@ -118,15 +112,8 @@ class Sandbox:
 
     def _output(self, words: list[str], code: str) -> str:
         done = subprocess.run(
-            ["/usr/bin/env", *words],
-            cwd=self.folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            ["/usr/bin/env", *words], cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS, check=False,
         )
         output = done.stdout.replace(str(self.folder), "")
         assert done.returncode == 0, f"{code}\nended with {done.returncode} and printed\n{output}"
@@ -138,19 +125,13 @@ def _agent_log(name: str, asked: str, command: str, found: str, answer: str) -> 
     tool = {"type": "tool_use", "id": "toolu_01", "name": "Bash", "input": {"command": command}}
     result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": found}
     said: list[tuple[str, Any]] = [
-        ("user", asked),
-        ("assistant", [{"type": "text", "text": "I will look at the files."}, tool]),
-        ("user", [result]),
-        ("assistant", [{"type": "text", "text": answer}]),
+        ("user", asked), ("assistant", [{"type": "text", "text": "I will look at the files."}, tool]),
+        ("user", [result]), ("assistant", [{"type": "text", "text": answer}]),
     ]
     events = [
         {
-            "parentUuid": f"{name}-{number - 1}" if number else None,
-            "sessionId": name,
-            "cwd": "/home/me/shop",
-            "type": role,
-            "message": {"role": role, "content": content},
-            "uuid": f"{name}-{number}",
+            "parentUuid": f"{name}-{number - 1}" if number else None, "sessionId": name, "cwd": "/home/me/shop",
+            "type": role, "message": {"role": role, "content": content}, "uuid": f"{name}-{number}",
             "timestamp": f"2026-03-01T09:00:{number:02}.000Z",
         }
         for number, (role, content) in enumerate(said)

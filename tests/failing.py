@@ -1,7 +1,5 @@
 """A function that fails, to stand in the place of another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 `test_damage.py` damages each of them. A new format is a function here, and has its tests of damage by that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A module from a file that no package holds: a maker of golden files, or an example."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

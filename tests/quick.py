@@ -12,8 +12,6 @@ selects, in this order,
 No test begins after the minute, and the run says so then. `make test` runs them all.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

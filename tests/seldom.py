@@ -8,8 +8,6 @@
 where that is their digest now.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Compile for tests once, and again where anything of it changed."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damage: whatever happens to a file of any format, reading gives a named error or the same value."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Code parses, imports `pltz` alone, and its calls fit the functions that they cal
 page (`tests/documents.py`), and print what the page shows.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -55,9 +53,7 @@ SHOWN = {name: code for name, code in shown() if not name.startswith(INSIDE)}
 def faults(code: str) -> list[str]:
     """Return what is wrong with a piece of code, a line each."""
     tree = ast.parse(code)
-    kinds: dict[str, Any] = {
-        "pltz": pltz
-    }  # what a name stands for: the package, or an object of a class of it
+    kinds: dict[str, Any] = {"pltz": pltz}  # what a name stands for: the package, or an object of a class of it
     found = [f"import pltz, not {name}" for name in _imports(tree) if name.startswith("pltz.")]
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -119,9 +115,7 @@ def _misfit(start: Any, dotted: list[str], call: ast.Call) -> list[str]:
 
 def test_there_are_examples_to_check() -> None:
     assert {name.partition(":")[0] for name in SHOWN} >= {
-        "docs/quickstart.md",
-        "docs/vllm.md",
-        "examples/llama_server.py",
+        "docs/quickstart.md", "docs/vllm.md", "examples/llama_server.py",
     }
     assert len(SHOWN) >= 9
 
@@ -131,18 +125,15 @@ def test_what_is_shown_imports_pltz_alone_and_calls_it_right(name: str) -> None:
     assert faults(SHOWN[name]) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "fault"),
-    [
-        ("from pltz.archive.archive import Archive", "import pltz, not pltz.archive.archive.Archive"),
-        ("import pltz.api", "import pltz, not pltz.api"),
-        ("import pltz\npltz.api.thaw('x')", "pltz.api is not public"),
-        ("import pltz\npltz.Archive.make('x')", "there is no pltz.Archive.make"),
-        ("import pltz\ncold = pltz.Archive.open('x', creat=True)", "creat"),
-        ("import pltz\ncold = pltz.Archive.open('x')\ncold.get('x', 'acme')", "cold.get: too many positional"),
-        ("import pltz\ncold = pltz.Archive.open('x')\ncold.fetch('x')", "there is no cold.fetch"),
-    ],
-)
+@pytest.mark.parametrize(("code", "fault"), [
+    ("from pltz.archive.archive import Archive", "import pltz, not pltz.archive.archive.Archive"),
+    ("import pltz.api", "import pltz, not pltz.api"),
+    ("import pltz\npltz.api.thaw('x')", "pltz.api is not public"),
+    ("import pltz\npltz.Archive.make('x')", "there is no pltz.Archive.make"),
+    ("import pltz\ncold = pltz.Archive.open('x', creat=True)", "creat"),
+    ("import pltz\ncold = pltz.Archive.open('x')\ncold.get('x', 'acme')", "cold.get: too many positional"),
+    ("import pltz\ncold = pltz.Archive.open('x')\ncold.fetch('x')", "there is no cold.fetch"),
+])
 def test_the_check_finds_what_is_wrong(code: str, fault: str) -> None:
     assert any(fault in one for one in faults(code))
 
@@ -207,7 +198,7 @@ def test_bits_are_per_byte() -> None:
 COMMANDS = {page: [block for block in blocks(page) if block.language in ("sh", "console", "python")] for page in RUN}
 PARSED = re.compile(r"^(?:\$ )?pltz ((?:[^\n|<>&#\\;]|\\\n)+)", re.MULTILINE)
 BEFORE = {  # names that the code of a page uses and does not make
-    "transformers.md": "system_ids = [33, 99]; token_ids = [*system_ids, 101, 7, 8]; caches = {'chat-7': None}\n",
+    "transformers.md": "system_ids = [33, 99]; token_ids = [*system_ids, 101, 7, 8]; caches = {'chat-7': None}\n"
 }
 
 

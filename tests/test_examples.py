@@ -13,9 +13,7 @@ from tests.test_imports import MAY_IMPORT
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [*(ROOT / "pltz").glob("*.py"), *(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))]
 WITH_EXAMPLES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in FILES
-    if ">>> " in path.read_text("utf8")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES if ">>> " in path.read_text("utf8")
 )
 
 

@@ -1,7 +1,5 @@
 """The examples of EXTENDING.md run, in their order, and each of them fills its port."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -118,9 +118,7 @@ def test_dir_shows_what_is_public_and_nothing_else() -> None:
 @pytest.mark.parametrize("module", [errors, archive_errors])
 def test_the_whole_error_tree_is_exported(module: ModuleType) -> None:
     tree = {
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, errors.PltzError)
+        name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, errors.PltzError)
     }
     assert tree <= set(pltz.__all__)
     assert all(getattr(pltz, name) is getattr(module, name) for name in tree)
@@ -135,25 +133,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 # ---- compress and decompress
 
 
-@pytest.mark.parametrize(
-    ("given", "sessions"),
-    [
-        (CHAT, [Session("chat", CHAT)]),
-        (CHAT["messages"], [Session("chat", CHAT["messages"])]),
-        ([CHAT, CHAT], [Session("chat", CHAT)] * 2),
-        ([CHAT["messages"]], [Session("chat", CHAT["messages"])]),
-        (Session("text", b"one"), [Session("text", b"one")]),
-        (
-            ["one", b"two", bytearray(b"three")],
-            [Session("text", b"one"), Session("text", b"two"), Session("text", b"three")],
-        ),
-        ([[33, 34], (35,), np.array([36])], [Session("ids", [33, 34]), Session("ids", [35]), Session("ids", [36])]),
-        (json.dumps(CHAT).encode(), [Session("chat", CHAT)]),
-        ((c for c in [CHAT]), [Session("chat", CHAT)]),
-        ([], []),
-    ],
-    ids=["chat", "messages", "chats", "lists", "session", "texts", "ids", "file-bytes", "generator", "nothing"],
-)
+@pytest.mark.parametrize(("given", "sessions"), [
+    (CHAT, [Session("chat", CHAT)]), (CHAT["messages"], [Session("chat", CHAT["messages"])]),
+    ([CHAT, CHAT], [Session("chat", CHAT)] * 2), ([CHAT["messages"]], [Session("chat", CHAT["messages"])]),
+    (Session("text", b"one"), [Session("text", b"one")]),
+    (
+        ["one", b"two", bytearray(b"three")],
+        [Session("text", b"one"), Session("text", b"two"), Session("text", b"three")],
+    ),
+    ([[33, 34], (35,), np.array([36])], [Session("ids", [33, 34]), Session("ids", [35]), Session("ids", [36])]),
+    (json.dumps(CHAT).encode(), [Session("chat", CHAT)]), ((c for c in [CHAT]), [Session("chat", CHAT)]), ([], []),
+], ids=["chat", "messages", "chats", "lists", "session", "texts", "ids", "file-bytes", "generator", "nothing"])
 def test_what_counts_as_sessions(codec: Codec, given: Any, sessions: list[Session]) -> None:
     assert pltz.decompress(pltz.compress(given, bundle=codec), bundle=codec) == sessions
 

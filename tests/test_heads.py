@@ -1,7 +1,5 @@
 """The head of every module begins with one sentence, and its trees, tables and lists keep their lines."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -15,9 +13,7 @@ from tests.test_imports import MAY_IMPORT
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = [*MAY_IMPORT, "pltz"]
 FILES = sorted(
-    path.relative_to(ROOT)
-    for room in ROOMS
-    for path in (ROOT / room).rglob("*.py")
+    path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")
     if not any(folder.is_symlink() for folder in path.parents)
 )
 WORDS = 30  # of the first sentence
@@ -84,17 +80,14 @@ def test_no_docstring_begins_with_a_question() -> None:
     assert not found
 
 
-@pytest.mark.parametrize(
-    ("head", "told"),
-    [
-        ("no capital.", "no capital"),
-        ("Thaw: from ids to KV", "no sentence"),
-        ("Errors: all of them.\n\nPltzError ├── ArchiveError  7 │   └── StoreError  7", "a tree was joined"),
-        ("Verify: read.\n\npacks     digest against name", "not indented"),
-        ("Thaw: ids.\n\n* Its KV differs by noise (token by\ntoken).", "goes on outside"),
-        ("Words: " + "word " * 30 + "end.", "32 words"),
-    ],
-)
+@pytest.mark.parametrize(("head", "told"), [
+    ("no capital.", "no capital"),
+    ("Thaw: from ids to KV", "no sentence"),
+    ("Errors: all of them.\n\nPltzError ├── ArchiveError  7 │   └── StoreError  7", "a tree was joined"),
+    ("Verify: read.\n\npacks     digest against name", "not indented"),
+    ("Thaw: ids.\n\n* Its KV differs by noise (token by\ntoken).", "goes on outside"),
+    ("Words: " + "word " * 30 + "end.", "32 words"),
+])
 def test_a_destroyed_head_is_seen(head: str, told: str) -> None:
     assert [fault for fault in faults(head) if told in fault]
 
@@ -118,8 +111,7 @@ def test_a_public_function_has_a_docstring_and_a_method_has_one_where_it_is_firs
     # A method that implements a protocol's or a base class's is documented there, under the same name.
     documented = {node.name for _, node, method in found if method and ast.get_docstring(node)}
     bare = [
-        f"{path}:{node.lineno} {node.name}"
-        for path, node, method in found
+        f"{path}:{node.lineno} {node.name}" for path, node, method in found
         if not ast.get_docstring(node) and not is_overload(node) and not (method and node.name in documented)
     ]
     assert not bare

@@ -3,8 +3,6 @@
 Nothing imports upwards, not even lazily or for types alone.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import importlib
@@ -22,16 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Rooms from the bottom to the top. A room imports those before it in its row of MAY_IMPORT, and itself.
 CORE = {"plt_codec", "models", "datasets", "coding", "archive", "cli", "api", "options"}
 MAY_IMPORT = {
-    "plt_codec": set[str](),
-    "models": {"plt_codec"},
-    "datasets": {"models", "plt_codec"},
-    "coding": {"models", "plt_codec"},
-    "archive": {"coding", "datasets", "models", "plt_codec"},
-    "cli": CORE,
-    "kv": CORE,
-    "serving": CORE | {"kv"},
-    "training": CORE,
-    "benchmarks": CORE | {"kv", "serving", "training"},
+    "plt_codec": set[str](), "models": {"plt_codec"}, "datasets": {"models", "plt_codec"},
+    "coding": {"models", "plt_codec"}, "archive": {"coding", "datasets", "models", "plt_codec"}, "cli": CORE,
+    "kv": CORE, "serving": CORE | {"kv"}, "training": CORE, "benchmarks": CORE | {"kv", "serving", "training"},
     "experiments": CORE | {"kv", "serving", "training", "benchmarks"},
 }
 # Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings
@@ -39,80 +30,37 @@ MAY_IMPORT = {
 WINGS = {
     "plt_codec": (
         "errors extras identity limits named_files offer",
-        "varint versions weights lanes types zstd ppmd repeats range_coder",
-        "child_python",
-        "engines",
-        "container",
+        "varint versions weights lanes types zstd ppmd repeats range_coder", "child_python", "engines", "container",
     ),
     "models": ("bundle", "session", "target"),
-    "kv": (
-        "errors port",
-        "engines",
-        "pool predictive",
-        "kv_forms calibrate",
-        "store",
-        "memory thaw",
-        "commands",
-    ),
+    "kv": ("errors port", "engines", "pool predictive", "kv_forms calibrate", "store", "memory thaw", "commands"),
     "serving": ("eviction", "engines", "nightly", "server", "browse live", "commands"),
     "coding": (
-        "level look options parts sketch threads workers",
-        "log",
-        "codecs",
-        "decode_limits neighbours",
-        "host_work",
-        "decoder",
-        "drafts",
-        "pipeline",
-        "codec",
-        "partners",
-        "session_file",
+        "level look options parts sketch threads workers", "log", "codecs", "decode_limits neighbours", "host_work",
+        "decoder", "drafts", "pipeline", "codec", "partners", "session_file",
     ),
     "archive": (
-        "errors humanize arguments author work_part",
-        "format",
-        "storage",
-        "encryption",
-        "catalog",
-        "writing",
-        "maintenance",
-        "opener retention",
-        "copy holders search",
-        "word_index",
-        "archive version_sizes",
+        "errors humanize arguments author work_part", "format", "storage", "encryption", "catalog", "writing",
+        "maintenance", "opener retention", "copy holders search", "word_index", "archive version_sizes",
     ),
     "benchmarks": (
-        "options peers plots random_weights records speed turns",
-        "archive kv sizes",
-        "exactness trace_session",
+        "options peers plots random_weights records speed turns", "archive kv sizes", "exactness trace_session",
         "torture __main__",
     ),
     "experiments": (
-        "neighbours compose three_tiers bench_kv kv_peers kv_rows",
-        "learned_kv",
-        "communities",
-        "deployment",
-        "archive thaw joint lossy slots stack",
-        "papers",
-        "__main__",
+        "neighbours compose three_tiers bench_kv kv_peers kv_rows", "learned_kv", "communities", "deployment",
+        "archive thaw joint lossy slots stack", "papers", "__main__",
     ),
     "cli": (
-        "ui",
-        "above",
-        "bench archive bundle",
-        "compress decompress demo doctor help inspect resume search show",
-        "root",
-        "main",
+        "ui", "above", "bench archive bundle", "compress decompress demo doctor help inspect resume search show",
+        "root", "main",
     ),
 }
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
 ABOVE = Path("cli/above.py")  # names the commands of the rooms above the core, which load when they are called
 BY_NAME = {
-    "datasets/secrets.py",
-    "plt_codec/offer.py",
-    "cli/ui/groups.py",
-    "cli/bench/codec/compressors.py",
+    "datasets/secrets.py", "plt_codec/offer.py", "cli/ui/groups.py", "cli/bench/codec/compressors.py",
     "benchmarks/peers/context_mixing.py",
 }
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
@@ -248,9 +196,7 @@ def test_no_importlib_hides_an_arrow() -> None:
 def test_no_tensors_at_import_time() -> None:
     """Commands and the archive load no torch before they need it; engines and training may."""
     wrong = [
-        str(path)
-        for path, tree in trees().items()
-        if path.parts[0] in ("cli", "archive", "datasets")
+        str(path) for path, tree in trees().items() if path.parts[0] in ("cli", "archive", "datasets")
         and {name.split(".")[0] for node in at_import_time(tree) for name in imports(node)} & HEAVY
     ]
     assert not wrong

@@ -1,7 +1,5 @@
 """A name stands for one thing: no two classes of the project share one."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 

@@ -32,9 +32,7 @@ def test_rooms_apart_are_not_in_the_wheel() -> None:
 def test_what_code_reads_is_package_data(folder: str) -> None:
     homes = {Path(place): package for package, place in SETUP["package-dir"].items()}
     packed = {
-        path
-        for home, package in homes.items()
-        for pattern in SETUP["package-data"].get(package, [])
+        path for home, package in homes.items() for pattern in SETUP["package-data"].get(package, [])
         for path in (ROOT / home).glob(pattern)
     }
     data = {path for path in (ROOT / folder).rglob("*") if path.suffix in DATA and path.is_file()}

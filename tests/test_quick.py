@@ -1,7 +1,5 @@
 """`make quick` takes the tests nearest to what changed first."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

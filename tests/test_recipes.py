@@ -1,7 +1,5 @@
 """The hooks, units and property list of docs/recipes.md, as they stand there, before those who would read them."""
 
-from __future__ import annotations
-
 import json
 import plistlib
 import re
@@ -65,12 +63,7 @@ def test_hooks_of_claude_code_keep_a_session_its_parts_and_its_growth(path: str,
     hooks = json.loads(BLOCKS["json"].code)["hooks"]
     command = {name: hooks[name][0]["hooks"][0]["command"] for name in ("SessionEnd", "PreCompact")}
     log = user.home / f".claude/projects/-home-me-shop/{UUID}.jsonl"
-    event = {
-        "session_id": UUID,
-        "transcript_path": str(log),
-        "cwd": "/home/me/shop",
-        "permission_mode": "default",
-    }
+    event = {"session_id": UUID, "transcript_path": str(log), "cwd": "/home/me/shop", "permission_mode": "default"}
     name = f"./-home-me-shop/{UUID}"
 
     before = log.read_bytes()
@@ -98,24 +91,12 @@ def test_notify_of_codex_keeps_the_rollout_of_its_thread(path: str, tmp_path: Pa
     folder = user.home / ".codex/sessions/2026/08/01"
     folder.mkdir(parents=True)
     rollout = folder / f"rollout-2026-08-01T10-00-00-{UUID}.jsonl"
-    meta = {
-        "timestamp": "2026-08-01T10:00:00.000Z",
-        "type": "session_meta",
-        "payload": {"id": UUID, "cwd": "/home/me"},
-    }
-    said = {
-        "type": "message",
-        "role": "user",
-        "content": [{"type": "input_text", "text": "Why does the bell cost 0?"}],
-    }
+    meta = {"timestamp": "2026-08-01T10:00:00.000Z", "type": "session_meta", "payload": {"id": UUID, "cwd": "/home/me"}}
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Why does the bell cost 0?"}]}
     line = json.dumps({"timestamp": meta["timestamp"], "type": "response_item", "payload": said}) + "\n"
     rollout.write_text(json.dumps(meta) + "\n" + line)
     event: dict[str, object] = {
-        "type": "agent-turn-complete",
-        "thread-id": UUID,
-        "turn-id": "1",
-        "cwd": "/home/me",
-        "client": "codex-tui",
+        "type": "agent-turn-complete", "thread-id": UUID, "turn-id": "1", "cwd": "/home/me", "client": "codex-tui",
     }
     event |= {"input-messages": ["Why does the bell cost 0?"], "last-assistant-message": "It's // 10."}
     command = shlex.join([*notify, json.dumps(event)])
@@ -137,9 +118,7 @@ def test_a_hook_without_a_log_says_so_and_blocks_nothing(path: str, tmp_path: Pa
 
 def units() -> dict[str, str]:
     """The unit files that the page shows, by name."""
-    found = re.findall(
-        r"`~/\.config/systemd/user/([^`]+)`:\n\n((?:    .*\n|\n)+)", DOC.read_text(), re.MULTILINE
-    )
+    found = re.findall(r"`~/\.config/systemd/user/([^`]+)`:\n\n((?:    .*\n|\n)+)", DOC.read_text(), re.MULTILINE)
     return {name: re.sub(r"^    ", "", body, flags=re.MULTILINE) for name, body in found}
 
 
@@ -151,12 +130,8 @@ def test_systemd_has_nothing_to_say_of_the_units(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text.replace("%h/.local/bin/pltz", sys.executable))  # one that is here
     files = [str(tmp_path / name) for name in units()]
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--user", "--man=no", *files],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
+        ["systemd-analyze", "verify", "--user", "--man=no", *files], check=False, capture_output=True, text=True,
+        timeout=180, env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

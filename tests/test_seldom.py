@@ -1,7 +1,5 @@
 """Tests that run seldom run where one of their files changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

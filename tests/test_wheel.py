@@ -4,8 +4,6 @@ The environment is lent the packages of the tests, without pltz itself. So nothi
 checkout can be imported.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os
@@ -74,8 +72,7 @@ def _out(at: str, names: list[str], ignored: list[str]) -> set[str]:
     for pattern in ignored:
         anywhere = pattern.startswith("**/")
         found |= {
-            name
-            for name in names
+            name for name in names
             if fnmatch.fnmatch(name if anywhere else (where / name).as_posix(), pattern.removeprefix("**/"))
         }
     return found
@@ -115,10 +112,7 @@ def test_the_wheel_holds_what_it_should(built: Image) -> None:
     log = re.escape(f"pltz/coding/log/{compiled.folder().name}/")
     assert all(any(re.match(log + name + r"\..*so", each) for each in names) for name in compiled.MODULES)
     assert {name.rpartition("licenses/")[2] for name in names if "/licenses/" in name} >= {
-        "LICENSE",
-        "models/bundles/mini/CARD.md",
-        "models/bundles/nano/CARD.md",
-        "datasets/sample/LICENSES.md",
+        "LICENSE", "models/bundles/mini/CARD.md", "models/bundles/nano/CARD.md", "datasets/sample/LICENSES.md",
     }
     assert [name for name in names if name.endswith((".c", ".pyc"))] == []
     assert [name for name in names if re.search("/bundles/base/|/benchmarks/|/experiments/", name)] == []

@@ -7,8 +7,6 @@ Every command is a process of its own with its own streams, folder and exit code
 imports were done before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

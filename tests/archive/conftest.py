@@ -3,8 +3,6 @@
 The codec is zlib over 32-bit ids: exact, fast, without weights.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import threading

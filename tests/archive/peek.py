@@ -3,8 +3,6 @@
 Tests that say something of records, and not of what calls return, take them from here alone.
 """
 
-from __future__ import annotations
-
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.listing import Found
 from pltz.archive.format.ids import NO_SEGMENT

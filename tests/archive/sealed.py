@@ -1,7 +1,5 @@
 """Helpers of the tests of sealed archives: a key, sessions below one prompt, and opening again with the key."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pltz.archive.encryption.keys import KeySource, Secret
@@ -21,9 +19,7 @@ def reopen(disk: SimDisk, codec: SegmentCodec, key: KeySource | None = RAW) -> T
 
 
 def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
-    return NewSession(
-        name, [PROMPT, *map(np.array, turns)], tenant, shared=1, tags={"topic": name + "-tag"}
-    )
+    return NewSession(name, [PROMPT, *map(np.array, turns)], tenant, shared=1, tags={"topic": name + "-tag"})
 
 
 def tokens(archive: TowerArchive, name: str, tenant: str = "acme") -> list[int]:

@@ -1,7 +1,5 @@
 """`pltz.Archive`: what users do with an archive, in folders and buckets, open ones and sealed ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,16 +216,11 @@ def test_a_target_keeps_the_ids_it_would_see(cold: pltz.Archive, foreign: Path) 
     assert cold.get("text").ids.tolist() == stranger.tokenize("plain")
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"prefixes": (2,)}, "token ids"),
-        ({"parent": "b"}, "token ids"),
-        ({"base": "b", "salt": "s"}, "leave one of them out"),
-        ({"target": "mini-llama", "tokenizer": b"{}"}, "leave tokenizer out"),
-        ({"time": -1}, "seconds since 1970"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error"), [
+    ({"prefixes": (2,)}, "token ids"), ({"parent": "b"}, "token ids"),
+    ({"base": "b", "salt": "s"}, "leave one of them out"),
+    ({"target": "mini-llama", "tokenizer": b"{}"}, "leave tokenizer out"), ({"time": -1}, "seconds since 1970"),
+])
 def test_arguments_without_sense_are_refused(cold: pltz.Archive, options: dict[str, Any], error: str) -> None:
     with pytest.raises(pltz.UsageError, match=error):
         cold.put("a", "text", **options)
@@ -402,35 +395,32 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         assert again.get("a", tenant="acme").value == b"one"
 
 
-@pytest.mark.parametrize(
-    ("call", "argument"),
-    [
-        (lambda cold: cold.put(BAD, "x"), "a string as name, found float"),
-        (lambda cold: cold.put("a", "x", tenant=None), "a string as tenant, found NoneType"),
-        (lambda cold: cold.put("a", "x", tags=["red"]), "a mapping of strings to strings as tags, found list"),
-        (lambda cold: cold.put("a", "x", tags={"a": 1}), "strings as keys and values of tags, found int"),
-        (lambda cold: cold.put("a", "x", base=7), "a string as base, found int"),
-        (lambda cold: cold.put("a", "x", time="noon"), "a whole number as time, found str"),
-        (lambda cold: cold.put("a", Path("x.jsonl")), "found the path 'x.jsonl'"),
-        (lambda cold: cold.put("a", BAD), "found float"),
-        (lambda cold: list(cold.put_many([PutRequest(BAD, "x")])), "a string as name"),
-        (lambda cold: cold.get(BAD), "a string as name"),
-        (lambda cold: cold.get("a", version="1"), "a whole number as version, found str"),
-        (lambda cold: list(cold.get_many([BAD])), "a string as names"),
-        (lambda cold: cold.history(BAD), "a string as name"),
-        (lambda cold: list(cold.list(BAD)), "a string as tenant"),
-        (lambda cold: cold.forget(BAD), "a name or several as names"),
-        (lambda cold: cold.undelete(["a", BAD]), "a string as names"),
-        (lambda cold: pltz.Thawer(cold).thaw(BAD), "a string as name"),
-        (lambda cold: pltz.Archive.open(BAD), "a path as place, found float"),
-        (lambda cold: pltz.Archive.open("cold", device=BAD), "a string as device"),
-        (lambda cold: pltz.Archive.open("cold", threads=BAD), "a whole number as threads"),
-        (lambda cold: cold.collect(grace="1d"), "seconds, 0 or more, as grace, found str"),
-        (lambda cold: cold.collect(dead_share=20), "a share, 0 to 1, as dead_share, found int"),
-        (lambda cold: cold.verify(expect=BAD), "a string as expect"),
-        (lambda cold: cold.erase(base=BAD), "a string as base"),
-    ],
-)
+@pytest.mark.parametrize(("call", "argument"), [
+    (lambda cold: cold.put(BAD, "x"), "a string as name, found float"),
+    (lambda cold: cold.put("a", "x", tenant=None), "a string as tenant, found NoneType"),
+    (lambda cold: cold.put("a", "x", tags=["red"]), "a mapping of strings to strings as tags, found list"),
+    (lambda cold: cold.put("a", "x", tags={"a": 1}), "strings as keys and values of tags, found int"),
+    (lambda cold: cold.put("a", "x", base=7), "a string as base, found int"),
+    (lambda cold: cold.put("a", "x", time="noon"), "a whole number as time, found str"),
+    (lambda cold: cold.put("a", Path("x.jsonl")), "found the path 'x.jsonl'"),
+    (lambda cold: cold.put("a", BAD), "found float"),
+    (lambda cold: list(cold.put_many([PutRequest(BAD, "x")])), "a string as name"),
+    (lambda cold: cold.get(BAD), "a string as name"),
+    (lambda cold: cold.get("a", version="1"), "a whole number as version, found str"),
+    (lambda cold: list(cold.get_many([BAD])), "a string as names"),
+    (lambda cold: cold.history(BAD), "a string as name"),
+    (lambda cold: list(cold.list(BAD)), "a string as tenant"),
+    (lambda cold: cold.forget(BAD), "a name or several as names"),
+    (lambda cold: cold.undelete(["a", BAD]), "a string as names"),
+    (lambda cold: pltz.Thawer(cold).thaw(BAD), "a string as name"),
+    (lambda cold: pltz.Archive.open(BAD), "a path as place, found float"),
+    (lambda cold: pltz.Archive.open("cold", device=BAD), "a string as device"),
+    (lambda cold: pltz.Archive.open("cold", threads=BAD), "a whole number as threads"),
+    (lambda cold: cold.collect(grace="1d"), "seconds, 0 or more, as grace, found str"),
+    (lambda cold: cold.collect(dead_share=20), "a share, 0 to 1, as dead_share, found int"),
+    (lambda cold: cold.verify(expect=BAD), "a string as expect"),
+    (lambda cold: cold.erase(base=BAD), "a string as base"),
+])
 def test_an_argument_of_a_wrong_type_is_named(
     call: Callable[[pltz.Archive], object], argument: str, cold: pltz.Archive
 ) -> None:

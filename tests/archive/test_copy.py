@@ -1,7 +1,5 @@
 """Copies between open and sealed archives: a second run adds nothing, and a run that was cut off resumes."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -47,16 +45,11 @@ def copied(source: TowerArchive, to: TowerArchive) -> list[bool]:
 
 
 def content(archive: TowerArchive) -> list[tuple[str, str, int, int, list[int]]]:
-    return [
-        (v.tenant, v.name, v.version, v.time, archive.tower(v).tokens.tolist())
-        for v in archive.ls(history=True)
-    ]
+    return [(v.tenant, v.name, v.version, v.time, archive.tower(v).tokens.tolist()) for v in archive.ls(history=True)]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), list(itertools.product(KEYS, KEYS)))
-def test_a_copy_that_is_run_again_adds_nothing(
-    codec: SegmentCodec, theirs: Secret | None, ours: Secret | None
-) -> None:
+def test_a_copy_that_is_run_again_adds_nothing(codec: SegmentCodec, theirs: Secret | None, ours: Secret | None) -> None:
     source, to = filled(codec, theirs), made(codec, ours)
     assert copied(source, to) == [False] * 5
     for _ in range(2):

@@ -3,8 +3,6 @@
 Damaged archives are named by their defect.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable
@@ -83,18 +81,11 @@ def first(state: DiskState, folder: str) -> tuple[str, bytes]:
 
 
 DEFECTS: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda d: b"",
-    "one-byte": lambda d: d[:1],
-    "cut-in-half": lambda d: d[: len(d) // 2],
-    "last-byte-missing": lambda d: d[:-1],
-    "byte-appended": lambda d: d + b"\0",
-    "zeroed": lambda d: bytes(len(d)),
-    "head-zeroed": lambda d: bytes(64) + d[64:],
-    "tail-zeroed": lambda d: d[:-64] + bytes(64),
+    "empty": lambda d: b"", "one-byte": lambda d: d[:1], "cut-in-half": lambda d: d[: len(d) // 2],
+    "last-byte-missing": lambda d: d[:-1], "byte-appended": lambda d: d + b"\0", "zeroed": lambda d: bytes(len(d)),
+    "head-zeroed": lambda d: bytes(64) + d[64:], "tail-zeroed": lambda d: d[:-64] + bytes(64),
     "middle-zeroed": lambda d: d[: len(d) // 2 - 20] + bytes(40) + d[len(d) // 2 + 20 :],
-    "first-byte-removed": lambda d: d[1:],
-    "doubled": lambda d: d + d,
-    "reversed": lambda d: d[::-1],
+    "first-byte-removed": lambda d: d[1:], "doubled": lambda d: d + d, "reversed": lambda d: d[::-1],
 }
 
 

@@ -1,7 +1,5 @@
 """Acknowledged data lasts, even if other processes were killed between a link and its fsync, or an fsync failed."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -38,9 +36,7 @@ def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[TowerA
 # After a failed sync
 
 
-def test_who_failed_to_sync_deletes_nothing(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
+def test_who_failed_to_sync_deletes_nothing(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     """Fail the fsync of a collector's linked copies: collecting again would find them and delete the originals."""
     archive.put([NewSession("a", [PROMPT, PROMPT])])
     archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
@@ -71,9 +67,7 @@ def test_a_store_that_failed_to_sync_changes_nothing_more(disk: SimDisk) -> None
     with pytest.raises(WriterFailed):
         store.put("packs/b", b"2")
     for change in (
-        lambda: store.put("packs/c", b"3"),
-        lambda: store.delete("packs/a"),
-        lambda: store.shred("packs/a"),
+        lambda: store.put("packs/c", b"3"), lambda: store.delete("packs/a"), lambda: store.shred("packs/a"),
         lambda: store.settle("packs"),
     ):
         with pytest.raises(WriterFailed):
@@ -163,11 +157,7 @@ def test_a_rebuild_replaces_a_damaged_index_of_the_same_name(
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_more_packs_than_an_index_covers(
-    disk: SimDisk,
-    archive: TowerArchive,
-    codec: SegmentCodec,
-    monkeypatch: pytest.MonkeyPatch,
-    everything: bool,
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
     monkeypatch.setattr(index, "MAX_PACKS", 3)
     for n in range(8):

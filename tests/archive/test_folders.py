@@ -1,7 +1,5 @@
 """Empty folders dropped by a tool (git, rsync -m, object sync): the archive opens, and writers remake them durably."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

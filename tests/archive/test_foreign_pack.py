@@ -1,7 +1,5 @@
 """A pack of another archive among our packs is refused by name and moved aside. None of it is read or saved."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -59,9 +57,7 @@ def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCo
     assert before.items() <= mixed.seen.files().items() | {(p, d) for p, d in before.items() if p[:9] == "manifest/"}
 
 
-def test_repair_moves_it_aside_and_saves_nothing_of_it(
-    mixed: SimDisk, other: SimDisk, codec: SegmentCodec
-) -> None:
+def test_repair_moves_it_aside_and_saves_nothing_of_it(mixed: SimDisk, other: SimDisk, codec: SegmentCodec) -> None:
     theirs = {p: d for p, d in other.seen.files().items() if p.startswith("packs/")}
     dry = Repairer(DirectoryStore(mixed), dry_run=True).run()
     assert theirs.items() <= mixed.seen.files().items()

@@ -37,11 +37,8 @@ def place(tmp_path: Path) -> Path:
 def tell(place: Path) -> Iterator[Tell]:
     """Tell another process what to do; it is acknowledged when this returns."""
     with subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        text=True,
+        [sys.executable, "-c", OTHER, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, text=True,
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         into, out = child.stdin, child.stdout

@@ -1,7 +1,5 @@
 """A full disk never blocks progress: forget, erase and collect free room on it, and puts are refused by name."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

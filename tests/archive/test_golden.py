@@ -1,7 +1,5 @@
 """Golden archives (tests/golden/archives): sound ones are read, and each defect gets the verdict listed here."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import zipfile
@@ -90,12 +88,7 @@ REFUSED = {  # not opened, and not repaired
     "bad-sealed-keys-of-a-newer-version": VersionError,
     "bad-sealed-archive-key-missing": CorruptError,
 }
-SPECIAL = [
-    "bad-loss-recorded",
-    "bad-footer-and-parity-gone",
-    "bad-pack-of-a-newer-version",
-    "bad-sealed-keys-missing",
-]
+SPECIAL = ["bad-loss-recorded", "bad-footer-and-parity-gone", "bad-pack-of-a-newer-version", "bad-sealed-keys-missing"]
 
 
 def disk_of(name: str) -> SimDisk:

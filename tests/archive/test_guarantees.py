@@ -8,8 +8,6 @@ a fresh and through an old object of the archive, open and sealed.
 `SEEDS` walk in every run. PLTZ_ALL_FAULTS=1 adds `MORE`, and takes half an hour.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -335,8 +333,7 @@ class GuardedMachine(AlikeMachine):
     def harmless(self) -> bool:
         """Return whether no damaged file keeps anything from being read."""
         return all(
-            path.startswith(("parity/", "index/"))
-            or (path.startswith("keys/") and other_copy(path) not in self.hurt)
+            path.startswith(("parity/", "index/")) or (path.startswith("keys/") and other_copy(path) not in self.hurt)
             for path in self.hurt
         )
 
@@ -674,10 +671,8 @@ class GuardedMachine(AlikeMachine):
             return
         burst = bytes(b ^ 0x5A for b in files[path][at : at + length])
         new = {
-            "changed": files[path][:at] + burst + files[path][at + len(burst) :],
-            "cut": files[path][:at],
-            "zeroed": bytes(len(files[path])),
-            "other": files[data.draw(st.sampled_from(others or [path]))],
+            "changed": files[path][:at] + burst + files[path][at + len(burst) :], "cut": files[path][:at],
+            "zeroed": bytes(len(files[path])), "other": files[data.draw(st.sampled_from(others or [path]))],
             "foreign": foreign(folder, self.key),
         }[kind]
         self.overwrite(path, new)
@@ -943,19 +938,11 @@ def tokens_of(session: Any) -> tuple[int, ...]:
     return tuple(np.concatenate(list(session.segments)).astype(int).tolist())
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [GuardedMachine, SealedMachine],
-    ids=["open", "sealed"],
-)
+@pytest.mark.parametrize("machine", [GuardedMachine, SealedMachine], ids=["open", "sealed"])
 @pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
 def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:
     walks = settings(
-        max_examples=examples(WALKS),
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
+        max_examples=examples(WALKS), stateful_step_count=STEPS, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     run_state_machine_as_test(hypothesis.seed(seed)(type(machine.__name__, (machine,), {})), settings=walks)

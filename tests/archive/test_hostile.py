@@ -1,7 +1,5 @@
 """Hostile files with valid checksums, made by an attacker with write access, are refused or cost little."""
 
-from __future__ import annotations
-
 import tracemalloc
 import zlib
 from contextlib import suppress
@@ -124,9 +122,7 @@ def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: Seg
 
 
 @pytest.mark.parametrize("time", [1 << 62, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_pack_from_the_end_of_time(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int
-) -> None:
+def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = peek(archive, "a")[-1]
     builder = Builder(5, bytes(16), archive.settings.archive)
@@ -237,9 +233,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_index_over_packs_that_cannot_be(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
-) -> None:
+def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     [pack] = archive.catalog.listing.packs
     size = (1 << 32) - 1

@@ -1,7 +1,5 @@
 """Init: of several at once one wins completely, and an init that a crash cut off can be run again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -49,9 +47,7 @@ def made(store: Store, codec: SegmentCodec, key: Secret | None) -> TowerArchive 
         return exc
 
 
-def made_too(
-    store: Store, codec: SegmentCodec, key: Secret | None, results: list[TowerArchive | PltzError]
-) -> None:
+def made_too(store: Store, codec: SegmentCodec, key: Secret | None, results: list[TowerArchive | PltzError]) -> None:
     results.append(made(store, codec, key))
 
 

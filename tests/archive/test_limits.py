@@ -1,7 +1,5 @@
 """The limits of one session in an archive: every way in refuses more, and larger claims are refused undecoded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,7 @@ from tests.archive.towers import SessionArchive, TowerArchive
 def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:
     piece = np.zeros(1 << 20, np.uint32)
     tower = [piece] * (MAX_TOKENS // len(piece) + 1)
-    with pytest.raises(
-        LimitError, match=f"at most {MAX_TOKENS} tokens, found {len(tower) << 20} in 'big': split"
-    ):
+    with pytest.raises(LimitError, match=f"at most {MAX_TOKENS} tokens, found {len(tower) << 20} in 'big': split"):
         archive.put([NewSession("small", [piece[:5]]), NewSession("big", tower)])
     assert not list(archive.ls())
 
@@ -77,9 +73,7 @@ def test_a_session_archive_sends_large_sessions_to_ppmd(
 
 def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_path: Path) -> None:
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
-    with pytest.raises(
-        LimitError, match=f"session 'big': .* at most {MAX_BYTES} bytes, found {MAX_BYTES + 1}"
-    ):
+    with pytest.raises(LimitError, match=f"session 'big': .* at most {MAX_BYTES} bytes, found {MAX_BYTES + 1}"):
         list(cold.put([PutRequest("big", Session("text", bytes(MAX_BYTES + 1)))]))
     with pytest.raises(LimitError, match=f"at most {MAX_IDS} token ids, found {MAX_IDS + 1}: split"):
         ids = Session("ids", np.zeros(MAX_IDS + 1, np.int32))
@@ -89,10 +83,7 @@ def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["the bundle's ids", "ids of another tokenizer"])
 def test_a_token_archive_sends_large_sessions_to_ppmd(
-    bundle: Bundle,
-    tmp_path: Path,
-    tiny_tokenizer_json: Callable[..., bytes],
-    foreign: bool,
+    bundle: Bundle, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes], foreign: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read large sessions again in a new process. Their next version builds on them, and the model's on theirs."""

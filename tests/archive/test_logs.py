@@ -1,7 +1,5 @@
 """Logs in an archive: they grow by their new lines, and an unchanged one is not coded."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Logs of any length: put, grown and read a slice at a time, with no more than that in memory."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -206,9 +206,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.handles[handle] = self.open()
 
     @rule(
-        handle=st.integers(0, HANDLES - 1),
-        call=st.integers(1, 7),
-        code=st.sampled_from([errno.ENOSPC, errno.EIO]),
+        handle=st.integers(0, HANDLES - 1), call=st.integers(1, 7), code=st.sampled_from([errno.ENOSPC, errno.EIO]),
         kept=st.booleans(),
     )
     def put_with_a_fault(self, handle: int, call: int, code: int, kept: bool) -> None:
@@ -216,9 +214,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
         try:
             self.learn(session, self.handles[handle].put([session])[0].id)
-        except (
-            WriterFailed
-        ):  # unsynced data may or may not last: the machine takes either branch
+        except WriterFailed:  # unsynced data may or may not last: the machine takes either branch
             if kept:
                 self.disk.sync_directory("packs")
             self.power_cut()
@@ -256,15 +252,12 @@ class ArchiveMachine(RuleBasedStateMachine):
         if not self.handles:
             return
         expected: dict[Any, Any] = {
-            (*key, number): tokens
-            for key, versions in self.model.items()
-            for number, tokens in versions.items()
+            (*key, number): tokens for key, versions in self.model.items() for number, tokens in versions.items()
             if (*key, number) not in self.forgotten
         }
         for archive in (self.open(), self.handles[0]):
             found = {
-                (v.tenant, v.name, v.id): tuple(archive.tower(v).tokens.tolist())
-                for v in archive.ls(history=True)
+                (v.tenant, v.name, v.id): tuple(archive.tower(v).tokens.tolist()) for v in archive.ls(history=True)
                 if v.name != Parts.NAME
             }
             assert found == expected
@@ -344,8 +337,7 @@ class RangedBucketMachine(BucketMachine):
     @rule(skip=st.integers(0, 12), failures=st.integers(1, 3), late=st.booleans(), data=st.data())
     def get_with_a_fault(self, skip: int, failures: int, late: bool, data: st.DataObject) -> None:
         live = sorted(
-            key
-            for key, versions in self.model.items()
+            key for key, versions in self.model.items()
             if any((*key, number) not in self.forgotten for number in versions)
         )
         s = self.server
@@ -354,8 +346,7 @@ class RangedBucketMachine(BucketMachine):
             s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", failures, skip, late
             for tenant, name in data.draw(st.permutations([*live, ("x", "nobody")])):
                 wanted = {
-                    tokens
-                    for number, tokens in self.model.get((tenant, name), {}).items()
+                    tokens for number, tokens in self.model.get((tenant, name), {}).items()
                     if (tenant, name, number) not in self.forgotten
                 }
                 try:

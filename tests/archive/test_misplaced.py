@@ -4,8 +4,6 @@ A walk takes two files of one archive, or one of its own and one of another arch
 them, moves one to the other or copies it there; or it damages one. Then it reads, verifies and repairs.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A manifest of a backup comes back: what objects do that were open before, and machines that saw nothing newer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,15 +47,11 @@ def copied(archive: TowerArchive, codec: SegmentCodec) -> None:
 
 
 WORK: dict[str, Callable[[TowerArchive, SegmentCodec], object]] = {
-    "get": lambda archive, _: archive.get("a"),
-    "get another": lambda archive, _: archive.get("u"),
-    "ls": lambda archive, _: list(archive.ls()),
-    "copy": copied,
-    "forget": lambda archive, _: Archive(archive.parts).forget("a"),
-    "expire": lambda archive, _: expire(archive),
+    "get": lambda archive, _: archive.get("a"), "get another": lambda archive, _: archive.get("u"),
+    "ls": lambda archive, _: list(archive.ls()), "copy": copied,
+    "forget": lambda archive, _: Archive(archive.parts).forget("a"), "expire": lambda archive, _: expire(archive),
     "put": lambda archive, _: archive.put([session("a", 4)]),
-    "put again": lambda archive, _: archive.put([session("a", 1)]),
-    "collect": lambda archive, _: archive.collect(),
+    "put again": lambda archive, _: archive.put([session("a", 1)]), "collect": lambda archive, _: archive.collect(),
     "verify": lambda archive, _: archive.verify(),
 }
 

@@ -1,7 +1,5 @@
 """Sessions frozen with an installed bundle that is not the default are read without naming it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,9 +24,7 @@ LATER = Session("chat", {"messages": [{"role": "user", "content": "a later one"}
 
 
 @pytest.fixture
-def shipped(
-    tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def shipped(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make three embedded bundles: two of one vocabulary, one of another."""
     root = tmp_path / "bundles"
     for name, seed, vocabulary in (("mini", 1, 1024), ("older", 2, 1024), ("strange", 3, 512)):

@@ -1,7 +1,5 @@
 """Parts of a session: put, read, listed, forgotten and erased together, and each version is what it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

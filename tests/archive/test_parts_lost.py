@@ -1,7 +1,5 @@
 """A part that a lost pack may have is called lost, and never absent or as it was before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

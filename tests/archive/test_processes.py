@@ -1,7 +1,5 @@
 """Real processes over a directory and a bucket: writers next to a collector, and writers killed with SIGKILL."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -59,9 +57,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def start(place: str, who: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, place, who, str(count)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-c", WRITER, place, who, str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )
 

@@ -1,7 +1,5 @@
 """Reading and putting many sessions: decoded side by side within a budget, in order, with the errors of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 are names in indexes and in listings: nothing reads them.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -22,11 +22,8 @@ def histories(draw: st.DrawFn) -> list[Version]:
     rows = draw(
         st.lists(
             st.tuples(
-                st.sampled_from("ab"),
-                st.sampled_from("xy"),
-                st.integers(0, NOW),
-                st.sampled_from([{}, {"k": "1"}, {"k": "2"}]),
-                st.booleans(),
+                st.sampled_from("ab"), st.sampled_from("xy"), st.integers(0, NOW),
+                st.sampled_from([{}, {"k": "1"}, {"k": "2"}]), st.booleans(),
             ),
             max_size=20,
         )
@@ -37,19 +34,8 @@ def histories(draw: st.DrawFn) -> list[Version]:
         identity = at.to_bytes(16, "little")
         found.append(
             Version(
-                identity,
-                tenant,
-                name,
-                number,
-                time,
-                tags,
-                identity,
-                0,
-                bytes(16),
-                bytes(16),
-                forgotten,
-                Location(bytes(16), at),
-                identity[:4],
+                identity, tenant, name, number, time, tags, identity, 0, bytes(16), bytes(16), forgotten,
+                Location(bytes(16), at), identity[:4],
             )
         )
     return sorted(found, key=lambda v: (v.tenant, v.name, v.moment))  # as the directory lists them
@@ -100,9 +86,7 @@ def test_never_the_newest_unless_told(
 
 
 @given(histories(), LAST, WITHIN, st.booleans())
-def test_both_rules_keep_what_either_keeps(
-    versions: list[Version], last: int, within: int, drop_last: bool
-) -> None:
+def test_both_rules_keep_what_either_keeps(versions: list[Version], last: int, within: int, drop_last: bool) -> None:
     by_last = ids(expired(versions, Policy(last, drop_last=drop_last), NOW))
     by_time = ids(expired(versions, Policy(None, within, drop_last=drop_last), NOW))
     both = ids(expired(versions, Policy(last, within, drop_last=drop_last), NOW))

@@ -295,8 +295,7 @@ BESIDES = {  # what others do, and beside what
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "beside"),
-    [(*case, of) for of, names in BESIDES.items() for case in EACH if case[1] in names]
+    ("kind", "name", "beside"), [(*case, of) for of, names in BESIDES.items() for case in EACH if case[1] in names]
 )
 def test_what_others_do_meanwhile(kind: str, name: str, beside: str) -> None:
     if beside == "eraser" and kind == "open":

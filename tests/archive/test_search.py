@@ -1,7 +1,5 @@
 """What was said is found, wherever it was said; by who, when, and with which tool; damage hides nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,10 @@ from tests.datasets.test_conversation import CLAUDE, CODEX, GEMINI_LOG, OPENCODE
 
 ASKED = "Where is the bug?"
 SESSIONS: dict[str, Any] = {
-    "shop/claude": [{**event, "timestamp": "2026-01-05T09:00:00Z"} for event in CLAUDE],
-    "shop/codex": CODEX,
-    "garden/gemini": GEMINI_LOG,
-    "garden/opencode": OPENCODE,
+    "shop/claude": [{**event, "timestamp": "2026-01-05T09:00:00Z"} for event in CLAUDE], "shop/codex": CODEX,
+    "garden/gemini": GEMINI_LOG, "garden/opencode": OPENCODE,
     "chat": {"messages": [{"role": "user", "content": "Zwo\u0308lf Boxka\u0308mpfer \u0130stanbul"}]},
-    "note": "first\nthe \x1b[2Jbell costs 7\nlast",
-    "signs": "\u6240\u4ee5\u4e2d\u6587 \x1b[31mred",
-    "ids": [33, 99],
+    "note": "first\nthe \x1b[2Jbell costs 7\nlast", "signs": "\u6240\u4ee5\u4e2d\u6587 \x1b[31mred", "ids": [33, 99],
 }
 
 
@@ -78,9 +72,7 @@ def test_each_agent_is_searched_the_newest_first(cold: Archive) -> None:
         ("red", {}, [("signs", "text")]),  # in colour
     ],
 )
-def test_what_is_found(
-    cold: Archive, words: str, how: dict[str, Any], wanted: list[Any], *, scan: bool
-) -> None:
+def test_what_is_found(cold: Archive, words: str, how: dict[str, Any], wanted: list[Any], *, scan: bool) -> None:
     assert found(cold, words, scan=scan, **how) == wanted
 
 

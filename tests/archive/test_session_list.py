@@ -1,7 +1,5 @@
 """Lists of sessions: `ls` of a bucket reads them in place of packs, and tells what packs tell."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sessions in an archive: the work that a put gives a model (tests/cli/archive/test_group.py tests the rest)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,9 +119,7 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
     assert [cold.get(f"s{n}").value.tolist() for n in range(5)] == rows.tolist()
 
 
-def test_random_digits_are_left_to_zstd_after_a_few_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_digits_are_left_to_zstd_after_a_few_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code none of 20,000 random digits by the model, which took seconds before zstd won, but prose beside them."""
     asked: list[int] = []
     encode = BundleCodec.encode

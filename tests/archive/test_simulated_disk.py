@@ -1,7 +1,5 @@
 """The simulated disk yields each state that a crash may leave, once."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -36,10 +34,8 @@ def changed(disk: SimDisk, dice: random.Random) -> None:
         disk.link(path, dice.choice(free))
     elif path and kind in ("append", "unlink", "cut", "sync"):
         {
-            "append": lambda: disk.append(path, b"more"),
-            "unlink": lambda: disk.unlink(path),
-            "cut": lambda: disk.truncate(path, 2),
-            "sync": lambda: disk.sync_file(path),
+            "append": lambda: disk.append(path, b"more"), "unlink": lambda: disk.unlink(path),
+            "cut": lambda: disk.truncate(path, 2), "sync": lambda: disk.sync_file(path),
         }[kind]()
 
 

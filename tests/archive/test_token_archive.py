@@ -1,7 +1,5 @@
 """Sessions as token ids in an archive: any ids back, what is shared stored once, salts apart, nothing stored twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +97,8 @@ def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: SessionArchive) -> 
 
 
 @slow_fixture
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans()), min_size=1, max_size=6),
-    st.data(),
-)
-def test_any_history_comes_back(
-    cold: SessionArchive, steps: list[tuple[int, int, bool]], data: st.DataObject
-) -> None:
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans()), min_size=1, max_size=6), st.data())
+def test_any_history_comes_back(cold: SessionArchive, steps: list[tuple[int, int, bool]], data: st.DataObject) -> None:
     """Cut a session back at any point and continue it, repeatedly, with any prefixes."""
     name = f"s{len(list(cold.archive.ls()))}/{data.draw(st.integers(0, 10**9))}"
     tokens = np.zeros(0, np.int64)

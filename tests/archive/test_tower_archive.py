@@ -3,8 +3,6 @@
 The archive relies on no record that it has not checked.
 """
 
-from __future__ import annotations
-
 import errno
 from contextlib import nullcontext
 from typing import Any
@@ -52,37 +50,21 @@ def test_other_bundles_are_refused_and_stored_beside(
     assert stranger.get("b").tokens.tolist() == [*range(100), 1]
 
 
-@pytest.mark.parametrize(
-    "session",
-    [
-        chat("x" * 1025, [1]),
-        chat("\ud800", [1]),
-        chat("a", [-1]),
-        chat("a", [1 << 31]),
-        NewSession("a", [np.zeros((2, 2), np.int64)]),
-        NewSession("a", [np.array([1.5])]),
-        NewSession("a", [np.zeros(0, np.int64)] * 4097),
-        chat("a", [1], tags={"k": "v" * 20000}),
-        chat("a", [1], tags={"k": 1}),
-        NewSession("a", [], shared=1),
-        chat("a", [1], kind="song"),
-        chat("a", [1], target=b"short"),
-        chat("a", [1], time=-5),
-    ],
-    ids=lambda s: str(s)[:40],
-)
-def test_what_cannot_be_stored_is_refused_and_nothing_written(
-    archive: TowerArchive, session: NewSession
-) -> None:
+@pytest.mark.parametrize("session", [
+    chat("x" * 1025, [1]), chat("\ud800", [1]), chat("a", [-1]), chat("a", [1 << 31]),
+    NewSession("a", [np.zeros((2, 2), np.int64)]), NewSession("a", [np.array([1.5])]),
+    NewSession("a", [np.zeros(0, np.int64)] * 4097), chat("a", [1], tags={"k": "v" * 20000}),
+    chat("a", [1], tags={"k": 1}), NewSession("a", [], shared=1), chat("a", [1], kind="song"),
+    chat("a", [1], target=b"short"), chat("a", [1], time=-5),
+], ids=lambda s: str(s)[:40])
+def test_what_cannot_be_stored_is_refused_and_nothing_written(archive: TowerArchive, session: NewSession) -> None:
     with pytest.raises((ContentError, UsageError)):
         archive.put([chat("fine", [1]), session])
     assert list(archive.ls()) == [] and archive.stat().packs == 0
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
-def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
-    codec: SegmentCodec, code: int
-) -> None:
+def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(codec: SegmentCodec, code: int) -> None:
     template = SimDisk()
     TowerArchive.create(DirectoryStore(template), [codec]).put([chat("a", [1])])
     for call in range(1, 8):

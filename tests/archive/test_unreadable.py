@@ -3,8 +3,6 @@
 They give named errors and never end the process.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The index of words says what a scan says, forgets what an archive forgets, and is never needed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import stat
@@ -135,9 +133,7 @@ def test_nothing_is_left_of_what_is_erased_nor_opens_a_copy(tmp_path: Path, *, e
         assert decoded(cold, "bell") == 0 and sorted(names(cold, "bell")) == ["c"] if everything else ["a", "c"]
         index.folder = tmp_path / "copy"  # and of the copy only the other tenant's opens
         index.load()
-        assert len(files(index)) == 2 and [s.ids for s in index.shards.values()] == [
-            {v.id for v in cold.list("zeta")}
-        ]
+        assert len(files(index)) == 2 and [s.ids for s in index.shards.values()] == [{v.id for v in cold.list("zeta")}]
         with pytest.raises(NotFound):
             cold.erase("b", tenant="acme")
 

@@ -1,7 +1,5 @@
 """Each name is in one part, whatever else there is."""
 
-from __future__ import annotations
-
 import pytest
 
 from pltz.archive.work_part import WorkPart

@@ -62,12 +62,7 @@ class TowerArchive:
 
     @classmethod
     def create(
-        cls,
-        place: Place,
-        codecs: Iterable[SegmentCodec],
-        *,
-        key: KeySource | None = None,
-        append_only: bool = False,
+        cls, place: Place, codecs: Iterable[SegmentCodec], *, key: KeySource | None = None, append_only: bool = False
     ) -> TowerArchive:
         return cls(opener.create(place, codecs, key=key, append_only=append_only))
 
@@ -134,11 +129,7 @@ class TowerArchive:
     def tower(self, version: Version) -> Tower:
         return self.parts.reader.tower(version)
 
-    def towers(
-        self,
-        versions: Sequence[Version],
-        known: Mapping[bytes, KnownSegment] | None = None,
-    ) -> list[Tower]:
+    def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
         return self.parts.reader.towers(versions, known)
 
     def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
@@ -237,24 +228,13 @@ class SessionArchive:
     """An archive of sessions, put in lists and read as values, beside its towers: ``archive``."""
 
     def __init__(
-        self,
-        archive: TowerArchive,
-        bundles: Sequence[Any] = (),
-        *,
-        model_logs: bool = False,
-        merge_turns: bool = True,
-        tokenizers: Sequence[bytes] = (),
-        **engine: Unpack[EngineOptions],
+        self, archive: TowerArchive, bundles: Sequence[Any] = (), *, model_logs: bool = False, merge_turns: bool = True,
+        tokenizers: Sequence[bytes] = (), **engine: Unpack[EngineOptions],
     ) -> None:
         self.archive = archive
         self.cold = Archive(
-            archive.parts,
-            bundle=[*bundles] or None,
-            tokenizers=tokenizers,
-            model_logs=model_logs,
-            model_ids=True,
-            merge_turns=merge_turns,
-            **engine,
+            archive.parts, bundle=[*bundles] or None, tokenizers=tokenizers, model_logs=model_logs, model_ids=True,
+            merge_turns=merge_turns, **engine,
         )
         archive.load_codecs = lambda: self.cold.codecs
         if archive.codecs:  # given ones, perhaps of no real bundle
@@ -267,12 +247,7 @@ class SessionArchive:
 
     @classmethod
     def open(
-        cls,
-        place: Place,
-        bundles: Sequence[Any] = (),
-        *,
-        key: KeySource | None = None,
-        create: bool = False,
+        cls, place: Place, bundles: Sequence[Any] = (), *, key: KeySource | None = None, create: bool = False,
         **options: Any,
     ) -> SessionArchive:
         opened = (opener.open_or_create if create else opener.open_at)(place, key=key)

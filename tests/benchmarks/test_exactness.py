@@ -1,7 +1,5 @@
 """The same frequencies everywhere (benchmarks/exactness.py): golden hashes on this machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -106,18 +106,13 @@ def test_what_was_acknowledged_must_be_there_and_what_was_forgotten_may(record: 
     assert "was acknowledged, and is not there" in wrong(record)[0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        ([row("02", "c")], "reads as c"),
-        ([row("02", "", error="LostError: gone")], "does not read"),
-        ([row("02", "b", forgotten=True)], "nobody asked for that"),
-        ([row("01", "a"), row("02", "b")], "and is back"),
-        ([row("02", "b"), row("03", "c")], "nobody asked for it"),
-        ([row("02", "b"), row("01", "a", forgotten=True)], "another order"),
-        ([row("02", "b"), ("acme", "t<2>", "04", False, "d", "")], "never put"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "why"), [
+    ([row("02", "c")], "reads as c"), ([row("02", "", error="LostError: gone")], "does not read"),
+    ([row("02", "b", forgotten=True)], "nobody asked for that"), ([row("01", "a"), row("02", "b")], "and is back"),
+    ([row("02", "b"), row("03", "c")], "nobody asked for it"),
+    ([row("02", "b"), row("01", "a", forgotten=True)], "another order"),
+    ([row("02", "b"), ("acme", "t<2>", "04", False, "d", "")], "never put"),
+])
 def test_what_nobody_asked_for_is_wrong(record: AcknowledgedRecord, rows: list[Any], why: str) -> None:
     assert any(why in line for line in wrong(record, *rows))
 

@@ -8,15 +8,9 @@ from click.testing import Result
 
 Run = Callable[..., Result]
 Put = Callable[..., list[dict[str, Any]]]
-SYSTEM = {
-    "role": "system",
-    "content": "You are the helpful assistant of a shop that sells bicycles and bells. " * 6,
-}
+SYSTEM = {"role": "system", "content": "You are the helpful assistant of a shop that sells bicycles and bells. " * 6}
 TURNS = [
-    {
-        "role": "user" if n % 2 == 0 else "assistant",
-        "content": f"Turn {n}: where is my bicycle, and {n} bells?",
-    }
+    {"role": "user" if n % 2 == 0 else "assistant", "content": f"Turn {n}: where is my bicycle, and {n} bells?"}
     for n in range(8)
 ]
 

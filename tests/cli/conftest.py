@@ -52,15 +52,8 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
 
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
-        vocab_size=1024,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=None,
-        eos_token_id=None,
+        vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=POSITIONS, bos_token_id=None, eos_token_id=None,
     )
     auto: Any = transformers.AutoModelForCausalLM
     auto.from_config(config).save_pretrained(folder)
@@ -84,17 +77,8 @@ def tiny(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def chats(tmp_path: Path) -> Path:
     """Write four short chats, one with an extra key, one without ASCII."""
     lines: list[object] = [
-        {
-            "messages": [
-                {"role": "user", "content": "What is a KV cache?"},
-                {"role": "assistant", "content": "A" * 90},
-            ]
-        },
-        {
-            "messages": [{"role": "user", "content": "Zwölf Boxkämpfer \U0001f94a"}],
-            "source": "test",
-            "n": 1.0,
-        },
+        {"messages": [{"role": "user", "content": "What is a KV cache?"}, {"role": "assistant", "content": "A" * 90}]},
+        {"messages": [{"role": "user", "content": "Zwölf Boxkämpfer \U0001f94a"}], "source": "test", "n": 1.0},
         {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
         {"messages": []},
     ]

@@ -16,20 +16,12 @@ from pltz.cli.ui.groups import EXIT_CODES, MEANT, all_commands
 from tests.cli.commands import Put, Run, chat
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["compres"], "pltz compress"),
-        (["archive", "lss"], "pltz archive ls"),
-        (["undelete"], "pltz archive undelete"),
-        (["help", "inspct"], "pltz inspect"),
-        (["archive", "delete"], "pltz archive forget"),
-        (["archive", "export"], "pltz archive get"),
-        (["archive", "list"], "pltz archive ls"),
-        (["fsck"], "pltz archive verify"),
-        (["dir"], "pltz archive ls"),
-    ],
-)
+@pytest.mark.parametrize(("words", "meant"), [
+    (["compres"], "pltz compress"), (["archive", "lss"], "pltz archive ls"), (["undelete"], "pltz archive undelete"),
+    (["help", "inspct"], "pltz inspect"), (["archive", "delete"], "pltz archive forget"),
+    (["archive", "export"], "pltz archive get"), (["archive", "list"], "pltz archive ls"),
+    (["fsck"], "pltz archive verify"), (["dir"], "pltz archive ls"),
+])
 def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str) -> None:
     done = run(*words)
     assert done.exit_code == 2 and f"did you mean {meant}" in done.stderr
@@ -41,15 +33,12 @@ def test_words_of_other_programs_stand_for_commands() -> None:
     assert {command for commands in MEANT.values() for command in commands} <= known
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "code"),
-    [
-        (["inspect", "nothing.pltz", "--json"], "UsageError", 2),
-        (["inspect", "--json"], "UsageError", 2),
-        (["inspect", "a", "--no-such-option", "--json"], "UsageError", 2),
-        (["archive", "ls", "-r", "nowhere", "--json"], "UsageError", 2),
-    ],
-)
+@pytest.mark.parametrize(("words", "kind", "code"), [
+    (["inspect", "nothing.pltz", "--json"], "UsageError", 2),
+    (["inspect", "--json"], "UsageError", 2),
+    (["inspect", "a", "--no-such-option", "--json"], "UsageError", 2),
+    (["archive", "ls", "-r", "nowhere", "--json"], "UsageError", 2),
+])
 def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kind: str, code: int) -> None:
     done = run(*words)
     found = json.loads(done.stderr)

@@ -20,10 +20,7 @@ Run = Callable[..., Result]
 def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) -> None:
     done = run("decompress", frozen, "-o", tmp_path / "back.jsonl")
     assert done.exit_code == 0, done.output
-    before, after = (
-        chats.read_text("utf8").splitlines(),
-        (tmp_path / "back.jsonl").read_text("utf8").splitlines(),
-    )
+    before, after = (chats.read_text("utf8").splitlines(), (tmp_path / "back.jsonl").read_text("utf8").splitlines())
     assert [json.loads(line) for line in after] == [json.loads(line) for line in before]
     assert '"n":1.0' in after[1]
 
@@ -79,9 +76,7 @@ def test_ids_of_another_tokenizer(
 
 
 def test_a_target_keeps_its_own_ids(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
-    assert run("compress", chats, "--target", "mini-llama", "-o", tmp_path / "a.pltz").exit_code == 5, (
-        "no messages"
-    )
+    assert run("compress", chats, "--target", "mini-llama", "-o", tmp_path / "a.pltz").exit_code == 5, "no messages"
     spoken = tmp_path / "spoken.jsonl"
     spoken.write_bytes(b"".join(chats.read_bytes().splitlines(keepends=True)[:3]))
     done = run("compress", spoken, "--target", "mini-llama", "-o", tmp_path / "a.pltz", "--json")
@@ -149,9 +144,7 @@ def test_a_folder_of_no_sessions_is_no_file_of_none(run: Run, chats: Path, tmp_p
     assert not out.exists()
     assert run("compress", folder, chats, "-o", out).exit_code == 0
     blank.write_bytes(b"")
-    assert "0 sessions" in run("compress", blank, "-o", tmp_path / "none.pltz").output, (
-        "an export may be of nothing"
-    )
+    assert "0 sessions" in run("compress", blank, "-o", tmp_path / "none.pltz").output, "an export may be of nothing"
 
 
 @pytest.mark.parametrize("damage", ["empty", "other", "cut", "flipped", "session"])
@@ -173,9 +166,7 @@ def test_damaged_files(run: Run, frozen: Path, tmp_path: Path, damage: str) -> N
     assert not out.exists()
 
 
-def test_a_terminal_gets_no_binary_data(
-    run: Run, tiny: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_no_binary_data(run: Run, tiny: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="terminal"):
         Output("-")

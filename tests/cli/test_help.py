@@ -79,11 +79,7 @@ def test_every_command_speaks_json(path: tuple[str, ...]) -> None:
 
 def test_exit_codes_cover_the_error_tree() -> None:
     listed = {int(code) for code, _ in EXIT_CODES}
-    kinds = [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.PltzError)
-    ]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PltzError)]
     assert kinds and {kind.exit_code for kind in kinds} <= listed
 
 

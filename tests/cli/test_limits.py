@@ -1,7 +1,5 @@
 """The limits of one session in the commands: exit code 5, and a message with size, limit and what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -231,22 +231,11 @@ def test_codex_gets_its_row(run: Run, cold: Path, home: Path) -> None:
         base.row_factory = sqlite3.Row
         [row] = map(dict, base.execute("SELECT * FROM threads"))
         assert row == {
-            "id": UUID,
-            "rollout_path": str(home / ".codex/sessions" / log),
-            "created_at": 1785578400,
-            "updated_at": 1785578400,
-            "updated_at_ms": 1785578400000,
-            "source": "cli",
-            "model_provider": "openai",
-            "cwd": f"{home}/shop",
-            "title": "Where is the bug?",
-            "first_user_message": "Where is the bug?",
-            "sandbox_policy": '{"type": "read-only"}',
-            "approval_mode": "never",
-            "tokens_used": 0,
-            "archived": 0,
-            "git_branch": "main",
-            "memory_mode": "enabled",
+            "id": UUID, "rollout_path": str(home / ".codex/sessions" / log), "created_at": 1785578400,
+            "updated_at": 1785578400, "updated_at_ms": 1785578400000, "source": "cli", "model_provider": "openai",
+            "cwd": f"{home}/shop", "title": "Where is the bug?", "first_user_message": "Where is the bug?",
+            "sandbox_policy": '{"type": "read-only"}', "approval_mode": "never", "tokens_used": 0, "archived": 0,
+            "git_branch": "main", "memory_mode": "enabled",
         }
         base.execute("UPDATE threads SET title = 'mine'")
     assert not resumed(run, cold, session)["notes"]

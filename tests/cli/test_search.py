@@ -1,7 +1,5 @@
 """``pltz search`` prints a line per hit that no log can forge, and says what it looked at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``pltz show`` tells who said what, folds what is long, and lets nothing of a log reach the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,7 @@ from tests.datasets.test_pages import HOSTILE
 
 pytestmark = pytest.mark.usefixtures("place")
 LONG = "\n".join(f"line {n}" for n in range(30))
-EDIT = {
-    "type": "tool_use",
-    "id": "t",
-    "name": "Edit",
-    "input": {"path": "a.py", "old_string": "1", "new_string": "2"},
-}
+EDIT = {"type": "tool_use", "id": "t", "name": "Edit", "input": {"path": "a.py", "old_string": "1", "new_string": "2"}}
 CHAT = [
     {"role": "user", "content": "Zwölf 🥊", "timestamp": "2026-01-05T09:00:00Z"},
     {"role": "assistant", "content": [{"type": "text", "text": "I edit."}, EDIT]},
@@ -38,10 +31,7 @@ def place(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sessions["text"] = "hello\x1b[2J\nthere"
     with Archive.open(tmp_path / "cold", create=True) as cold:
         for number, text in enumerate(HOSTILE):
-            sessions[f"hostile/{number}"] = [
-                {"role": "user", "content": text},
-                {"role": text, "content": "x"},
-            ]
+            sessions[f"hostile/{number}"] = [{"role": "user", "content": text}, {"role": text, "content": "x"}]
         list(cold.put_many([PutRequest(name, session) for name, session in sessions.items()]))
         cold.put("chat", [{"role": "user", "content": "a sub-agent"}], part="agents/a")
     monkeypatch.setenv("PLTZ_ARCHIVE", str(tmp_path / "cold"))
@@ -90,9 +80,7 @@ def test_nothing_of_a_log_reaches_the_terminal(run: Run, form: list[str]) -> Non
         assert said and printable(said.replace("\n", "")) == said.replace("\n", "")
 
 
-def test_on_a_terminal_a_pager_has_it_with_the_colours_of_pltz_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_a_pager_has_it_with_the_colours_of_pltz_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     paged: list[str] = []
 
     def page(pieces: Iterable[str]) -> None:

@@ -32,11 +32,7 @@ class FakeCoder:
         self.decoded: list[int] = []
 
     def encode(
-        self,
-        sequences: Sequence[Any],
-        *,
-        contexts: Sequence[Any] | None = None,
-        layouts: Layouts = None,
+        self, sequences: Sequence[Any], *, contexts: Sequence[Any] | None = None, layouts: Layouts = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Encoded]:
         self.encoded.append(len(sequences))
@@ -62,11 +58,7 @@ class NeighbourCoder(FakeCoder):
     """Codes the tokens that a sequence begins with as its context does by their number alone, in two bytes."""
 
     def encode(
-        self,
-        sequences: Sequence[Any],
-        *,
-        contexts: Sequence[Any] | None = None,
-        layouts: Layouts = None,
+        self, sequences: Sequence[Any], *, contexts: Sequence[Any] | None = None, layouts: Layouts = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Encoded]:
         self.encoded.append(len(sequences))

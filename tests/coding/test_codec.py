@@ -19,14 +19,7 @@ from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Frame, FrameCoding, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
-from pltz.plt_codec.errors import (
-    BundleMismatch,
-    CorruptError,
-    ModelError,
-    OpaqueContentError,
-    UsageError,
-    VersionError,
-)
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, ModelError, OpaqueContentError, UsageError, VersionError
 from pltz.plt_codec.lanes import LAYOUTS, Layout, LayoutName, layout_of
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
@@ -256,23 +249,15 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
 # ---- sizes
 
 
-@pytest.mark.parametrize(
-    ("session", "size"),
-    [
-        (chat("hé", "yes", id="not counted"), 6),
-        (Session("chat", [{"role": "user", "content": "abc"}]), 3),
-        (Session("chat", {"conversations": [{"from": "human", "value": "abcd"}]}), 4),
-        (Session("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"x": 1}]}]}), 3),
-        (Session("chat", {"messages": [{"role": "user", "content": None}, "odd"]}), 5),
-        (Session("chat", {"messages": []}), 0),
-        (Session("chat", {"no": "messages"}), 17),
-        (Session("chat", {"prompt": "hé", "n": 1}), 22),
-        (Session("chat", [1, 2]), 5),
-        (Session("chat", {1: 2}), 0),
-        (Session("text", b"12345"), 5),
-        (Session("ids", [1, 2]), 8),
-    ],
-)
+@pytest.mark.parametrize(("session", "size"), [
+    (chat("hé", "yes", id="not counted"), 6), (Session("chat", [{"role": "user", "content": "abc"}]), 3),
+    (Session("chat", {"conversations": [{"from": "human", "value": "abcd"}]}), 4),
+    (Session("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"x": 1}]}]}), 3),
+    (Session("chat", {"messages": [{"role": "user", "content": None}, "odd"]}), 5),
+    (Session("chat", {"messages": []}), 0), (Session("chat", {"no": "messages"}), 17),
+    (Session("chat", {"prompt": "hé", "n": 1}), 22), (Session("chat", [1, 2]), 5), (Session("chat", {1: 2}), 0),
+    (Session("text", b"12345"), 5), (Session("ids", [1, 2]), 8),
+])
 def test_content_bytes(session: Session, size: int) -> None:
     assert content_bytes(session) == size
 

@@ -1,7 +1,5 @@
 """Sessions through tokenizer, model, coder and container and back, with a small real bundle: exact, or refused."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +40,8 @@ SESSIONS = [
     Session("chat", {"id": "s-1", "messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]}),
     Session("chat", [{"role": "user", "content": "naïve \ud83d\ude00 text"}]),
     Session("chat", {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y" * 40}]}),
-    Session("text", b""),
-    Session("text", b"\xff\xfe broken \x80 bytes" * 3),
-    Session("text", "Ünïcödé 中文 ".encode() * 9),
-    Session("ids", np.array([5, 99, 1023, 0, 0, 31, 512])),
+    Session("text", b""), Session("text", b"\xff\xfe broken \x80 bytes" * 3),
+    Session("text", "Ünïcödé 中文 ".encode() * 9), Session("ids", np.array([5, 99, 1023, 0, 0, 31, 512])),
     Session("ids", np.zeros(0, np.int32)),
 ]
 

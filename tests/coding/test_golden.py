@@ -1,7 +1,5 @@
 """Files frozen with an embedded bundle thaw for ever, with every engine, and are frozen to the same bytes again."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The limits of one session (plt_codec/limits.py): refused by name on every way in, before any expensive work."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -73,16 +71,12 @@ def test_the_deepest_value_goes_both_ways_and_a_deeper_line_is_kept_as_it_stands
     assert codec.decompress(codec.compress([deepest, line])) == [deepest, line]
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("[" + "0," * 9_998 + "0]", 10_000),
-        ("[" + "0," * 9_999 + "0]", 10_001),
-        ("[" + "[ ],{ }," * 5_000 + '"[{,\\\\\\",{["]', 10_002),
-        ("[" + "{}," * 9_998 + '"' + ",[{" * 10_000 + '"]', 10_000),
-    ],
-    ids=["the most", "one more", "empty ones", "not in strings"],
-)
+@pytest.mark.parametrize(("text", "count"), [
+    ("[" + "0," * 9_998 + "0]", 10_000),
+    ("[" + "0," * 9_999 + "0]", 10_001),
+    ("[" + "[ ],{ }," * 5_000 + '"[{,\\\\\\",{["]', 10_002),
+    ("[" + "{}," * 9_998 + '"' + ",[{" * 10_000 + '"]', 10_000),
+], ids=["the most", "one more", "empty ones", "not in strings"])
 def test_values_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch, text: str, count: int) -> None:
     monkeypatch.setattr(json_value, "MAX_VALUES", 10_000)
     monkeypatch.setattr(json_value, "BLOCK", 1001)

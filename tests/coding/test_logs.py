@@ -1,7 +1,5 @@
 """Logs in a .pltz file: by the log coder, after earlier logs, beside chats that do not change by it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Segments are decoded and compared before anything is written, whatever the type of their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sketches: the nearest of many sequences is found, and the same on every machine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Processes beside the model change no byte of a file, and one that ends loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

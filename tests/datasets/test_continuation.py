@@ -47,24 +47,16 @@ def test_what_continues(earlier: Session, later: Session) -> None:
     assert continues(earlier, later) and continues(earlier, earlier)
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later"),
-    [
-        (chat({"messages": TURNS}), chat({"messages": TURNS[:2]})),
-        (chat({"messages": TURNS[:2]}), chat({"messages": [TURNS[0], *TURNS[2:]]})),
-        (chat({"messages": TURNS[:1]}), chat({"messages": TURNS[2:]})),
-        (chat(EVENTS[:3]), chat(EVENTS[1:])),
-        (lines(EVENTS[:3]), lines(EVENTS[1:])),
-        (export(TURNS[:2]), export(TURNS[2:])),
-        (Session("text", b"one"), Session("text", b"two")),
-        (chat({"a": 1}), lines([{"a": 2}, {"a": 1}])),
-        (Session("ids", [1, 2]), Session("ids", [1, 3, 4])),
-        (Session("ids", [1, 2]), Session("text", b"\x01")),
-        (Session("text", b"one"), chat({"messages": TURNS})),
-        (chat({"a": 1}), chat({"a": 2})),
-        (chat({"id": "monday", "messages": TURNS}), chat({"id": "tuesday", "messages": TURNS})),
-    ],
-)
+@pytest.mark.parametrize(("earlier", "later"), [
+    (chat({"messages": TURNS}), chat({"messages": TURNS[:2]})),
+    (chat({"messages": TURNS[:2]}), chat({"messages": [TURNS[0], *TURNS[2:]]})),
+    (chat({"messages": TURNS[:1]}), chat({"messages": TURNS[2:]})), (chat(EVENTS[:3]), chat(EVENTS[1:])),
+    (lines(EVENTS[:3]), lines(EVENTS[1:])), (export(TURNS[:2]), export(TURNS[2:])),
+    (Session("text", b"one"), Session("text", b"two")), (chat({"a": 1}), lines([{"a": 2}, {"a": 1}])),
+    (Session("ids", [1, 2]), Session("ids", [1, 3, 4])), (Session("ids", [1, 2]), Session("text", b"\x01")),
+    (Session("text", b"one"), chat({"messages": TURNS})), (chat({"a": 1}), chat({"a": 2})),
+    (chat({"id": "monday", "messages": TURNS}), chat({"id": "tuesday", "messages": TURNS})),
+])
 def test_what_does_not(earlier: Session, later: Session) -> None:
     assert not continues(earlier, later)
 

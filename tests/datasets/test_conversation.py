@@ -1,7 +1,5 @@
 """The conversation of each agent's log: what the model was shown, and nothing that its agent counted."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -88,11 +86,9 @@ def pi(n: int, parent: int | None, role: str, content: Any, **more: Any) -> dict
 PI_CALL = {"type": "toolCall", "name": "read", "arguments": READ}
 PI = [
     {"type": "session", "version": 3, "id": "s", "timestamp": "2026-01-05T09:00:00.000Z", "cwd": "/"},
-    pi(0, None, "user", "What was before"),
-    pi(1, 0, "user", [{"type": "text", "text": "Where is the bug?"}]),
+    pi(0, None, "user", "What was before"), pi(1, 0, "user", [{"type": "text", "text": "Where is the bug?"}]),
     {"type": "compaction", "id": "i2", "parentId": "i1", "summary": "We began.", "firstKeptEntryId": "i1"},
-    pi(3, 2, "assistant", "another branch"),
-    pi(4, 2, "assistant", [{"type": "text", "text": "I look."}, PI_CALL]),
+    pi(3, 2, "assistant", "another branch"), pi(4, 2, "assistant", [{"type": "text", "text": "I look."}, PI_CALL]),
     pi(5, 4, "toolResult", [{"type": "text", "text": "print(1)"}], toolName="read"),
     pi(6, 5, "assistant", [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "In line 1."}]),
 ]
@@ -112,9 +108,7 @@ OPENCODE: dict[str, Any] = {
         {
             "info": {"id": "m2", "role": "assistant"},
             "parts": [
-                {"type": "step-start"},
-                {"type": "reasoning", "text": "hm"},
-                {"type": "text", "text": "I look."},
+                {"type": "step-start"}, {"type": "reasoning", "text": "hm"}, {"type": "text", "text": "I look."},
                 {"type": "tool", "tool": "read", "state": {"input": {"path": "a.py"}, "output": "print(1)"}},
             ],
         },
@@ -134,11 +128,8 @@ SWE = {
     "trajectory": [],
     "info": {},
     "history": [
-        RULES,
-        ASKED,
-        {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", **call("read")}]},
-        {"role": "tool", "content": [{"type": "text", "text": "print(1)"}], "tool_call_ids": ["c"]},
-        TOLD,
+        RULES, ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", **call("read")}]},
+        {"role": "tool", "content": [{"type": "text", "text": "print(1)"}], "tool_call_ids": ["c"]}, TOLD,
     ],
 }
 SWE["history"][2]["tool_calls"][0]["function"] = {"name": "read", "arguments": '{"path": "a.py"}'}  # type: ignore[index]
@@ -156,9 +147,7 @@ HARNESS = [
     {"type": "request/header", "seq": 1, "time": 0, "data": {"header": {"system": "Be brief.", "config": {}}}},
     {"type": "user/message", "seq": 2, "time": 0, "data": {"content": [{"type": "text", "text": "Where is the bug?"}]}},
     {
-        "type": "assistant/message",
-        "seq": 3,
-        "time": 0,
+        "type": "assistant/message", "seq": 3, "time": 0,
         "data": {
             "content": [
                 {"type": "text", "text": "I look."},
@@ -179,25 +168,14 @@ CLINE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        (CLAUDE, ALL),
-        (CODEX, [RULES, *ALL]),
-        (COPILOT, [RULES, *ALL]),
-        (PI, [{"role": "user", "content": "We began.\n\nWhere is the bug?"}, *ALL[1:]]),
-        (GEMINI_LOG, ALL),
-        ([{"sessionId": "s", "projectHash": "p"}, *GEMINI], ALL),
-        (OPENCODE, ALL),
-        (OPENHANDS, [RULES, *ALL]),
-        ({"instance_id": "a", "history": OPENHANDS}, [RULES, *ALL]),
-        (SWE, [RULES, *ALL]),
-        (ANTIGRAVITY, ALL),
-        (HARNESS, [RULES, *ALL]),
-        (LINES, ALL),
-        ([{"role": str(event["type"]), "content": "", "raw": event} for event in CLAUDE], ALL),
-    ],
-)
+@pytest.mark.parametrize(("value", "wanted"), [
+    (CLAUDE, ALL), (CODEX, [RULES, *ALL]), (COPILOT, [RULES, *ALL]),
+    (PI, [{"role": "user", "content": "We began.\n\nWhere is the bug?"}, *ALL[1:]]), (GEMINI_LOG, ALL),
+    ([{"sessionId": "s", "projectHash": "p"}, *GEMINI], ALL), (OPENCODE, ALL), (OPENHANDS, [RULES, *ALL]),
+    ({"instance_id": "a", "history": OPENHANDS}, [RULES, *ALL]), (SWE, [RULES, *ALL]), (ANTIGRAVITY, ALL),
+    (HARNESS, [RULES, *ALL]), (LINES, ALL),
+    ([{"role": str(event["type"]), "content": "", "raw": event} for event in CLAUDE], ALL),
+])
 def test_what_the_model_was_shown(value: Any, wanted: list[Any]) -> None:
     assert messages_of(Session("chat", value)) == wanted
     text = json.dumps(value, indent=1).encode()
@@ -266,27 +244,19 @@ def test_calls_at_once_keep_all_their_results() -> None:
     assert len(found[1]["tool_calls"]) == 2
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"messages": ALL},
-        [ASKED, TOLD],
-        {"a": 1},
-        [{"type": "user", "sessionId": "s", "message": 7}],
-        [{"type": "user", "sessionId": "s", "uuid": "a", "parentUuid": "a", "message": {}}],
-        {"sessionId": "s", "projectHash": "p", "messages": [7]},
-    ],
-)
+@pytest.mark.parametrize("value", [
+    {"messages": ALL}, [ASKED, TOLD], {"a": 1}, [{"type": "user", "sessionId": "s", "message": 7}],
+    [{"type": "user", "sessionId": "s", "uuid": "a", "parentUuid": "a", "message": {}}],
+    {"sessionId": "s", "projectHash": "p", "messages": [7]},
+])
 def test_what_tells_no_conversation(value: Any) -> None:
     assert messages_of(Session("chat", value)) is None
 
 
 def test_a_template_without_tools_gets_text() -> None:
     assert without_tools(ALL) == [
-        ASKED,
-        {"role": "assistant", "content": 'I look.\nread({"path": "a.py"})'},
-        {"role": "user", "content": "print(1)"},
-        TOLD,
+        ASKED, {"role": "assistant", "content": 'I look.\nread({"path": "a.py"})'},
+        {"role": "user", "content": "print(1)"}, TOLD,
     ]
     later = joined([ASKED, {"role": "developer", "content": "Stop."}, TOLD])
     assert later == [{"role": "user", "content": "Where is the bug?\n\nStop."}, TOLD]

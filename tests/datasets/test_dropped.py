@@ -1,7 +1,5 @@
 """Signatures are dropped from agents' logs where a user asks for it, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -24,15 +22,12 @@ def claude(*blocks: Any) -> bytes:
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("block", "key"),
-    [
-        ({"type": "thinking", "thinking": "Let me see", "signature": LONG}, "signature"),
-        ({"type": "redacted_thinking", "data": LONG}, "data"),
-        ({"type": "reasoning", "summary": [], "encrypted_content": LONG}, "encrypted_content"),
-        ({"type": "toolCall", "id": "1", "thoughtSignature": LONG}, "thoughtSignature"),
-    ],
-)
+@pytest.mark.parametrize(("block", "key"), [
+    ({"type": "thinking", "thinking": "Let me see", "signature": LONG}, "signature"),
+    ({"type": "redacted_thinking", "data": LONG}, "data"),
+    ({"type": "reasoning", "summary": [], "encrypted_content": LONG}, "encrypted_content"),
+    ({"type": "toolCall", "id": "1", "thoughtSignature": LONG}, "thoughtSignature"),
+])
 def test_a_dropped_value_is_named_and_counted(block: dict[str, Any], key: str) -> None:
     log: list[dict[str, Any]] = [{"payload": block, "n": 1.0}, {"n": 2}]
     found, size = without(Session("chat", log), ["signatures"])

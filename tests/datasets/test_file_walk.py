@@ -1,7 +1,5 @@
 """Files below a source: each is read, or has what leaves it out."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -67,11 +65,8 @@ def test_links_to_files_and_what_is_no_file_are_told(source: Path) -> None:
     real = source.resolve()
     assert why == {
         "twice": f"a link to {real.parent}/alone.txt, which is taken there",
-        "own": f"a link to {real}/a.txt, which is taken there",
-        "gone": "a link that leads nowhere",
-        "l": "a link that leads nowhere",
-        "pipe": "a pipe",
-        "sock": "a socket",
+        "own": f"a link to {real}/a.txt, which is taken there", "gone": "a link that leads nowhere",
+        "l": "a link that leads nowhere", "pipe": "a pipe", "sock": "a socket",
     }
     assert found["alone"].fate == "read" and found["alone"].size == len("../alone.txt")
 
@@ -83,10 +78,7 @@ def test_patterns_leave_out_files_and_not_folders(source: Path) -> None:
         (source / name).touch()
     left = {name: rule for name, (fate, rule) in fates(source).items() if fate == "left"}
     assert left == {
-        "app.db-wal": "*-wal",
-        "app.db-shm": "*-shm",
-        "app.db-journal": "*-journal",
-        ".DS_Store": ".DS_Store",
+        "app.db-wal": "*-wal", "app.db-shm": "*-shm", "app.db-journal": "*-journal", ".DS_Store": ".DS_Store",
         "x.lock": "*.lock",
     }
     left = {name: rule for name, (fate, rule) in fates(source, "sub/*", "*.db").items() if fate == "left"}

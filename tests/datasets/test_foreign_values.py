@@ -1,7 +1,5 @@
 """Foreign JSON holds anything: a value of any type under any key ends no recogniser, and is given back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The samples are written by hand after the public descriptions of each format.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import sqlite3
@@ -56,12 +54,9 @@ GEMINI_LINES = [GEMINI_HEAD, *GEMINI]
 SPOKEN = [USER, {"role": "assistant", "content": "Hello"}]
 WRAPPED = [{"role": "", "content": "", "timestamp": NOON, "raw": event} for event in COPILOT]
 DOCUMENTS: dict[str, tuple[str, Any]] = {
-    "gemini-cli": ("gemini-cli", {**GEMINI_HEAD, "messages": GEMINI}),
-    "opencode": ("opencode", OPENCODE),
-    "cline": ("cline", CLINE),
-    "openhands": ("openhands", OPENHANDS),
-    "openhands output": ("openhands", {"instance_id": "a-1", "history": OPENHANDS}),
-    "swe-agent": ("swe-agent", SWE),
+    "gemini-cli": ("gemini-cli", {**GEMINI_HEAD, "messages": GEMINI}), "opencode": ("opencode", OPENCODE),
+    "cline": ("cline", CLINE), "openhands": ("openhands", OPENHANDS),
+    "openhands output": ("openhands", {"instance_id": "a-1", "history": OPENHANDS}), "swe-agent": ("swe-agent", SWE),
     "mini-swe-agent": (
         "swe-agent", {"info": {"model_stats": {}}, "messages": [USER], "trajectory_format": "mini-swe-agent-1"},
     ),
@@ -151,14 +146,11 @@ def test_other_json_is_never_silently_a_chat(value: Any, tmp_path: Path) -> None
     assert kept.session.to_input_bytes() == path.read_bytes() and "1 session is kept as JSON, byte for byte" in remark
 
 
-@pytest.mark.parametrize(
-    ("format", "events"),
-    [
-        ("claude-code", CLAUDE_CODE), ("claude-code", STREAM), ("claude-code", SNAPSHOTS), ("codex", CODEX),
-        ("codex", OLD_CODEX), ("copilot-cli", COPILOT), ("pi", PI), ("pi", OH_MY_PI),
-        ("gemini-cli-lines", GEMINI_LINES), ("events", HARNESS), ("events", SPOKEN), ("events", WRAPPED),
-    ],
-)
+@pytest.mark.parametrize(("format", "events"), [
+    ("claude-code", CLAUDE_CODE), ("claude-code", STREAM), ("claude-code", SNAPSHOTS), ("codex", CODEX),
+    ("codex", OLD_CODEX), ("copilot-cli", COPILOT), ("pi", PI), ("pi", OH_MY_PI),
+    ("gemini-cli-lines", GEMINI_LINES), ("events", HARNESS), ("events", SPOKEN), ("events", WRAPPED),
+])
 def test_an_agent_log_is_one_session(format: str, events: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(lines(events))
@@ -180,20 +172,12 @@ def test_an_agent_log_with_json_that_would_change_keeps_its_bytes(tmp_path: Path
 TORN = b'{"type":"event_msg","payl'
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda log: log[:-9],
-        lambda log: bytes(5000) + log,
-        lambda log: TORN + b"\n" + log,
-        lambda log: log.replace(b"\n", b"", 1),
-        lambda log: b"\n\r\n" + log.replace(b"\n", b"\r\n"),
-        lambda log: b"\xef\xbb\xbf" + log.replace(b"e", b"\xe9", 1),
-        lambda log: log.replace(b"\n", b"\n\xff\xfe\x01\n"),
-        lambda log: log.decode().encode("utf-16"),
-    ],
-    ids=["cut", "NUL", "torn", "fused", "blank", "Latin-1", "bytes", "UTF-16"],
-)
+@pytest.mark.parametrize("change", [
+    lambda log: log[:-9], lambda log: bytes(5000) + log, lambda log: TORN + b"\n" + log,
+    lambda log: log.replace(b"\n", b"", 1), lambda log: b"\n\r\n" + log.replace(b"\n", b"\r\n"),
+    lambda log: b"\xef\xbb\xbf" + log.replace(b"e", b"\xe9", 1), lambda log: log.replace(b"\n", b"\n\xff\xfe\x01\n"),
+    lambda log: log.decode().encode("utf-16"),
+], ids=["cut", "NUL", "torn", "fused", "blank", "Latin-1", "bytes", "UTF-16"])
 @pytest.mark.parametrize("name", ["log.jsonl", "log"])
 def test_a_broken_log_is_one_session_of_its_bytes(change: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -318,16 +302,10 @@ def test_lines_of_one_program_have_one_writing() -> None:
 
 LINE = b'{"messages":[{"role":"user","content":"Hi"}]}'
 PIECES = [
-    LINE + b"\n",
-    LINE,
-    b'{"a":1}\n { "a":1}\n{"a":1.50}\n' + LINE + b"\n",
-    b'{"a":1}\r\n\r\n5\n\n' + LINE + b"\n[1]\n\n",
-    b"\xef\xbb\xbf" + LINE + b"\r\n\r\n" + LINE + b"\n\n \n" + LINE,
-    b"\n\n" + LINE + b"\n",
-    b"\n \n",
-    b'{"a":NaN}\n{"a":1,"a":2}\n' + LINE,
-    b'[{"role":"user","content":"Hi"}]\n' + LINE + b"\n",
-    b'[]\n[1]\n"text"\n5\nnull\n',
+    LINE + b"\n", LINE, b'{"a":1}\n { "a":1}\n{"a":1.50}\n' + LINE + b"\n",
+    b'{"a":1}\r\n\r\n5\n\n' + LINE + b"\n[1]\n\n", b"\xef\xbb\xbf" + LINE + b"\r\n\r\n" + LINE + b"\n\n \n" + LINE,
+    b"\n\n" + LINE + b"\n", b"\n \n", b'{"a":NaN}\n{"a":1,"a":2}\n' + LINE,
+    b'[{"role":"user","content":"Hi"}]\n' + LINE + b"\n", b'[]\n[1]\n"text"\n5\nnull\n',
     b'{"b":"\\ud800"}\n{"b":"\xc3\xa9"}\n',
 ]
 
@@ -422,17 +400,11 @@ def test_a_database_is_read_by_a_query(base: Path) -> None:
     assert read(base, query="SELECT raw FROM chats WHERE id = 7")[0][0].noun == "binary"
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (None, "tables: chats"),
-        ("DELETE FROM chats", "fails"),
-        ("ATTACH 'other.db' AS other", "fails"),
-        ("SELECT nothing FROM chats", "fails"),
-        ("SELECT id, id FROM chats", "one name"),
-        ("SELECT id, raw FROM chats", "holds bytes"),
-    ],
-)
+@pytest.mark.parametrize(("query", "words"), [
+    (None, "tables: chats"), ("DELETE FROM chats", "fails"), ("ATTACH 'other.db' AS other", "fails"),
+    ("SELECT nothing FROM chats", "fails"), ("SELECT id, id FROM chats", "one name"),
+    ("SELECT id, raw FROM chats", "holds bytes"),
+])
 def test_a_query_only_reads(base: Path, query: str | None, words: str) -> None:
     before = base.read_bytes()
     with pytest.raises(PltzError, match=words):

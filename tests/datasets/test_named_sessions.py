@@ -1,7 +1,5 @@
 """Names of the sessions of files: the same whichever folder was given."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -33,10 +31,8 @@ def names(given: Path) -> list[tuple[str, str]]:
 def home(tmp_path: Path) -> Path:
     project = tmp_path / ".claude/projects/-home-me-shop"
     files = {
-        "4f35.jsonl": log("4f35"),
-        "4f35/subagents/agent-a.jsonl": log("4f35"),
-        "4f35/subagents/agent-a.meta.json": b'{"agentType":"explore"}',
-        "4f35/tool-results/out.txt": b"rows\n",
+        "4f35.jsonl": log("4f35"), "4f35/subagents/agent-a.jsonl": log("4f35"),
+        "4f35/subagents/agent-a.meta.json": b'{"agentType":"explore"}', "4f35/tool-results/out.txt": b"rows\n",
         "memory/MEMORY.md": b"- tea\n",
     }
     for name, data in files.items():

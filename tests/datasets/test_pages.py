@@ -1,7 +1,5 @@
 """Pages hold what was said and nothing that a log could make of it: no script, link, control or foreign file."""
 
-from __future__ import annotations
-
 import base64
 import html.parser
 from typing import Any
@@ -14,13 +12,9 @@ from pltz.models.session.session import Session
 
 PIXEL = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
 HOSTILE = [
-    "<script>alert(1)</script>",
-    "</pre></div><img src=x onerror=alert(1)>",
+    "<script>alert(1)</script>", "</pre></div><img src=x onerror=alert(1)>",
     "[click](javascript:alert(1)) ![x](https://evil.example/pixel.png) <https://evil.example>",
-    "\x1b[2J\x1b]0;owned\x07\x9b31m\r over",
-    "\u202egnp.exe\u2066",
-    "&lt;b&gt; \ud800",
-    '" onload="alert(1)',
+    "\x1b[2J\x1b]0;owned\x07\x9b31m\r over", "\u202egnp.exe\u2066", "&lt;b&gt; \ud800", '" onload="alert(1)',
     "--><!-- ]]>",
 ]
 
@@ -112,15 +106,12 @@ def block(kind: str, **more: Any) -> dict[str, Any]:
     return {"type": kind, **more}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        block("image", source={"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}),
-        block("image_url", image_url={"url": PIXEL}),
-        block("input_image", image_url=PIXEL),
-        block("image", data=PIXEL.partition(",")[2], mimeType="image/png"),
-    ],
-)
+@pytest.mark.parametrize("part", [
+    block("image", source={"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}),
+    block("image_url", image_url={"url": PIXEL}),
+    block("input_image", image_url=PIXEL),
+    block("image", data=PIXEL.partition(",")[2], mimeType="image/png"),
+])
 def test_pictures_of_each_maker_are_found(part: dict[str, Any]) -> None:
     content = [block("text", text="see"), part]
     [turn] = conversation_of(Session("chat", [{"role": "user", "content": content}])).turns

@@ -4,8 +4,6 @@ The schemas are those of the agents' own sources: OpenCode's session.sql.ts, Zed
 docs/logging.md. Those of Cursor, VS Code, ChatGPT, claude.ai and DeepSeek Harness are told by public readers of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -123,28 +121,21 @@ def llm(base: Made) -> None:
 
 
 VSCODE = {
-    "version": 3,
-    "sessionId": "v1",
-    "customTitle": "A bug",
-    "responderUsername": "GitHub Copilot",
+    "version": 3, "sessionId": "v1", "customTitle": "A bug", "responderUsername": "GitHub Copilot",
     "requests": [
         {
             "message": {"text": "Where is the bug?", "parts": []},
             "response": [
-                {"kind": "thinking", "value": "hm"},
-                {"value": "I look."},
+                {"kind": "thinking", "value": "hm"}, {"value": "I look."},
                 {"kind": "toolInvocationSerialized", "toolId": "read", "toolSpecificData": {"path": "a.py"}},
-                {"kind": "undoStop"},
-                {"value": "In line 1."},
+                {"kind": "undoStop"}, {"value": "In line 1."},
             ],
         }
     ],
 }
 SAID_IN_VSCODE = [ASKED, {**ALL[1], "content": "I look.\n\nIn line 1."}]
 CONTINUE = {
-    "sessionId": "n1",
-    "title": "A bug",
-    "workspaceDirectory": "file:///home/ada/shop",
+    "sessionId": "n1", "title": "A bug", "workspaceDirectory": "file:///home/ada/shop",
     "history": [
         {"message": {"role": "user", "content": [{"type": "text", "text": "Where is the bug?"}]}, "contextItems": []},
         {
@@ -215,15 +206,12 @@ def by_name(path: Path, **options: Any) -> dict[str, Any]:
     return {one.given.name: one.session for one in read(path, **options) if one.given}
 
 
-@pytest.mark.parametrize(
-    ("write", "names", "said"),
-    [
-        (opencode, ["opencode/ses_1", "opencode/ses_2"], ALL),
-        (cursor, ["cursor/c1", "cursor/c10", "vscode/v1", "cursor/t1"], ALL),
-        (zed, ["zed/z1", "zed/z2", "zed/z3"], ALL),
-        (llm, ["llm/l1", "llm/01c"], [RULES, *ALL]),
-    ],
-)
+@pytest.mark.parametrize(("write", "names", "said"), [
+    (opencode, ["opencode/ses_1", "opencode/ses_2"], ALL),
+    (cursor, ["cursor/c1", "cursor/c10", "vscode/v1", "cursor/t1"], ALL),
+    (zed, ["zed/z1", "zed/z2", "zed/z3"], ALL),
+    (llm, ["llm/l1", "llm/01c"], [RULES, *ALL]),
+])
 def test_a_database_is_a_session_per_talk(write: Any, names: list[str], said: list[Any], tmp_path: Path) -> None:
     path = made(tmp_path / "some.db", write)
     found = read(path)
@@ -353,15 +341,10 @@ def test_a_damaged_database_is_refused_and_stops_no_other(tmp_path: Path) -> Non
     assert [one.given.name for one in found if one.given] == ["opencode/ses_1", "opencode/ses_2"] and len(refused) == 1
 
 
-@pytest.mark.parametrize(
-    ("value", "said", "format"),
-    [
-        (VSCODE, SAID_IN_VSCODE, "vscode-chat"),
-        (CONTINUE, ALL, "continue"),
-        (CHATGPT, ALL, "chatgpt"),
-        (CLAUDE_AI, ALL, "claude-ai"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said", "format"), [
+    (VSCODE, SAID_IN_VSCODE, "vscode-chat"), (CONTINUE, ALL, "continue"), (CHATGPT, ALL, "chatgpt"),
+    (CLAUDE_AI, ALL, "claude-ai"),
+])
 def test_a_document_is_one_session_byte_for_byte(value: Any, said: list[Any], format: str, tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_bytes(json.dumps(value, indent=2).encode())

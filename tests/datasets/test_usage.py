@@ -1,7 +1,5 @@
 """Tokens, models and money are those that logs tell, each once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """kv_peers: forms of others lose what their bits say, and stand beside ours."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The stack and its deployment: bytes add up by level, every tier is reached, and the picture shows both."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Any two files that changed places: each open gives its own, a miss or a named error, never another's KV."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections import OrderedDict

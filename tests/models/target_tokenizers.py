@@ -11,17 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
@@ -156,13 +146,8 @@ def wordpiece() -> Tokenizer:
 
 
 MAKERS = {
-    "byte-level": byte_level,
-    "prefix-space": lambda: byte_level(add_prefix_space=True),
-    "llama3": llama3,
-    "llama2": llama2,
-    "mistral": mistral,
-    "unigram": unigram,
-    "wordpiece": wordpiece,
+    "byte-level": byte_level, "prefix-space": lambda: byte_level(add_prefix_space=True), "llama3": llama3,
+    "llama2": llama2, "mistral": mistral, "unigram": unigram, "wordpiece": wordpiece,
 }
 
 

@@ -1,7 +1,5 @@
 """The embedded bundles of contract 2: the same bits from the compiled engine and from torch, on every machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

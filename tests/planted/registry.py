@@ -12,8 +12,6 @@ A room has a file of them, `archive.toml` for one:
 Who changes the old text states the bug anew in the same commit: a bug that does not apply tells nothing.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

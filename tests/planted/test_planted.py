@@ -1,7 +1,5 @@
 """Every planted bug applies to the tree, and the tests that are to catch it are there. None of them runs here."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Processes that pltz starts import nothing from the current directory, but find pltz and the operator's modules."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -48,26 +46,19 @@ def run(folder: Path, code: str, *arguments: object, path: str = "") -> Any:
     """Run code in a process started in a folder, with pltz on its PYTHONPATH, and return the JSON that it prints."""
     (folder.parent / "program.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, folder.parent / "program.py", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([path] if path else [])])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        [sys.executable, folder.parent / "program.py", *map(str, arguments)], cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([path] if path else [])])}, capture_output=True,
+        text=True, timeout=300, check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "here",
-    [
-        "__import__('os').getcwd()",
-        pytest.param('""', marks=pytest.mark.slow),
-        pytest.param('"."', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("here", [
+    "__import__('os').getcwd()",
+    pytest.param('""', marks=pytest.mark.slow),
+    pytest.param('"."', marks=pytest.mark.slow),
+])
 def test_the_worker_imports_nothing_from_the_current_directory(poisoned: Path, tmp_path: Path, here: str) -> None:
     """Ignore the folder however the serving process's path spells it: its modules ran before the worker's own."""
     SessionArchive.open(poisoned / "cold", create=True)
@@ -149,11 +140,8 @@ def test_a_checkout_in_the_current_directory_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "program.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-P", tmp_path / "program.py"],
-        cwd=checkout,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        stdout=subprocess.PIPE,
-        check=True,
+        [sys.executable, "-P", tmp_path / "program.py"], cwd=checkout,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, stdout=subprocess.PIPE, check=True,
     )
     assert json.loads(done.stdout)[0] == str(checkout / "pltz/__init__.py")
 

@@ -1,7 +1,5 @@
 """The plain install, which has neither torch nor transformers: what it does, and what it says where it lacks them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -41,28 +39,21 @@ def test_the_plain_install_archives_and_reads(tmp_path: Path) -> None:
     lines = sample_path().read_bytes().splitlines(keepends=True)
     (tmp_path / "chats.jsonl").write_bytes(b"".join(lines[:2]))
     for words in (
-        "archive -r cold init",
-        "archive -r cold put chats.jsonl",
-        "archive -r cold ls --long",
-        "archive -r cold get chats/0 -o one.json",
-        "archive -r cold verify --decode",
-        "compress chats.jsonl -o chats.pltz --exact",
-        "decompress chats.pltz -o back.jsonl",
+        "archive -r cold init", "archive -r cold put chats.jsonl", "archive -r cold ls --long",
+        "archive -r cold get chats/0 -o one.json", "archive -r cold verify --decode",
+        "compress chats.jsonl -o chats.pltz --exact", "decompress chats.pltz -o back.jsonl",
     ):
         done = plain(tmp_path, *words.split())
         assert done.returncode == 0, f"{words}: {done.stderr}"
     assert (tmp_path / "back.jsonl").read_bytes() == (tmp_path / "chats.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        ("thaw chats.pltz --session 0", "thaw"),
-        ("target calibrate mini-llama --data chats.jsonl --output own", "thaw"),
-        ("bundle train --config own.toml --output own", "train"),
-        ("bundle distill --target mini-llama --data chats.jsonl --output own", "train"),
-    ],
-)
+@pytest.mark.parametrize(("words", "extra"), [
+    ("thaw chats.pltz --session 0", "thaw"),
+    ("target calibrate mini-llama --data chats.jsonl --output own", "thaw"),
+    ("bundle train --config own.toml --output own", "train"),
+    ("bundle distill --target mini-llama --data chats.jsonl --output own", "train"),
+])
 def test_commands_without_torch_name_the_extra(tmp_path: Path, words: str, extra: str) -> None:
     (tmp_path / "chats.jsonl").write_bytes(sample_path().read_bytes())
     (tmp_path / "chats.pltz").write_bytes(pltz.compress([pltz.Session("text", b"hello")], verify=False))

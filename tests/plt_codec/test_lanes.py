@@ -1,7 +1,5 @@
 """Blocks, lanes and steps (plt_codec/lanes.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

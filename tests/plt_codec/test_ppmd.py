@@ -1,7 +1,5 @@
 """PPMd bytes: texts come back, after a past too; 7-zip has the same; what no writer makes is refused within bounds."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import random

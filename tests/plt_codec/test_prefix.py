@@ -1,7 +1,5 @@
 """Frames, after a context and without (plt_codec/lanes.py): oracle, torch engine and compiled engine."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The range coder wrapper against a separate integer coder (plt_codec/range_coder.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -10,19 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.repeats import (
-    FEW,
-    LEAST,
-    NOTHING,
-    Copy,
-    end_of,
-    expand,
-    find,
-    literals,
-    pack,
-    reach_back,
-    unpack,
-)
+from pltz.plt_codec.repeats import FEW, LEAST, NOTHING, Copy, end_of, expand, find, literals, pack, reach_back, unpack
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.zstd import Fallback
 

@@ -1,7 +1,5 @@
 """Versions: each format refuses one that it has no reader for by name, and reads a second one as soon as it has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -135,20 +133,12 @@ def test_a_second_version_is_read_once_it_has_a_reader(
 def test_the_document_names_the_versions_that_are_read() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \|", (ROOT / "docs/formats.md").read_text("utf8"), re.MULTILINE)
     read: dict[str, list[int]] = {
-        "`.pltz` file": [header.FORMAT_VERSION],
-        "bundle folder": [folder.FORMAT],
-        "log frame and table of an agent's log": [table.VERSION],
-        "`archive.json`": [settings.FORMAT],
-        "`packs/`": [pack.VERSION],
-        "`manifest/`": [manifest.VERSION],
-        "`lost/`": [losses.VERSION],
-        "`index/`": [*index_file.VERSIONS.by_version],
-        "`parity/`": [parity.VERSION],
-        "`keys/`": [key_files.VERSION],
-        "journal of the eviction hook": [segment.VERSION],
-        "calibration of KV": [calibration.VERSION],
-        "file of KV": [kv_file.VERSION],
-        "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
+        "`.pltz` file": [header.FORMAT_VERSION], "bundle folder": [folder.FORMAT],
+        "log frame and table of an agent's log": [table.VERSION], "`archive.json`": [settings.FORMAT],
+        "`packs/`": [pack.VERSION], "`manifest/`": [manifest.VERSION], "`lost/`": [losses.VERSION],
+        "`index/`": [*index_file.VERSIONS.by_version], "`parity/`": [parity.VERSION], "`keys/`": [key_files.VERSION],
+        "journal of the eviction hook": [segment.VERSION], "calibration of KV": [calibration.VERSION],
+        "file of KV": [kv_file.VERSION], "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
         "receipt of the nightly job": [receipt.VERSION],
     }
     assert {name: [int(n) for n in told.split(",")] for name, told in rows} == read

@@ -118,22 +118,13 @@ def test_every_changed_byte_and_every_cut_is_refused_or_keeps_the_size() -> None
             EACH[1].decompress(bad, len(content))
 
 
-@pytest.mark.parametrize(
-    ("packed", "count", "says"),
-    [
-        (b"ab", 1, "at most 1"),
-        (b"", 5, "block header"),
-        (b"\x01", 5, "block header"),
-        (b"\x07\x00\x00", 5, "block header"),
-        (run(b"x", 4, last=False), 100, "block header"),
-        (run(b"x", 100, last=True) + b"!", 100, "blocks"),
-        (run(b"x", 99, last=True), 100, "at most 99"),
-        (run(b"x", 101, last=True), 100, "found more"),
-        (run(b"x", 1025, last=True), 1000, "block header"),
-        (run(b"x", 1000, last=True), (1 << 29) - 1, "at most"),
-    ],
-    ids=["longer", "empty", "short", "reserved", "endless", "trailing", "small", "large", "over-block", "huge-count"],
-)
+@pytest.mark.parametrize(("packed", "count", "says"), [
+    (b"ab", 1, "at most 1"), (b"", 5, "block header"), (b"\x01", 5, "block header"),
+    (b"\x07\x00\x00", 5, "block header"), (run(b"x", 4, last=False), 100, "block header"),
+    (run(b"x", 100, last=True) + b"!", 100, "blocks"), (run(b"x", 99, last=True), 100, "at most 99"),
+    (run(b"x", 101, last=True), 100, "found more"), (run(b"x", 1025, last=True), 1000, "block header"),
+    (run(b"x", 1000, last=True), (1 << 29) - 1, "at most"),
+], ids=["longer", "empty", "short", "reserved", "endless", "trailing", "small", "large", "over-block", "huge-count"])
 def test_broken_blocks_are_named(packed: bytes, count: int, says: str) -> None:
     with pytest.raises(CorruptError, match=says):
         EACH[0].decompress(packed, count)

@@ -4,8 +4,6 @@ Products of 8-bit numbers are sums of floats here wherever each partial sum is a
 are exact, and BLAS is fast. Everything else is int64.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

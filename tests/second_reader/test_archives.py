@@ -1,7 +1,5 @@
 """The second reader reads golden archives, open and sealed, and what the product puts, to the same sessions."""
 
-from __future__ import annotations
-
 import itertools
 import zipfile
 from contextlib import suppress
@@ -22,19 +20,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec import limits
 from tests.archive.test_long_logs import pictured, recalling
 from tests.archive.towers import TowerArchive
-from tests.golden.archives.make import (
-    FORGOTTEN,
-    GREW,
-    KEY,
-    LOGS,
-    PARTS,
-    SESSIONS,
-    TOLD,
-    TURNS,
-    disk_of,
-    lines,
-    turn,
-)
+from tests.golden.archives.make import FORGOTTEN, GREW, KEY, LOGS, PARTS, SESSIONS, TOLD, TURNS, disk_of, lines, turn
 from tests.models import target_tokenizers as targets
 from tests.second_reader.archive import Archive
 from tests.second_reader.bridge import Bridge
@@ -189,9 +175,7 @@ PUT: dict[str, Any] = {
 
 @pytest.mark.parametrize("secret", [None, "correct horse"], ids=["open", "sealed"])
 @pytest.mark.parametrize("long", [False, True], ids=["model", "too long for it"])
-def test_what_the_product_puts(
-    secret: str | None, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_product_puts(secret: str | None, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "cold"
     monkeypatch.setattr(limits, "ZSTD_ABOVE", 0 if long else limits.ZSTD_ABOVE)
     with pltz.Archive.open(place, create=True, bundle="nano", passphrase=secret) as cold:

@@ -1,7 +1,5 @@
 """The second reader reads golden files, and all that the product writes, to the same bits."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The second reader reads the vectors of each layer, and the product still writes them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -24,14 +22,7 @@ from tests.second_reader import chat
 from tests.second_reader.bridge import Bridge, Library
 from tests.second_reader.container import File
 from tests.second_reader.fields import Damaged, Fields, block, column, fallback, u32
-from tests.second_reader.model import (
-    Bundle,
-    Model,
-    RangeDecoder,
-    Vocabulary,
-    layout_of,
-    tokens_of,
-)
+from tests.second_reader.model import Bundle, Model, RangeDecoder, Vocabulary, layout_of, tokens_of
 from tests.second_reader.ppmd import by_ppmd
 from tests.second_reader.sealed import Keyring, unseal
 from tests.second_reader.table import Contexts, Decisions

@@ -1,7 +1,5 @@
 """Token streams that the tests of training share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations of a training run: read whole or refused by name (training/settings.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -26,25 +24,19 @@ def test_the_example_is_a_configuration_and_names_every_key(tmp_path: Path) -> N
     assert found.student == plain and found.tokenizer == settings.TokenizerSettings()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[student]\nsteps = 1\nwidth = 3\n", "[student] width: no such key"),
-        ('[student]\nsteps = "many"\n', "[student] steps: expected int"),
-        ("[student]\nsteps = 1\nseconds = 2\n", "[student] expected either"),
-        ('[tokenizer]\nkind = "other"\n', "[tokenizer] kind"),
-        ('[tokenizer]\nkind = "target"\n', "needs a [teacher]"),
-        ("[teacher]\nshare = 0.5\n", "[teacher] expected either a target or a bundle, found neither"),
-        ('[teacher]\ntarget = "a"\nbundle = "b"\n', "[teacher] expected either a target or a bundle, found both"),
-        ('[teacher]\nbundle = "b"\nrepeat = 0\n', "[teacher] repeat: expected 1 or more, found 0"),
-        ("[tokenizer]\nvocabulary = 1000\n", "multiple of 128"),
-        ("[data]\nfiles = []\n", "[data] files"),
-        ("[data\n", "expected TOML"),
-        ("name = '../x'\n", "plain name"),
-        ('[data]\nfiles = ["a"]\n[data.weights]\na = "2"\n', "[data] weights.a: expected float"),
-        ('[data]\nfiles = ["a"]\n[data.weights]\na = 0\n', "[data.weights] a: expected a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("[student]\nsteps = 1\nwidth = 3\n", "[student] width: no such key"),
+    ('[student]\nsteps = "many"\n', "[student] steps: expected int"),
+    ("[student]\nsteps = 1\nseconds = 2\n", "[student] expected either"),
+    ('[tokenizer]\nkind = "other"\n', "[tokenizer] kind"), ('[tokenizer]\nkind = "target"\n', "needs a [teacher]"),
+    ("[teacher]\nshare = 0.5\n", "[teacher] expected either a target or a bundle, found neither"),
+    ('[teacher]\ntarget = "a"\nbundle = "b"\n', "[teacher] expected either a target or a bundle, found both"),
+    ('[teacher]\nbundle = "b"\nrepeat = 0\n', "[teacher] repeat: expected 1 or more, found 0"),
+    ("[tokenizer]\nvocabulary = 1000\n", "multiple of 128"), ("[data]\nfiles = []\n", "[data] files"),
+    ("[data\n", "expected TOML"), ("name = '../x'\n", "plain name"),
+    ('[data]\nfiles = ["a"]\n[data.weights]\na = "2"\n', "[data] weights.a: expected float"),
+    ('[data]\nfiles = ["a"]\n[data.weights]\na = 0\n', "[data.weights] a: expected a number above 0"),
+])
 def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
     whole = "" if "[data" in text else '[data]\nfiles = ["a"]\n'
     rest = "" if "[student" in text else "[student]\nsteps = 1\n"

@@ -1,7 +1,5 @@
 """Stages of a training run: built once for each key, and whole (training/stages.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

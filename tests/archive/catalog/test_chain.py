@@ -1,7 +1,5 @@
 """Chains (archive/catalog/chain.py): shared segments are decoded once, and damage is reported for what it hits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,16 +73,12 @@ def disk() -> SimDisk:
 def filled(disk: SimDisk) -> TowerArchive:
     """Put 40 sessions of 3 segments below one prompt of two, coded with their towers."""
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
-    archive.put(
-        [
-            NewSession(
-                f"s{n:02}",
-                [PROMPT, PROMPT[::-1], np.arange(n, n + 30), PROMPT[:0], np.arange(n, n + 50)],
-                shared=2,
-            )
-            for n in range(40)
-        ]
-    )
+    archive.put([
+        NewSession(
+            f"s{n:02}", [PROMPT, PROMPT[::-1], np.arange(n, n + 30), PROMPT[:0], np.arange(n, n + 50)], shared=2
+        )
+        for n in range(40)
+    ])
     return archive
 
 

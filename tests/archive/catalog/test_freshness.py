@@ -1,7 +1,5 @@
 """Freshness: a token of an older state is no evidence; one of a newer state shows a roll-back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

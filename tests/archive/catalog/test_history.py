@@ -1,7 +1,5 @@
 """Histories with a hole: whoever reads the newest version, numbers one or forgets some looks for hidden ones first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +78,7 @@ def all_away(disk: SimDisk, archive: TowerArchive) -> dict[str, bytes]:
 
 @BOTH
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_put_beside_a_pack_that_is_away_is_newer_than_it(
-    codec: SegmentCodec, sealed: bool, indexed: bool
-) -> None:
+def test_a_put_beside_a_pack_that_is_away_is_newer_than_it(codec: SegmentCodec, sealed: bool, indexed: bool) -> None:
     disk = grown(codec, sealed, merged=False, indexed=indexed)
     files = all_away(disk, reopen(disk, codec, sealed))
     archive = reopen(disk, codec, sealed)

@@ -1,7 +1,5 @@
 """The listing: packs with and without an index, missing ones, and work that is done again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The look-up: identities to places to records; damaged records are noted and left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +51,7 @@ def test_a_pack_that_comes_back_is_read_again(archive: TowerArchive, lookup: Rec
     assert [v.version for v in fresh.lookup.versions(domain, "b")] == [1]
 
 
-def test_an_identity_whose_first_bytes_alone_match_is_not_found(
-    archive: TowerArchive, lookup: RecordLookup
-) -> None:
+def test_an_identity_whose_first_bytes_alone_match_is_not_found(archive: TowerArchive, lookup: RecordLookup) -> None:
     leaf = archive.version("b").leaf
     other = leaf[:8] + bytes(8)
     assert lookup.places(SEGMENTS, other) and not lookup.find(SEGMENTS, other)

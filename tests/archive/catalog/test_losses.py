@@ -1,7 +1,5 @@
 """Losses: a pack that repair gave up is told until a person acknowledges it, and after that of what it had."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

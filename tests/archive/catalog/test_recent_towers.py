@@ -1,7 +1,5 @@
 """Towers that were put or read last are not decoded again, and nothing else of a put changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A manifest that is lost, damaged or old, or that does not name all: what readers, writers and repair make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -63,9 +61,7 @@ def spoil(change: Callable[[bytes], bytes]) -> Callable[[SimDisk, str], None]:
 
 
 FAULTS = {
-    "gone": vanish,
-    "zeroed": spoil(lambda data: bytes(len(data))),
-    "cut": spoil(lambda data: data[:40]),
+    "gone": vanish, "zeroed": spoil(lambda data: bytes(len(data))), "cut": spoil(lambda data: data[:40]),
     "flipped": spoil(lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:]),
 }
 
@@ -104,13 +100,10 @@ def cut_off(archive: TowerArchive, *sessions: NewSession, work: Callable[[], obj
 
 
 WORK: dict[str, Callable[[TowerArchive], object]] = {
-    "get": lambda archive: archive.get("a"),
-    "ls": lambda archive: list(archive.ls()),
+    "get": lambda archive: archive.get("a"), "ls": lambda archive: list(archive.ls()),
     "put": lambda archive: archive.put([session("c")]),
-    "forget": lambda archive: archive.forget([archive.version("a")]),
-    "collect": lambda archive: archive.collect(),
-    "verify": lambda archive: archive.verify(),
-    "write_index": lambda archive: archive.write_index(),
+    "forget": lambda archive: archive.forget([archive.version("a")]), "collect": lambda archive: archive.collect(),
+    "verify": lambda archive: archive.verify(), "write_index": lambda archive: archive.write_index(),
     "rebuild": lambda archive: archive.rebuild(),
 }
 

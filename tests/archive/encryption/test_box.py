@@ -3,8 +3,6 @@
 For erasing see test_erase.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable
@@ -46,9 +44,7 @@ def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], d
     changed = bytearray(box)
     changed[bit // 8] ^= 1 << bit % 8
     for key, body, around in (
-        (b"k" * KEY, bytes(changed), about),
-        (b"x" * KEY, box, about),
-        (b"k" * KEY, box, [*about, b"more"]),
+        (b"k" * KEY, bytes(changed), about), (b"x" * KEY, box, about), (b"k" * KEY, box, [*about, b"more"]),
         (b"k" * KEY, box[:-1], about),
     ):
         with pytest.raises(CorruptError, match="does not open"):
@@ -107,9 +103,7 @@ def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCo
     with pytest.raises(UsageError, match=f"chmod 600 {file}, .* --key-command 'cat FILE'"):
         Secret.file(file)
     file.chmod(0o600)
-    for number, secret in enumerate(
-        (Secret.passphrase("words"), Secret.file(file), Secret.command(f"cat {file}"))
-    ):
+    for number, secret in enumerate((Secret.passphrase("words"), Secret.file(file), Secret.command(f"cat {file}"))):
         place = tmp_path / str(number)
         TowerArchive.create(place, [codec], key=secret).put([chat("a", [number])])
         assert tokens(TowerArchive.open(place, [codec], key=secret), "a") == [number]

@@ -1,7 +1,5 @@
 """Domain keys: what is erased has no key, what stays keeps one or is named to move, and keys come back from bytes."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings, strategies as st
 
 from pltz.archive.encryption.box import KEY, slot_of
@@ -11,8 +9,7 @@ from tests.examples import examples
 
 # units that share slots, and others
 units = st.one_of(
-    st.integers(0, 2**64 - 1),
-    st.builds(lambda slot, low: slot << 52 | low, st.integers(0, 20), st.integers(0, 9)),
+    st.integers(0, 2**64 - 1), st.builds(lambda slot, low: slot << 52 | low, st.integers(0, 20), st.integers(0, 9))
 )
 
 

@@ -1,7 +1,5 @@
 """Key files that are gone, damaged, older or others than those of the packs: all say so, and nothing is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -66,10 +64,8 @@ def test_a_session_whose_keys_are_gone_is_neither_absent_nor_put_anew(disk: SimD
     archive = reopen(disk, codec)
     before = disk.seen.files()
     for work in (
-        lambda: archive.get("a", "acme"),
-        lambda: archive.get("never put", "acme"),
-        lambda: archive.put([chat("new", [9])]),
-        lambda: archive.erase("acme", "a"),
+        lambda: archive.get("a", "acme"), lambda: archive.get("never put", "acme"),
+        lambda: archive.put([chat("new", [9])]), lambda: archive.erase("acme", "a"),
     ):
         with pytest.raises(MissingKeys, match="missing"):
             work()
@@ -81,9 +77,7 @@ def test_a_session_whose_keys_are_gone_is_neither_absent_nor_put_anew(disk: SimD
     archive.want_whole("listed", "other")
 
 
-def test_keys_that_come_back_never_cost_what_was_put_meanwhile(
-    lost: Files, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_keys_that_come_back_never_cost_what_was_put_meanwhile(lost: Files, disk: SimDisk, codec: SegmentCodec) -> None:
     """Bring keys back beside new ones: these were made while the packs were away too, so nothing could tell."""
     packs = {path: data for path, data in disk.seen.files().items() if path.startswith(("packs/", "parity/"))}
     remove(disk, packs)

@@ -1,7 +1,5 @@
 """The keyring: keys come back with the secret alone, follow the changes of others, and stay destroyed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rekey: the old key opens all or the new one does, whatever a crash leaves, and nothing is coded again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Block: records come back from columns, and bytes that break a rule are refused. The oracle is FORMAT.md's table."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,9 +142,7 @@ def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.Monk
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
-def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
-    rows: list[Record], data: st.DataObject
-) -> None:
+def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(rows: list[Record], data: st.DataObject) -> None:
     whole = encoded(rows)
     size = Block.of(whole, BEGIN, FIELDS).size
     hurt = bytearray(whole)
@@ -223,24 +219,21 @@ class Wrong:
     match: str
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Wrong(Record(0, NO_SEGMENT, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
-        Wrong(Record(0, NO_SEGMENT, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "a session has 1025"),
-        Wrong(Record(1, NO_SEGMENT, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
-        Wrong(Record(0, NO_SEGMENT, None, 0, b"", "n", MOMENT, TIME, about=b"l" * 17779), ContentError, "tags"),
-        Wrong(Record(0, name="n", moment=MOMENT - 1, time=TIME), UsageError, "before its pack's moment"),
-        Wrong(Record(0, name="n", moment=MOMENT + (1 << 52), time=1 << 32), UsageError, "or a century after"),
-        Wrong(Record(0, name="n", moment=MOMENT, time=1 << 40), UsageError, "below 2\\^40"),
-        Wrong(Record(0, name="n", moment=MOMENT, time=-1), UsageError, "since 1970"),
-        Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
-        Wrong(Record(0, NO_SEGMENT, None, 0, b"bits", "n", MOMENT, TIME), UsageError, "no bitstring"),
-        Wrong(Record(0), UsageError, "no bitstring"),
-        Wrong(Record(0, NO_SEGMENT, b"i" * 16, 1, b"1"), UsageError, "10 bytes"),
-        Wrong(Record(0, b"p" * 16, name="n", moment=MOMENT, time=TIME), UsageError, "10 bytes"),
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    Wrong(Record(0, NO_SEGMENT, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
+    Wrong(Record(0, NO_SEGMENT, TABLE[0], 1, b"1", "n" * 1025, MOMENT, TIME), ContentError, "a session has 1025"),
+    Wrong(Record(1, NO_SEGMENT, None, 0, b"", "", MOMENT, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
+    Wrong(Record(0, NO_SEGMENT, None, 0, b"", "n", MOMENT, TIME, about=b"l" * 17779), ContentError, "tags"),
+    Wrong(Record(0, name="n", moment=MOMENT - 1, time=TIME), UsageError, "before its pack's moment"),
+    Wrong(Record(0, name="n", moment=MOMENT + (1 << 52), time=1 << 32), UsageError, "or a century after"),
+    Wrong(Record(0, name="n", moment=MOMENT, time=1 << 40), UsageError, "below 2\\^40"),
+    Wrong(Record(0, name="n", moment=MOMENT, time=-1), UsageError, "since 1970"),
+    Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
+    Wrong(Record(0, NO_SEGMENT, None, 0, b"bits", "n", MOMENT, TIME), UsageError, "no bitstring"),
+    Wrong(Record(0), UsageError, "no bitstring"),
+    Wrong(Record(0, NO_SEGMENT, b"i" * 16, 1, b"1"), UsageError, "10 bytes"),
+    Wrong(Record(0, b"p" * 16, name="n", moment=MOMENT, time=TIME), UsageError, "10 bytes"),
+])
 def test_what_the_format_cannot_hold_is_refused(wrong: Wrong) -> None:
     good = Record(0, NO_SEGMENT, segment_of(b"i" * 16), 1, b"1", "n", MOMENT, TIME)
     with pytest.raises(wrong.error, match=wrong.match):
@@ -255,8 +248,6 @@ def test_blocks_end_by_records_text_and_bytes() -> None:
     long = [Record(0, bitstring=bytes(700_000))] * 3
     assert [(s.start, s.stop) for s in split(long)] == [(0, 2), (2, 3)]
     assert [(p.first, p.last, p.end - p.begin) for p in pieces_of([4095, 1, 0, 4096, 5, 0])] == [
-        (0, 2, 4096),
-        (2, 4, 4096),
-        (4, 6, 5),
+        (0, 2, 4096), (2, 4, 4096), (4, 6, 5),
     ]
     assert list(pieces_of([0, 0])) == []

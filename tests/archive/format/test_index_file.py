@@ -1,7 +1,5 @@
 """Index: both kinds find what a dictionary does, in every section, and a damaged file never hides an entry."""
 
-from __future__ import annotations
-
 import time
 import zlib
 from pathlib import Path
@@ -188,9 +186,7 @@ def test_a_newer_version_is_refused_by_name() -> None:
 
 
 def test_hostile_counts_claim_no_memory() -> None:
-    head = index_file.HEADER.pack(
-        index_file.MAGIC, index_file.VERSION, bytes(3), *[0xFFFFFFFF] * 4, 0, bytes(16)
-    )
+    head = index_file.HEADER.pack(index_file.MAGIC, index_file.VERSION, bytes(3), *[0xFFFFFFFF] * 4, 0, bytes(16))
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
     for counts in ((0xFFFFFFFF, 0, 0), (1, 0, 0), (0, 0, 4000)):

@@ -1,7 +1,5 @@
 """The bytes of a manifest: they come back, and whatever else there is is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -41,13 +39,9 @@ def manifests() -> st.SearchStrategy[Manifest]:
     losses = st.builds(LostPack, times, st.none() | st.integers(0, 1 << 22), times, ID)
     return (
         st.builds(
-            Manifest,
-            settings=st.builds(Settings, ID, st.booleans()),
-            generation=st.integers(1, (1 << 62) - 1),
-            random=ID,
-            indexes=st.frozensets(ID.map(bytes.hex), max_size=3),
-            packs=st.dictionaries(ID, packs(), max_size=3),
-            condemned=st.dictionaries(ID, times, max_size=3),
+            Manifest, settings=st.builds(Settings, ID, st.booleans()), generation=st.integers(1, (1 << 62) - 1),
+            random=ID, indexes=st.frozensets(ID.map(bytes.hex), max_size=3),
+            packs=st.dictionaries(ID, packs(), max_size=3), condemned=st.dictionaries(ID, times, max_size=3),
         )
         .flatmap(lambda made: st.dictionaries(ID, times, max_size=3).map(partial(_over, made)))
         .flatmap(lambda made: st.dictionaries(ID, losses, max_size=3).map(made.giving_up))

@@ -1,7 +1,5 @@
 """Object names: every name that is made is read back, all others are skipped, and nobody else makes one."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

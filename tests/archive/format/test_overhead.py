@@ -1,7 +1,5 @@
 """Overhead: at most 23 bytes per session of one new segment, beside bitstring and name, 11 of them in packs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,12 +32,10 @@ def test_overhead_a_session(tmp_path: Path) -> None:
     prompts = [dice.integers(0, 256, 300) for _ in range(5)]
     names = [f"s{n}" for n in range(SESSIONS)]
     for begin in range(0, SESSIONS, 10_000):
-        archive.put(
-            [
-                NewSession(n, [prompts[i % 5], dice.integers(0, 256, BITSTRING)], tenant="acme", shared=1)
-                for i, n in enumerate(names[begin : begin + 10_000])
-            ]
-        )
+        archive.put([
+            NewSession(n, [prompts[i % 5], dice.integers(0, 256, BITSTRING)], tenant="acme", shared=1)
+            for i, n in enumerate(names[begin : begin + 10_000])
+        ])
     archive.write_index()
     stat = archive.stat()
     content = SESSIONS * BITSTRING + sum(len(p) for p in prompts) + sum(map(len, names))

@@ -1,7 +1,5 @@
 """Pack: nothing that a pack holds can change unnoticed, and what is sound is read past damage."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

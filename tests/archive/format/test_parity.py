@@ -1,7 +1,5 @@
 """Parity: restored bytes equal those of a slow, independent solver, and the parser accepts any bytes."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -99,9 +97,7 @@ def test_beyond_the_budget_nothing_is_made_up() -> None:
     parity = Parity.of(NAME, pack)
     hurt = bytearray(10_000) + pack[10_000:]
     restored, lost = parity.restore([hurt])
-    assert (
-        lost == -(-10_000 // 512) and restored[10_240:] == pack[10_240:] and restored[:9_728] == bytes(9_728)
-    )
+    assert lost == -(-10_000 // 512) and restored[10_240:] == pack[10_240:] and restored[:9_728] == bytes(9_728)
 
 
 def test_two_halves_of_a_pack_make_one() -> None:

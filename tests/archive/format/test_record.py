@@ -1,7 +1,5 @@
 """Record: what is written comes back, and tags are strings by strings."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -16,28 +14,14 @@ identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)
 
 
 @given(
-    parent=st.one_of(st.just(NO_SEGMENT), identities),
-    name=identities,
-    bitstring=st.binary(max_size=300),
-    session=st.one_of(st.none(), names),
-    number=st.integers(1, 2**32 - 1),
-    moment=st.integers(7, 7 + 2**52 - 1),
-    time=st.integers(0, 2**40 - 1),
-    part=st.sampled_from(["", "a", "subagents/b.jsonl"]),
-    numbers=st.tuples(*[st.integers(0, 2**63 - 1)] * 5),
-    tags=st.dictionaries(names, names, max_size=3),
+    parent=st.one_of(st.just(NO_SEGMENT), identities), name=identities, bitstring=st.binary(max_size=300),
+    session=st.one_of(st.none(), names), number=st.integers(1, 2**32 - 1), moment=st.integers(7, 7 + 2**52 - 1),
+    time=st.integers(0, 2**40 - 1), part=st.sampled_from(["", "a", "subagents/b.jsonl"]),
+    numbers=st.tuples(*[st.integers(0, 2**63 - 1)] * 5), tags=st.dictionaries(names, names, max_size=3),
 )
 def test_records_come_back(
-    parent: bytes,
-    name: bytes,
-    bitstring: bytes,
-    session: str | None,
-    number: int,
-    moment: int,
-    time: int,
-    part: str,
-    numbers: tuple[int, int, int, int, int],
-    tags: dict[str, str],
+    parent: bytes, name: bytes, bitstring: bytes, session: str | None, number: int, moment: int, time: int, part: str,
+    numbers: tuple[int, int, int, int, int], tags: dict[str, str],
 ) -> None:
     builder = Builder(7, b"salt" * 4)
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16))

@@ -1,7 +1,5 @@
 """Runs: their bitstrings give back what they were made from, in few bytes, and damaged ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -20,10 +18,8 @@ def record(run: Run, moment: int = 9, time: int = 0, *, bits: bytes | None = Non
 
 @given(
     st.lists(st.integers(0, 1 << 20), min_size=2, max_size=50),
-    st.lists(st.tuples(st.integers(0, 1), MOMENTS, TIMES, st.binary(min_size=4, max_size=4)), max_size=50),
-    MOMENTS,
-    TIMES,
-    st.binary(max_size=9),
+    st.lists(st.tuples(st.integers(0, 1), MOMENTS, TIMES, st.binary(min_size=4, max_size=4)), max_size=50), MOMENTS,
+    TIMES, st.binary(max_size=9),
 )
 def test_a_run_comes_back(
     lengths: list[int], rows: list[tuple[int, int, int, bytes]], moment: int, time: int, data: bytes

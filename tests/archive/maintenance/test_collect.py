@@ -1,7 +1,5 @@
 """Collect: two runs free forgotten sessions and merge packs; what is live is never deleted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -46,9 +44,7 @@ def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> 
     assert all(filled.get(n).tokens.tolist() == [*PROMPT, *(PROMPT + int(n[1]))] for n in names(filled))
 
 
-def test_nothing_is_deleted_where_a_copy_lacks_a_record(
-    filled: TowerArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof reads the copies: it finds what a faulty copying left out."""
     filled.collect()
     packs, copy = set(filled.catalog.listing.packs), ArchiveWriter.copy
@@ -135,9 +131,7 @@ def sizes(disk: SimDisk) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("nightly", [0, 12])
-def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(
-    codec: SegmentCodec, nightly: int
-) -> None:
+def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(codec: SegmentCodec, nightly: int) -> None:
     """Not only at the end: also where a collector ran each night, behind every twelve of them."""
     sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n]) for n in range(236)]
     together, apart = SimDisk(), SimDisk(seed=1)

@@ -1,7 +1,5 @@
 """Erasure: erased data stays erased with concurrent work and at any crash, and the rest stays whole."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -76,10 +74,7 @@ def test_an_erased_session_does_not_open_and_the_others_do(
         with pytest.raises(NotFound):
             archive.get("a", "acme")
         assert tokens(archive, "b") == [1, 2, 4] and tokens(archive, "a", "other") == [5]
-        assert [(v.tenant, v.name) for v in archive.ls(history=True, forgotten=True)] == [
-            ("acme", "b"),
-            ("other", "a"),
-        ]
+        assert [(v.tenant, v.name) for v in archive.ls(history=True, forgotten=True)] == [("acme", "b"), ("other", "a")]
     after = raw_records_open(disk, codec, domain)
     assert len(before) - len(after) == 4 and set(after) < set(before)  # two leaves, two names
     assert not [p for p in disk.seen.files() if p.startswith("tmp/")]
@@ -140,18 +135,14 @@ def test_an_erased_session_is_put_again_only_where_the_user_says_so(
     assert not reopen(disk, codec).keys.buried(domain, "b"), "nothing is left of an erased tenant"
 
 
-def test_an_erased_tenant_leaves_nothing_that_opens(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_an_erased_tenant_leaves_nothing_that_opens(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1, 2], [3]), chat("b", [4]), chat("c", [4], tenant="other")])
     domain = sealed.keys.domain(TENANT, "acme")
     assert len(raw_records_open(disk, codec, domain)) == 5
     assert sealed.erase("acme").records == 3
     assert raw_records_open(disk, codec, domain) == []
     archive = reopen(disk, codec)
-    assert [(v.tenant, v.name) for v in archive.ls()] == [("other", "c")] and tokens(
-        archive, "c", "other"
-    ) == [4]
+    assert [(v.tenant, v.name) for v in archive.ls()] == [("other", "c")] and tokens(archive, "c", "other") == [4]
     assert archive.verify(decode=True).sound
     for tenant, name in (("acme", None), ("acme", "a"), ("nobody", None)):
         with pytest.raises(NotFound):
@@ -325,9 +316,7 @@ def on_base(name: str, base: str, *turns: list[int], tenant: str = "acme") -> Ne
     return NewSession(name, [PROMPT, *map(np.array, turns)], tenant, shared=1, base=base)
 
 
-ERASES: dict[
-    str, tuple[Callable[[TowerArchive], object], list[tuple[int, str]]]
-] = {  # what is erased; its domains
+ERASES: dict[str, tuple[Callable[[TowerArchive], object], list[tuple[int, str]]]] = {  # what is erased; its domains
     "session": (lambda a: a.erase("acme", "b"), []),
     "tenant": (lambda a: a.erase("acme"), [(TENANT, "acme")]),
     "base": (lambda a: a.erase_base("spare"), [(BASE, "spare")]),
@@ -355,10 +344,7 @@ def began_alone(archive: TowerArchive, domain: bytes, *, free: bool) -> bool:
     return known is not None and bool(known.doomed or (known.kind == BASE and len(known.roots) > 1 and free))
 
 
-@pytest.mark.parametrize(
-    "what",
-    ["session", "tenant", pytest.param("base", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("what", ["session", "tenant", pytest.param("base", marks=pytest.mark.slow)])
 def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str, codec: SegmentCodec) -> None:
     """Repair, another erase and the same one finish what is certain, and nothing else is unreadable at any time."""
     erase, domains = ERASES[what]
@@ -387,9 +373,7 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
         free = what == "base" or found == after
         keyed = folder.generations().keys() - {archive.catalog.listing.archive}
         begun = {d for d in keyed if began_alone(archive, d, free=free)}
-        assert report.sound and {p.name for p in report.unfinished} == {
-            d.hex() for d in {*folder.leftovers(), *begun}
-        }
+        assert report.sound and {p.name for p in report.unfinished} == {d.hex() for d in {*folder.leftovers(), *begun}}
         locked = reopen(left, codec, None).verify()
         assert locked.sound and len(locked.unfinished) == len(folder.leftovers())
         if not report.unfinished:
@@ -409,9 +393,7 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
         assert catalogue(archive) == {k: v for k, v in found.items() if k[0] != "third"}
         report = archive.verify()
         assert report.sound and not KeyFolder(DirectoryStore(other)).leftovers()
-        doomed = {p.name for p in report.unfinished} - {
-            keys_of_base(archive, n).hex() for n in ("own", "spare")
-        }
+        doomed = {p.name for p in report.unfinished} - {keys_of_base(archive, n).hex() for n in ("own", "spare")}
         assert len(doomed) <= (what == "session") and (found == before or not report.unfinished)
 
         with suppress(NotFound):
@@ -489,9 +471,7 @@ def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
 ) -> None:
     sealed.put([on_base("o", "own", [4]), on_base("p", "own", [4], tenant="other"), chat("a", [1])])
     base = sealed.keys.domain(BASE, "own")
-    with pytest.raises(
-        ArchiveError, match=r"2 sessions of 2 tenants stand on base 'own'.*nothing was erased"
-    ):
+    with pytest.raises(ArchiveError, match=r"2 sessions of 2 tenants stand on base 'own'.*nothing was erased"):
         sealed.erase_base("own")
     sealed.erase("other")
     sealed.forget([sealed.version("o", "acme")])
@@ -500,9 +480,7 @@ def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
     sealed.undelete([sealed.version("o", "acme", version=1)])
     assert tokens(sealed, "o") == [4]
     sealed.erase("acme", "o")
-    assert (
-        len(raw_records_open(disk, codec, base)) == 1 and sealed.erase_base("own", dry_run=True).segments == 1
-    )
+    assert len(raw_records_open(disk, codec, base)) == 1 and sealed.erase_base("own", dry_run=True).segments == 1
     done = sealed.erase_base("own")
     assert (done.base, done.segments, done.records, done.files) == ("own", 1, 1, 2)
     assert raw_records_open(disk, codec, base) == [] and tokens(reopen(disk, codec), "a") == [1]
@@ -620,10 +598,7 @@ def test_a_version_that_is_put_before_writers_know_is_erased_too(
     done = sealed.erase("acme", "a")
     assert (done.versions, done.segments) == (2, 2)
     fresh = reopen(disk, codec)
-    kept = {
-        fresh.version("b", "acme").leaf,
-        fresh.keys.session_key(fresh.keys.domain(TENANT, "acme"), "b")[:8],
-    }
+    kept = {fresh.version("b", "acme").leaf, fresh.keys.session_key(fresh.keys.domain(TENANT, "acme"), "b")[:8]}
     assert set(raw_records_open(disk, codec, fresh.keys.domain(TENANT, "acme"))) == kept
 
 

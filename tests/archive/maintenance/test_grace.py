@@ -1,7 +1,5 @@
 """Grace: what was forgotten can be undeleted until its mark is older than the grace, whatever happens to its packs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 Crashes: test_schedules.py; against the model: test_machine.py.
 """
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path

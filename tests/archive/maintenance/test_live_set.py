@@ -1,7 +1,5 @@
 """The live set equals one that keeps everything in dictionaries, and its memory is bounded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,10 +33,8 @@ sessions = st.builds(
 )
 both = st.builds(lambda s, name: s._replace(name=name), segments, st.sampled_from("abc"))
 marks = st.builds(
-    lambda session, counter, verb: Record(0, mark=Mark(version_of(session) or NONE, counter, verb)),
-    sessions,
-    st.integers(0, 3),
-    st.integers(0, 1),
+    lambda session, counter, verb: Record(0, mark=Mark(version_of(session) or NONE, counter, verb)), sessions,
+    st.integers(0, 3), st.integers(0, 1),
 )
 packs = st.lists(st.lists(st.one_of(segments, sessions, both, marks), max_size=8), max_size=5)
 tree = [Record(0, PARENTS[n], IDS[n]) for n in range(10)]
@@ -47,8 +43,7 @@ Rows = list[tuple[Location, Record]]
 
 def laid_out(packs: list[list[Record]]) -> Rows:
     return [
-        (Location(bytes([number]) * 16, 100 * at), record)
-        for number, pack in enumerate(packs)
+        (Location(bytes([number]) * 16, 100 * at), record) for number, pack in enumerate(packs)
         for at, record in enumerate(pack)
     ]
 
@@ -115,10 +110,7 @@ class Plain:
 
     def stranded(self) -> Iterator[tuple[Location, int]]:
         places: dict[Location, int] = {}
-        for kind, names, part in (
-            (self.segments, self.live, SEGMENT),
-            (self.versions, self.live_versions, SESSION),
-        ):
+        for kind, names, part in ((self.segments, self.live, SEGMENT), (self.versions, self.live_versions, SESSION)):
             for name in names:
                 if all(location.pack in self.condemned for location, _ in kind[name]):
                     places[kind[name][0][0]] = places.get(kind[name][0][0], 0) | part
@@ -133,11 +125,7 @@ class Plain:
         for location, size in self.dead:
             total, kept = found.get(location.pack, (0, 0))
             found[location.pack] = total + size, kept
-        kinds = (
-            (self.segments, self.live),
-            (self.versions, self.live_versions),
-            (self.marks, set(self.versions)),
-        )
+        kinds = ((self.segments, self.live), (self.versions, self.live_versions), (self.marks, set(self.versions)))
         for kind, live in kinds:
             for name, rows in kind.items():
                 for n, (location, record) in enumerate(rows):
@@ -222,9 +210,7 @@ print((peak() - before) / int(sys.argv[3]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="needs Linux: peak memory that starts again"
-)
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux: peak memory that starts again")
 def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) -> None:
     """Bound the memory per session during a collection.
 
@@ -235,13 +221,9 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
         context = Context(0, NONE, "default", NONE, NONE)
         for begin in range(0, count, 256):
             ids = [
-                digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE]
-                for n in range(begin, min(begin + 256, count))
+                digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE] for n in range(begin, min(begin + 256, count))
             ]
-            rows = [
-                (context, Record(0, id=i, tokens=9, bitstring=bytes(100), name=f"chat-{i.hex()}"))
-                for i in ids
-            ]
+            rows = [(context, Record(0, id=i, tokens=9, bitstring=bytes(100), name=f"chat-{i.hex()}")) for i in ids]
             archive.parts.writer.copy(rows)
         archive.write_index()
     places = [str(tmp_path / "1000"), str(tmp_path / "100000"), "100000"]

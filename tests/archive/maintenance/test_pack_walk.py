@@ -1,7 +1,5 @@
 """The walk over packs against reading record by record, and the batch lookups of indexes against single ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -36,11 +34,8 @@ def filled(archive: TowerArchive) -> TowerArchive:
             [
                 NewSession(
                     f"s{n}" * (1 + 70 * (n == 3)),
-                    [prompts[n % 3], np.arange(n), *(np.full(200, t) for t in range(turn))],
-                    tenant="ab"[n % 2],
-                    shared=1,
-                    tags={"n": "x" * (40 * n)} if n % 4 == 0 else {},
-                    time=1000 + 7 * n if n % 5 else None,
+                    [prompts[n % 3], np.arange(n), *(np.full(200, t) for t in range(turn))], tenant="ab"[n % 2],
+                    shared=1, tags={"n": "x" * (40 * n)} if n % 4 == 0 else {}, time=1000 + 7 * n if n % 5 else None,
                 )
                 for n in range(40)
             ]
@@ -82,9 +77,7 @@ def naming(indexes: Iterable[str], manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     "defect", ["entry left out", "key changed", "entry moved", "key of a session", "session twice"]
 )
-def test_an_index_that_is_wrong_is_named(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str
-) -> None:
+def test_an_index_that_is_wrong_is_named(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str) -> None:
     """The file is whole, its digest its name: only a look at both sides finds it."""
     filled.write_index()
     known = next(iter(filled.catalog.listing.indexes.values()))

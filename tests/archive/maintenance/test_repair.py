@@ -3,8 +3,6 @@
 Beyond that the report names exactly what is lost, and nothing is deleted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -100,12 +98,8 @@ def test_every_cut_length_and_a_missing_file_is_put_back(small: DiskState) -> No
 
 
 DEFECTS: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda d: b"",
-    "byte-appended": lambda d: d + b"\0",
-    "zeroed": lambda d: bytes(len(d)),
-    "head-zeroed": lambda d: bytes(64) + d[64:],
-    "first-byte-removed": lambda d: d[1:],
-    "doubled": lambda d: d + d,
+    "empty": lambda d: b"", "byte-appended": lambda d: d + b"\0", "zeroed": lambda d: bytes(len(d)),
+    "head-zeroed": lambda d: bytes(64) + d[64:], "first-byte-removed": lambda d: d[1:], "doubled": lambda d: d + d,
     "reversed": lambda d: d[::-1],
 }
 
@@ -122,15 +116,9 @@ def test_damaged_archives_come_back(small: DiskState, defect: str) -> None:
 def test_damage_in_every_file_at_once(small: DiskState) -> None:
     disk = SimDisk(small.copy(), seed=4)
     for path, data in small.files().items():
-        if (
-            not path.startswith("parity/0")
-            and path not in ("parity/archive.json",)
-            and not path.endswith("-1")
-        ):
+        if not path.startswith("parity/0") and path not in ("parity/archive.json",) and not path.endswith("-1"):
             middle = len(data) // (4 if path.startswith("parity/") else 2)  # a small pack and its copy have a bit each
-            disk.seen.data[disk.seen.names[path]] = (
-                data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-            )
+            disk.seen.data[disk.seen.names[path]] = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     assert not any(disk.seen.files()[p] == d for p, d in small.files().items() if p.startswith("packs/"))
     # every parity file lost a bit as well, in its middle
     assert repaired(disk).whole and same_files(disk, small)
@@ -173,9 +161,7 @@ def bitstrings(data: bytes) -> dict[str | None, int]:
 
 def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
     state = big()
-    path, data = max(
-        ((p, d) for p, d in state.files().items() if p.startswith("packs/")), key=lambda f: len(f[1])
-    )
+    path, data = max(((p, d) for p, d in state.files().items() if p.startswith("packs/")), key=lambda f: len(f[1]))
     starts = bitstrings(data)
     begin, end = starts["s2"] + 100, starts["s4"] + 3000  # most of s2, all of s3, most of s4
     [block] = [item[0] for item in Pack.of(data).blocks() if not isinstance(item, Damage)]
@@ -211,15 +197,10 @@ def test_a_lost_pack_costs_the_sessions_that_need_its_segments() -> None:
     base, turn = dice.integers(0, 1 << 30, 3000), dice.integers(0, 1 << 30, 4000)
     archive.put([NewSession("x", [base, turn], shared=1)])
     archive.put(
-        [
-            NewSession("y", [base, turn, np.array([1])], shared=1),
-            NewSession("z", [base, np.array([2])], shared=1),
-        ]
+        [NewSession("y", [base, turn, np.array([1])], shared=1), NewSession("z", [base, np.array([2])], shared=1)]
     )
     archive.write_index()
-    path = max(
-        (p for p in disk.seen.files() if p.startswith("packs/")), key=lambda p: len(disk.seen.files()[p])
-    )
+    path = max((p for p in disk.seen.files() if p.startswith("packs/")), key=lambda p: len(disk.seen.files()[p]))
     lost = with_file(disk.seen, path, None)
     report = repaired(lost)
     assert [v.name for v in report.lost] == ["y", "z"] and len(report.unnamed) == 1
@@ -398,9 +379,7 @@ def test_what_is_damaged_stays_where_no_copy_of_it_can_be_kept(small: DiskState)
     assert disk.seen.files()[path] == hurt
 
 
-def test_keys_that_are_erased_meanwhile_are_not_put_back(
-    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_are_erased_meanwhile_are_not_put_back(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk(build(KEY))
     other = TowerArchive.open(DirectoryStore(disk), [codec], key=KEY)
     domain = other.keys.domain(TENANT, "default")

@@ -1,7 +1,5 @@
 """Erases that put records of other sessions again under newer keys: these stay whole, and what is erased is gone."""
 
-from __future__ import annotations
-
 import pytest
 
 from pltz.archive.encryption import box

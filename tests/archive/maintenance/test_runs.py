@@ -3,8 +3,6 @@
 Crashes: test_schedules.py; against the model: test_machine.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -67,11 +65,7 @@ def collected(archive: TowerArchive) -> None:
 
 
 @pytest.fixture(params=["plain", "tower", "sealed"])
-def empty(
-    request: pytest.FixtureRequest,
-    codec: SegmentCodec,
-    tower_codec: SegmentCodec,
-) -> TowerArchive:
+def empty(request: pytest.FixtureRequest, codec: SegmentCodec, tower_codec: SegmentCodec) -> TowerArchive:
     """Make an empty archive: plain, with segments coded after their tower, and sealed."""
     key = RAW if request.param == "sealed" else None
     return TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec if request.param == "tower" else codec], key=key)

@@ -1,7 +1,5 @@
 """What is left of a file, and that repair holds no more of a pack than it must."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path

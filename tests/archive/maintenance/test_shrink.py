@@ -1,7 +1,5 @@
 """Shrink: what was put in a fast form comes to the bytes that the model makes of it, and stays what it was."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading
@@ -353,7 +351,7 @@ def test_what_a_gpu_codes_is_proved_beside_it_or_again(
     wanted.put(*(request(60 + n, str(n), n) for n in range(5)), fast=False)
 
     class Twin(NativeCoder):
-        def twin(self, *, urgent: bool = False) -> Twin:
+        def twin(self, *, urgent: bool = False) -> "Twin":
             return self
 
         def decode(self, items: Any, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """Verify: damage is named, and what others do meanwhile is no damage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,9 +92,7 @@ def fresh(disk: SimDisk, codec: ZlibCodec, token: str) -> Report:
     return TowerArchive.open(DirectoryStore(disk), [codec]).verify(expect=token)
 
 
-def test_a_token_holds_after_a_collection_and_a_repair(
-    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
-) -> None:
+def test_a_token_holds_after_a_collection_and_a_repair(archive: TowerArchive, disk: SimDisk, codec: ZlibCodec) -> None:
     for n in range(4):
         archive.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
     tokens = [archive.token()]
@@ -119,9 +115,7 @@ def test_a_token_of_another_archive_and_one_that_is_none(archive: TowerArchive, 
         archive.verify(expect="yesterday")
 
 
-def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(
-    disk: SimDisk, tower_codec: ZlibCodec
-) -> None:
+def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(disk: SimDisk, tower_codec: ZlibCodec) -> None:
     """Its pack is worth keeping for the sake of others; the pack of its parent is not."""
     archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
     prompt, noise = np.arange(300), np.random.default_rng(0).integers(0, 1 << 30, 2000)

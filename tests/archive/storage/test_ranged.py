@@ -1,7 +1,5 @@
 """Ranges: look-ups in a large index of a bucket fetch little of it, and find the same."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server, SeaweedFS: killed under writers, cut in the middle of a body, and listed with 100,000 sessions."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Roles of a real bucket: the policy of docs/buckets.md lets each do its work and no more; kept versions are named."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,9 +20,7 @@ from tests.archive.sealed import RAW
 from tests.archive.towers import TowerArchive
 
 ROLES = "reader", "putter", "keeper", "eraser"
-POLICY = re.search(
-    r"```json\n(.*?)```", (Path(__file__).parents[3] / "docs/buckets.md").read_text("utf8"), re.DOTALL
-)
+POLICY = re.search(r"```json\n(.*?)```", (Path(__file__).parents[3] / "docs/buckets.md").read_text("utf8"), re.DOTALL)
 NO = "no permission"
 
 

@@ -1,7 +1,5 @@
 """Test the generations of manifests that a machine remembers outside the archive."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Processes beside the model prepare what is put: the archive has the same records, and errors come as without them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

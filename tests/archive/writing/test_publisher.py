@@ -1,7 +1,5 @@
 """A segment that does not decode to its tokens is not written."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The writer takes, of several ways to store a session, the one that adds the fewest bytes, and encodes each once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Sequence

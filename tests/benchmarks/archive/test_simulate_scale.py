@@ -1,7 +1,5 @@
 """The simulation counts what the archive's code asks for, and its line goes through what was counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

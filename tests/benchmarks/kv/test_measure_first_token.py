@@ -1,7 +1,5 @@
 """The measurement of first tokens, of a tiny shape on a CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The measurement of thaws from small KV, on a CPU, with the kernels by emulation: so that it runs where a GPU is."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Known lines keep the shapes and common names of logs, and say nothing that a log says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,8 +17,7 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "logs.jsonl.zst"
     records = [
         {"id": f"{kind}/owner+{repository}/log", "kind": kind, "text": logs.LOGS[kind].decode()}
-        for kind in ("claude-code", "codex", "opencode")
-        for repository in ("one", "two")
+        for kind in ("claude-code", "codex", "opencode") for repository in ("one", "two")
     ]
     records[0]["text"] = records[0]["text"].replace('"name":"Read"', '"name":"Peek"')
     lines = "".join(json.dumps(record) + "\n" for record in records)

@@ -1,7 +1,5 @@
 """Records of the text of logs have all of it, in order, under the names that training gives sources."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

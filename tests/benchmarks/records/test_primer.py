@@ -1,7 +1,5 @@
 """The primer holds lines of several owners, of closed agents short ones, and nothing of one's own."""
 
-from __future__ import annotations
-
 import re
 
 from pltz.benchmarks.records import primer

@@ -1,7 +1,5 @@
 """Records of repositories hold their code and documents, and no line that a held-out split has."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pieces of held-out texts are of one length and of the projects' own text, and translations are not English."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

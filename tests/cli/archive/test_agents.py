@@ -1,7 +1,5 @@
 """The logs of each agent, in the folders that it keeps them in: put, the nightly job and queries take them alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,10 +117,7 @@ def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, col
     first, second = stored(cold), stored(other)
     assert first == second and first.keys() == names()
     assert {name: s.tags[FILE] for name, s in first.items() if FILE in s.tags} == {
-        "shop/README/0": ".md",
-        "swe-agent/8": "8.traj",
-        "tasks/8": "8.jsonl",
-        "tasks/9": "9.jsonl",
+        "shop/README/0": ".md", "swe-agent/8": "8.traj", "tasks/8": "8.jsonl", "tasks/9": "9.jsonl",
     }
     by_night(run, home, cold)  # the same names and content: nothing is stored again
     with Archive.open(cold) as archive:

@@ -49,9 +49,7 @@ def test_where_packs_are_gone(run: Run, cold: Path, put: Put, tmp_path: Path) ->
     assert len(done.stdout.splitlines()) == 2 and not done.stderr
 
 
-def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
-    run: Run, hurt: Path, tmp_path: Path
-) -> None:
+def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(run: Run, hurt: Path, tmp_path: Path) -> None:
     done = run("archive", "get", "-r", hurt, "-o", tmp_path / "all.jsonl")
     assert done.exit_code == 7 and "wrote 2 sessions, but" in done.stderr, done.output
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2

@@ -33,10 +33,8 @@ def jsonl(rows: Sequence[object]) -> bytes:
 def put(run: Run, cold: Path, tmp_path: Path) -> dict[str, bytes]:
     """Put a folder of files of several kinds, and return its files."""
     files = {
-        "chats.jsonl": jsonl([chat(n) for n in range(12)]),
-        "shop/0f3a.jsonl": jsonl(EVENTS),
-        "notes.txt": b"one\ntwo \xff",
-        "odd.jsonl": b'{"a": 1}\n\n{"b":NaN}\n{"c":[1.0]}',
+        "chats.jsonl": jsonl([chat(n) for n in range(12)]), "shop/0f3a.jsonl": jsonl(EVENTS),
+        "notes.txt": b"one\ntwo \xff", "odd.jsonl": b'{"a": 1}\n\n{"b":NaN}\n{"c":[1.0]}',
     }
     for name, data in files.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,10 +141,8 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     rows = [{**EVENTS[0], "uuid": f"{n}"} for n in range(2000)]
     log = jsonl(rows)
     files = {
-        "a/one.jsonl.zstd": zstandard.compress(log),
-        "a/one/subagents/b.jsonl.zst": zstandard.compress(log),
-        "a/two.jsonl.gz": gzip.compress(log),
-        "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst": zstandard.compress(log),
+        "a/one.jsonl.zstd": zstandard.compress(log), "a/one/subagents/b.jsonl.zst": zstandard.compress(log),
+        "a/two.jsonl.gz": gzip.compress(log), "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst": zstandard.compress(log),
     }
     for name, data in files.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -178,21 +174,11 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     assert "one.jsonl.zstd lacks the end" in done.stderr and "two.jsonl.gz goes on" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("there", "stored", "what"),
-    [
-        (b"a\n", b"a\n", "equal"),
-        (b"a", b"a\n", "equal"),
-        (b"a\nb", b"a\n", "longer"),
-        (b"a\nb", b"a", "longer"),
-        (b"ab", b"a", "other"),
-        (b"a", b"a\nb\n", "shorter"),
-        (b"b\n", b"a\n", "other"),
-        (b"", b"", "equal"),
-        (b"a", b"", "longer"),
-        (b"", b"a\n", "shorter"),
-    ],
-)
+@pytest.mark.parametrize(("there", "stored", "what"), [
+    (b"a\n", b"a\n", "equal"), (b"a", b"a\n", "equal"), (b"a\nb", b"a\n", "longer"), (b"a\nb", b"a", "longer"),
+    (b"ab", b"a", "other"), (b"a", b"a\nb\n", "shorter"), (b"b\n", b"a\n", "other"), (b"", b"", "equal"),
+    (b"a", b"", "longer"), (b"", b"a\n", "shorter"),
+])
 def test_files_are_compared_by_their_bytes(tmp_path: Path, there: bytes, stored: bytes, what: str) -> None:
     (tmp_path / "a").write_bytes(there)
     assert compared(tmp_path / "a", io.BytesIO(stored)) == what
@@ -339,9 +325,7 @@ def test_each_file_has_the_suffix_that_it_was_put_with(run: Run, cold: Path, tmp
     assert found == FORMS
     rows = [json.loads(line) for line in run("archive", "ls", "-r", cold, "--json").stdout.splitlines()]
     assert {row["name"]: row["tags"] for row in rows if row["name"] in ("1/one/0", "3/many/0", "3/many/1")} == {
-        "1/one/0": {},
-        "3/many/0": {},
-        "3/many/1": {},
+        "1/one/0": {}, "3/many/0": {}, "3/many/1": {},
     }
     (tmp_path / "in/0/one.jsonl").write_bytes(jsonl([chat(1), chat(6)]))
     assert run("archive", "put", "-r", cold, tmp_path / "in", "--exact").exit_code == 0

@@ -39,17 +39,10 @@ def test_a_policy_keeps_the_last(run: Run, cold: Path, put: Put) -> None:
     assert [(v["name"], v["version"]) for v in gone] == [("s", 1)]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ([], 2),
-        (["--keep-within", "soon"], 2),
-        (["s", "--version", 1, "--keep-last", 1], 2),
-        (["nobody"], 8),
-        (["s", "--version", 9], 8),
-        (["s", "--tenant", "other"], 8),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), [
+    ([], 2), (["--keep-within", "soon"], 2), (["s", "--version", 1, "--keep-last", 1], 2), (["nobody"], 8),
+    (["s", "--version", 9], 8), (["s", "--tenant", "other"], 8),
+])
 def test_forget_refuses(run: Run, cold: Path, put: Put, words: list[object], code: int) -> None:
     put(chat(1), "--name", "s")
     done = run("archive", "forget", "-r", cold, *words)

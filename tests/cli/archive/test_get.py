@@ -1,7 +1,5 @@
 """``pltz archive get``: what it costs, which sessions NAME means, one file of many sessions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,16 +50,11 @@ def test_one_file_of_many_sessions(run: Run, cold: Path, put: Put, chats: Path, 
     assert run("archive", "get", "-r", cold, "-o", packed).exit_code == 2, "it exists"
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ([], "name sessions"),
-        (["--version", 1, "-o", "-"], "name it"),
-        (["-o", "out/", "--format", "text"], "leave --format text out"),
-        (["-o", "out/", "--part", "1/2"], "one call"),
-        (["-o", "out/", "--ray", "auto"], "one folder"),
-    ],
-)
+@pytest.mark.parametrize(("words", "why"), [
+    ([], "name sessions"), (["--version", 1, "-o", "-"], "name it"),
+    (["-o", "out/", "--format", "text"], "leave --format text out"), (["-o", "out/", "--part", "1/2"], "one call"),
+    (["-o", "out/", "--ray", "auto"], "one folder"),
+])
 def test_calls_that_are_refused(run: Run, cold: Path, words: list[object], why: str) -> None:
     done = run("archive", "get", "-r", cold, *words)
     assert done.exit_code == 2 and why in done.stderr, done.output

@@ -69,22 +69,12 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
     assert bad.exit_code == 2 and "KEY=VALUE" in bad.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["put", "-", "--name", ""],
-        ["put", "-", "--share-base", ""],
-        ["put", "-", "--tenant", ""],
-        ["put", "-", "--tag", ""],
-        ["put", "-", "--tag", "channel="],
-        ["put", "-", "--tag", "=web"],
-        ["get", "a", "--tenant", ""],
-        ["ls", "--tenant", ""],
-        ["ls", "--tag", "channel="],
-        ["erase", "--tenant", "", "--all", "--dry-run"],
-        ["erase", "--tenant", "a", "--name", "", "--dry-run"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["put", "-", "--name", ""], ["put", "-", "--share-base", ""], ["put", "-", "--tenant", ""],
+    ["put", "-", "--tag", ""], ["put", "-", "--tag", "channel="], ["put", "-", "--tag", "=web"],
+    ["get", "a", "--tenant", ""], ["ls", "--tenant", ""], ["ls", "--tag", "channel="],
+    ["erase", "--tenant", "", "--all", "--dry-run"], ["erase", "--tenant", "a", "--name", "", "--dry-run"],
+])
 def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str]) -> None:
     """Refuse an empty name, as the shell passes for an unset variable."""
     done = run("archive", words[0], "-r", cold, *words[1:], input=json.dumps(chat(1)).encode())

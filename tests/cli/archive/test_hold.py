@@ -32,19 +32,11 @@ def test_a_hold_is_placed_listed_and_released(
     assert len(lines(run("archive", "forget", "-r", cold, "s", "--json"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["add"], 2),
-        (["add", "nobody"], 8),
-        (["add", "s", "--tag", "a=b"], 2),
-        (["add", "--tag", "ab"], 2),
-        (["add", "s", "--reason", "x" * 1025], 2),
-        (["release", "1234567"], 2),
-        (["release", "12345678"], 8),
-        (["release", "not a hex number"], 2),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), [
+    (["add"], 2), (["add", "nobody"], 8), (["add", "s", "--tag", "a=b"], 2), (["add", "--tag", "ab"], 2),
+    (["add", "s", "--reason", "x" * 1025], 2), (["release", "1234567"], 2), (["release", "12345678"], 8),
+    (["release", "not a hex number"], 2),
+])
 def test_what_names_no_hold_is_refused(run: Run, cold: Path, put: Put, words: list[str], code: int) -> None:
     put(chat(1), "--name", "s")
     assert run("hold", words[0], "-r", cold, *words[1:]).exit_code == code

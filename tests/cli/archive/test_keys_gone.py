@@ -39,19 +39,13 @@ def test_each_command_tells_that_keys_are_gone(run: Run, sealed: Path, key: Path
     with_key, out = ("--key-file", key), tmp_path / "out"
     for code, command in (
         (7, ("get", sealed, "s", "--tenant", "acme", *with_key)),
-        (0, ("get", sealed, "s", "--tenant", "other", *with_key)),
-        (7, ("ls", sealed, *with_key)),
-        (7, ("ls", sealed)),
-        (7, ("ls", sealed, "--tenant", "acme", *with_key)),
-        (0, ("ls", sealed, "--tenant", "other", *with_key)),
-        (3, ("verify", sealed, *with_key)),
-        (3, ("verify", sealed)),
-        (3, ("verify", sealed, "--decode", *with_key)),
+        (0, ("get", sealed, "s", "--tenant", "other", *with_key)), (7, ("ls", sealed, *with_key)), (7, ("ls", sealed)),
+        (7, ("ls", sealed, "--tenant", "acme", *with_key)), (0, ("ls", sealed, "--tenant", "other", *with_key)),
+        (3, ("verify", sealed, *with_key)), (3, ("verify", sealed)), (3, ("verify", sealed, "--decode", *with_key)),
         (7, ("get", sealed, "-o", f"{out}.jsonl", *with_key)),
         (0, ("get", sealed, "--tenant", "other", "-o", f"{out}-other.jsonl", *with_key)),
         (7, ("put", sealed, tmp_path / "acme.jsonl", "--tenant", "acme", "--name", "new", *with_key)),
-        (3, ("repair", sealed)),
-        (7, ("collect", sealed)),
+        (3, ("repair", sealed)), (7, ("collect", sealed)),
     ):
         done = run("archive", command[0], "-r", *command[1:])
         assert done.exit_code == code, (command, done.output)

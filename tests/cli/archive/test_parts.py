@@ -1,7 +1,5 @@
 """Parts do together what one call does, a missing part is never a sound archive, and --ray runs all of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -174,12 +172,9 @@ def here(monkeypatch: pytest.MonkeyPatch, run: Run) -> list[list[str]]:
         return done.exit_code, done.stdout, done.stderr
 
     ray = SimpleNamespace(
-        init=lambda **how: None,
-        shutdown=lambda: None,
-        cluster_resources=lambda: {"CPU": float(OF)},
+        init=lambda **how: None, shutdown=lambda: None, cluster_resources=lambda: {"CPU": float(OF)},
         remote=lambda **how: lambda task: SimpleNamespace(remote=lambda words: (task, tuple(words))),
-        wait=lambda waiting, num_returns: ([waiting[-1]], waiting[:-1]),
-        get=lambda call: call[0](list(call[1])),
+        wait=lambda waiting, num_returns: ([waiting[-1]], waiting[:-1]), get=lambda call: call[0](list(call[1])),
         exceptions=SimpleNamespace(RayError=ConnectionError),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -206,15 +201,12 @@ def test_ray_runs_all_parts(run: Run, packed: Path, history: Path, tmp_path: Pat
     assert done.exit_code == 7 and "(exit code " in done.stderr and '"parts"' not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("verify", "COLD", "--part", "4/3"), "N/M"),
-        (("verify", "COLD", "--part", "1/3", "--ray", "auto"), "--ray does all parts"),
-        (("put", "COLD", "-", "--ray", "auto"), "name files"),
-        (("get", "COLD", "-o", "-", "--ray", "auto"), "name files"),
-    ],
-)
+@pytest.mark.parametrize(("words", "why"), [
+    (("verify", "COLD", "--part", "4/3"), "N/M"),
+    (("verify", "COLD", "--part", "1/3", "--ray", "auto"), "--ray does all parts"),
+    (("put", "COLD", "-", "--ray", "auto"), "name files"),
+    (("get", "COLD", "-o", "-", "--ray", "auto"), "name files"),
+])
 def test_what_cannot_be_divided_is_said(run: Run, cold: Path, words: tuple[str, ...], why: str) -> None:
     done = run("archive", *placed(tuple(word.replace("COLD", str(cold)) for word in words)))
     assert done.exit_code == 2 and why in done.stderr, done.stderr

@@ -60,12 +60,8 @@ def test_a_dry_run_tells_what_is_new_by_names_and_ids_and_codes_nothing(
     monkeypatch.setattr(Bundle, "load", lambda *_: pytest.fail("a dry run codes nothing"))
     *rows, last = lines(run("archive", "put", "-r", cold, logs, "--dry-run", "--json"))
     assert {row["name"]: (row["state"], row.get("version")) for row in rows} == {
-        "garden/events": ("changed", 1),
-        "garden/other": ("unchanged", 1),
-        "garden/third": ("new", None),
-        "memory/0": ("stored", 1),
-        "notes/0": ("unchanged", 1),
-        "shop/events": ("grown", 1),
+        "garden/events": ("changed", 1), "garden/other": ("unchanged", 1), "garden/third": ("new", None),
+        "memory/0": ("stored", 1), "notes/0": ("unchanged", 1), "shop/events": ("grown", 1),
     }
     assert last["not_stored"]["left_out"] == {"*-wal": 1}
     told = run("archive", "put", "-r", cold, logs, "--dry-run").stderr

@@ -111,12 +111,7 @@ def test_erase_says_which_bases_stay_and_how_to_erase_them(based: Path, key: Pat
     assert asked.exit_code == 1 and "Erase base 'its own', segments: 1?" in asked.output
     done = run(*base, "--yes", "--json")
     report = json.loads(done.output)
-    assert (report["base"], report["tenant"], report["segments"], report["records"]) == (
-        "its own",
-        None,
-        1,
-        1,
-    )
+    assert (report["base"], report["tenant"], report["segments"], report["records"]) == ("its own", None, 1, 1)
     assert run(*base, "--yes").exit_code == 8 and run(*call, "--yes").exit_code == 8
 
 

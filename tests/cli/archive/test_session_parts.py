@@ -14,10 +14,8 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 NAME = "./-home-me-shop/0f3a6c1e"
 PARTS = {
     "subagents/agent-a1.jsonl": event("s", 0) + event("s", 1),
-    "subagents/agent-a1.meta.json": b'{"agentType": "explore"}',
-    "subagents/agent-a1/tool-results/2.txt": b"two",
-    "tool-results/1.bin": bytes(range(256)),
-    "tool-results/chats.jsonl": b'{"messages":[]}\n{"messages":[]}\n',
+    "subagents/agent-a1.meta.json": b'{"agentType": "explore"}', "subagents/agent-a1/tool-results/2.txt": b"two",
+    "tool-results/1.bin": bytes(range(256)), "tool-results/chats.jsonl": b'{"messages":[]}\n{"messages":[]}\n',
 }
 OLD = 1_767_225_600_123_456_789  # ns
 

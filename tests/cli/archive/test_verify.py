@@ -35,9 +35,7 @@ def test_verify_says_what_is_lost(trained: None, run: Run, cold: Path, put: Put)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert any("problem" in row for row in rows) and not rows[-1]["sound"]
     lost = [row["lost_session"]["name"] for row in rows if "lost_session" in row]
-    assert "s" in lost, (
-        "its base is gone; the record of t points at the damaged one and may not be read at all"
-    )
+    assert "s" in lost, "its base is gone; the record of t points at the damaged one and may not be read at all"
     assert "DAMAGED" in run("archive", "verify", "-r", cold).stdout
 
 

@@ -34,11 +34,8 @@ def test_selection_is_by_source_in_order_and_skips_what_is_too_long(tmp_path: Pa
 def test_the_lean_rendering_can_be_read_back() -> None:
     assert peers.lean(chat("hi", "hello")) == b"\x02hi\x03hello"
     awkward: list[list[dict[str, Any]]] = [
-        [{"role": "user", "content": "a control \x02 byte"}],
-        [{"role": "user", "content": "x", "name": "n"}],
-        [{"content": "x", "role": "user"}],
-        [{"role": "user", "content": None}],
-        [{"role": "critic", "content": "x"}],
+        [{"role": "user", "content": "a control \x02 byte"}], [{"role": "user", "content": "x", "name": "n"}],
+        [{"content": "x", "role": "user"}], [{"role": "user", "content": None}], [{"role": "critic", "content": "x"}],
     ]
     for messages in awkward:
         assert json.loads(peers.lean(messages)) == messages
@@ -69,9 +66,7 @@ def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert round(found["total"]["pltz_bytes"]) == found["file_bytes"]
     for name in ("zstd", "ppmd"):
         parts = [source["peer_bytes"][name] for source in found["sources"]]
-        assert (
-            sum(parts) == found["total"]["peer_bytes"][name] == min(found["peers"][name]["totals"].values())
-        )
+        assert sum(parts) == found["total"]["peer_bytes"][name] == min(found["peers"][name]["totals"].values())
     best = found["total"]["best_peer"]
     assert found["total"]["peer_bytes"][best] == min(found["total"]["peer_bytes"].values())
     assert found["machine"]["engine"] and found["machine"]["versions"]["zstandard"]

@@ -62,9 +62,7 @@ def test_a_failure_leaves_nothing_new(tmp_path: Path, force: bool) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"a": b"old"} if force else {})
 
 
-def test_file_is_synced_before_its_name_and_the_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_synced_before_its_name_and_the_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     sync, link = os.fsync, os.link
 
@@ -96,9 +94,7 @@ def test_a_file_that_comes_into_being_meanwhile_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"theirs" and os.listdir(tmp_path) == ["a"]
 
 
-def test_a_file_system_without_links_is_written_by_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_links_is_written_by_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: str, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -32,18 +32,13 @@ def shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "said"),
-    [
-        ('pltz inspect "$2" >&-', 1, "error: stdout: Bad file descriptor\n"),
-        ("pltz inspect - <&-", 2, "error: cannot read stdin: Bad file descriptor\n"),
-        ("pltz --help >&-", 1, "error: Bad file descriptor\n"),
-        ('pltz inspect "$2" >&- 2>&- <&-', 1, ""),
-        ('pltz inspect "$2".no 2>&-', 2, ""),
-        ('pltz inspect "$2" 2>&- >/dev/null', 0, ""),
-        ('pltz inspect "$2" <&- >/dev/null', 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("line", "code", "said"), [
+    ('pltz inspect "$2" >&-', 1, "error: stdout: Bad file descriptor\n"),
+    ("pltz inspect - <&-", 2, "error: cannot read stdin: Bad file descriptor\n"),
+    ("pltz --help >&-", 1, "error: Bad file descriptor\n"), ('pltz inspect "$2" >&- 2>&- <&-', 1, ""),
+    ('pltz inspect "$2".no 2>&-', 2, ""), ('pltz inspect "$2" 2>&- >/dev/null', 0, ""),
+    ('pltz inspect "$2" <&- >/dev/null', 0, ""),
+])
 def test_closed_streams(line: str, code: int, said: str, file: Path) -> None:
     done = shell(line, file)
     assert (done.returncode, done.stderr) == (code, said)
@@ -52,15 +47,10 @@ def test_closed_streams(line: str, code: int, said: str, file: Path) -> None:
 def test_as_a_module(file: Path) -> None:
     """Check that `python -m pltz` is the script `pltz`, also by name in messages."""
     done = subprocess.run(
-        [sys.executable, "-m", "pltz", "inspect", f"{file}.no"],
-        capture_output=True,
-        text=True,
-        timeout=180,
+        [sys.executable, "-m", "pltz", "inspect", f"{file}.no"], capture_output=True, text=True, timeout=180,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr == shell(
-        'pltz inspect "$2".no', file
-    ).stderr
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr == shell('pltz inspect "$2".no', file).stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
@@ -124,14 +114,10 @@ INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.{}); import time; 
     "module", ["click", "zstandard"]
 )  # the first module imported, and one that only a command needs
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_modules_load_is_quiet(
-    module: str, number: signal.Signals, file: Path, tmp_path: Path
-) -> None:
+def test_a_signal_while_modules_load_is_quiet(module: str, number: signal.Signals, file: Path, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(INTERRUPTED.format(number.name))
     here = "import sys, signal; sys.path.insert(0, sys.argv.pop(1)); "
-    here += (
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # the parent process may ignore it
-    )
+    here += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # the parent process may ignore it
     command = [sys.executable, "-c", here + MAIN, str(tmp_path), "inspect", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     said = ("", "error: interrupted", "error: stopped, nothing was done")

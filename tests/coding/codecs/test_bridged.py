@@ -1,7 +1,5 @@
 """Sessions in a target's own ids (coding/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise

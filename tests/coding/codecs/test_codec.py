@@ -1,7 +1,5 @@
 """A real decoder bundle, small and with random weights, behind the archive's codec interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

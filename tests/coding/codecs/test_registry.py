@@ -1,7 +1,5 @@
 """The registry of codecs: it looks up by context, derives codecs from those at hand, and registers none by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +15,7 @@ from tests.archive.conftest import ZlibCodec
 
 def context_of(codec: ZlibCodec | BytesCodec | IdsCodec) -> Context:
     return Context(
-        domain_kind=TENANT,
-        domain=bytes(16),
-        domain_name="acme",
-        tokenizer=codec.tokenizer,
-        bundle=codec.bundle_id,
+        domain_kind=TENANT, domain=bytes(16), domain_name="acme", tokenizer=codec.tokenizer, bundle=codec.bundle_id,
         method=codec.method,
     )
 

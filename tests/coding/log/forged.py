@@ -1,7 +1,5 @@
 """Columns of logs that no writer makes: a joiner whose decisions are chosen, and written as it takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tests.coding.log.sources import from_sources

@@ -1,7 +1,5 @@
 """A log coder that codes and decodes in one call, for tests and golden files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pltz.coding.log.above import Above

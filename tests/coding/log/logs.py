@@ -1,7 +1,5 @@
 """Small logs in the forms of the agents, made by hand: the same keys as real ones, no content of anyone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import uuid
@@ -40,12 +38,8 @@ def claude() -> bytes:
     for n in range(12):
         tool = f"toolu_01{digits(n // 2, 22)}"
         head = {
-            "parentUuid": name(n - 1) if n else None,
-            "isSidechain": False,
-            "cwd": "/home/me/shapes",
-            "sessionId": name(1000),
-            "version": "2.1.42",
-            "gitBranch": "main",
+            "parentUuid": name(n - 1) if n else None, "isSidechain": False, "cwd": "/home/me/shapes",
+            "sessionId": name(1000), "version": "2.1.42", "gitBranch": "main",
         }
         content: Any = "Please have a look at area.py, will you?"
         if n and n % 2 == 0:
@@ -93,9 +87,7 @@ def opencode() -> bytes:
         read = {"filePath": "/home/me/area.py"}
         state: dict[str, Any] = {"status": "completed", "input": read, "output": f"{CODE}{n}"}
         text: dict[str, Any] = {
-            "type": "tool",
-            "tool": "read",
-            "state": {**state, "metadata": {"preview": f"{CODE}{n}"}},
+            "type": "tool", "tool": "read", "state": {**state, "metadata": {"preview": f"{CODE}{n}"}},
         }
         messages.append({"info": {**info, "id": message}, "parts": [text | part | {"messageID": message}]})
     return spell({"info": {"id": session, "version": "1.18.16"}, "messages": messages}, 7).encode() + b"\n"
@@ -105,9 +97,7 @@ def gemini() -> bytes:
     """One document as Gemini CLI writes it."""
     messages: list[dict[str, Any]] = [
         {
-            "id": name(n),
-            "timestamp": clock(n),
-            "type": "gemini" if n % 2 else "user",
+            "id": name(n), "timestamp": clock(n), "type": "gemini" if n % 2 else "user",
             "content": f"Step {n}: </b> & then we go on as before.",
             "thoughts": [{"subject": "Area", "description": "The same thought again.", "timestamp": clock(n)}],
             "tokens": {"input": 900 + n, "output": 12, "cached": 0, "total": 912 + n},
@@ -141,9 +131,7 @@ def pi() -> bytes:
         parent = hashlib.sha256(b"pi%d" % (n - 1)).hexdigest()[:8]
         usage = {"input": 900 + n, "output": 20, "cost": {"input": 0.00027 * n, "output": 6e-06, "total": 0.00028 * n}}
         message: dict[str, Any] = {
-            "role": "assistant",
-            "content": [{"type": "text", "text": f"Reading it, part {n}."}],
-            "usage": usage,
+            "role": "assistant", "content": [{"type": "text", "text": f"Reading it, part {n}."}], "usage": usage,
         }
         message["timestamp"] = 1_784_376_958_047 + 1731 * n
         lines.append({"type": "message", "id": identity, "parentId": parent, "timestamp": clock(n), "message": message})
@@ -166,11 +154,6 @@ def trajectory() -> bytes:
 
 CLAUDE = claude()
 LOGS = {
-    "claude-code": CLAUDE,
-    "codex": codex(),
-    "opencode": opencode(),
-    "gemini-cli": gemini(),
-    "copilot": copilot(),
-    "pi": pi(),
-    "trajectory": trajectory(),
+    "claude-code": CLAUDE, "codex": codex(), "opencode": opencode(), "gemini-cli": gemini(), "copilot": copilot(),
+    "pi": pi(), "trajectory": trajectory(),
 }

@@ -1,7 +1,5 @@
 """The table of a log as its sources make it, beside the one that mypyc compiled of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

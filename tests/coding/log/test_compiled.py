@@ -1,7 +1,5 @@
 """What mypyc compiled is of the sources as they are. What both make is compared in test_table.py."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Golden log frames thaw and are frozen again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

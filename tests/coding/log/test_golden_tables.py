@@ -1,7 +1,5 @@
 """Golden tables give their logs, and the logs the same tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

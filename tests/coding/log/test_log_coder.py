@@ -1,7 +1,5 @@
 """Log coder: content bytes come back, after other bytes above too, and damage is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

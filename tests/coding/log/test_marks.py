@@ -1,7 +1,5 @@
 """A line of a file is the same line under numbers, in the output of grep and in diffs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Passages: logs that quote the same are found by it, wherever it stands in them."""
 
-from __future__ import annotations
-
 import json
 import random
 

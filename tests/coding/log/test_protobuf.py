@@ -1,7 +1,5 @@
 """Messages of Protocol Buffers become values and the same bytes again; what is no message is left alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -20,10 +18,7 @@ def test_text_numbers_bits_and_messages_are_told_apart() -> None:
     inner = bytes.fromhex("0801120c") + bytes(range(128, 140))
     data = b"\x08\x96\x01\x12" + bytes([len(inner)]) + inner + b"\x1a\x05model\x1a\x05model\x25\x00\x00\x00\x01"
     assert read_message(data) == {
-        "1:0": 150,
-        "2:2": {"1:0": 1, "2:2": bytes(range(128, 140))},
-        "3:2": "model",
-        "3:2-3": "model",
+        "1:0": 150, "2:2": {"1:0": 1, "2:2": bytes(range(128, 140))}, "3:2": "model", "3:2-3": "model",
         "4:5": b"\x00\x00\x00\x01",
     }
 

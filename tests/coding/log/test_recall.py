@@ -1,7 +1,5 @@
 """Passages that come again far behind: left out, put back, and refused where they are crafted."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence
@@ -73,20 +71,10 @@ def crafted(*rows: tuple[int, int]) -> bytes:
     return np.concatenate([gaps, deltas], axis=1).T.tobytes()
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(1, 0)],
-        [(1, 5), (1, 0)],
-        [(9, 0)],
-        [((1 << 32) - 1, 0)] * 3,
-        [(1, 1 << 62)],
-        [(1, -(1 << 62))],
-        [(1, 20)],
-        [(0, 5)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("rows", [
+    [(1, 0)], [(1, 5), (1, 0)], [(9, 0)], [((1 << 32) - 1, 0)] * 3, [(1, 1 << 62)], [(1, -(1 << 62))], [(1, 20)],
+    [(0, 5)],
+], ids=str)
 def test_crafted_recalls_are_refused(rows: list[tuple[int, int]]) -> None:
     log, own = b'{"a": "pictures", "b": "x\\"', b'{"a": ""}'
     count = len(own) + 8

@@ -3,8 +3,6 @@
 Where the table is compiled, its sources make the same of all that these tests split and join.
 """
 
-from __future__ import annotations
-
 import base64
 import gc
 import json
@@ -28,19 +26,12 @@ with from_sources():
 
 WORDS = st.sampled_from(["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"])
 STRINGS = st.one_of(
-    WORDS,
-    st.text(max_size=20),
-    st.uuids().map(str),
+    WORDS, st.text(max_size=20), st.uuids().map(str),
     st.datetimes().map(lambda t: t.isoformat(timespec="milliseconds") + "Z"),
-    st.binary(min_size=12, max_size=60).map(bytes.hex),
-    st.sampled_from(["toolu_01" + c * 22 for c in "aZ9"]),
+    st.binary(min_size=12, max_size=60).map(bytes.hex), st.sampled_from(["toolu_01" + c * 22 for c in "aZ9"]),
 )
 SCALARS = st.one_of(
-    STRINGS,
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.integers(1_700_000_000_000, 1_700_000_100_000),
+    STRINGS, st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(1_700_000_000_000, 1_700_000_100_000),
     st.floats(allow_nan=False),
 )
 KEYS = st.one_of(st.sampled_from(["type", "uuid", "content", "/a/b.py", "n"]), st.text(max_size=6))
@@ -123,31 +114,19 @@ def test_an_appended_part_costs_only_what_is_new(name: str) -> None:
     assert table.join(again.columns, again.opaque, again.pieces, len(data), above) == data
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[" * 100_000,
-        b"[" * 3000 + b"]" * 3000,
-        b"[" * 90 + b"]" * 90,
-        b'{"a":' * 70 + b"1" + b"}" * 70,
-        b'{"a":"\\ud800"}',
-        b'{"a":1,"a":2}',
-        b'{"a":1e5,"b":1E-7,"c":-0,"d":-0.0,"e":1.10}',
-        b'{"a":NaN,"b":Infinity}',
-        b"{" * 5,
-        b'{"t":"2024-02-30T00:00:00.000Z","u":"9999-12-31T23:59:59.999Z","v":"0001-01-01T00:00:00Z"}',
-        b'{"n":' + b"9" * 5000 + b"}",
-        b"\xff\xfe\n\x00\n\r\n",
-        b'{\n\t"a": 1,\n \t"b": [\n\t],\n  "c": {\n    "d": "e"\n  },\n"\\ud800": 2\n}',
-        b'"\\u00001.5"\n{"a":"\\u00001.5"}\n[1.50,"\\u0000"]',
-        b'{"a":"{}","b":"x\\n{}\\n[]\\n{\\"k\\":1,\\"text\\":\\"of a line that is JSON\\"}"}',
-        b'{"a":"' + base64.b64encode(b"\x08\x01" * 31 + bytes(range(8, 72, 8))) + b'"}',
-        b'{"a":"' + base64.b64encode(b"\x12\x40" + logs.NOISE[:64] + b"\x18\x01") + b'"}',
-        b'{"a":"call_7rYxWq3mN8kLpQ2sT5vB|' + base64.b64encode(logs.NOISE) + b'"}',
-        b'{"a":"' + b"QUJD" * 9 + b'REDACTED/x-y_z0123456789abcdefghijklmnop=="}',
-    ],
-    ids=lambda data: repr(data[:24]),
-)
+@pytest.mark.parametrize("data", [
+    b"[" * 100_000, b"[" * 3000 + b"]" * 3000, b"[" * 90 + b"]" * 90, b'{"a":' * 70 + b"1" + b"}" * 70,
+    b'{"a":"\\ud800"}', b'{"a":1,"a":2}', b'{"a":1e5,"b":1E-7,"c":-0,"d":-0.0,"e":1.10}', b'{"a":NaN,"b":Infinity}',
+    b"{" * 5, b'{"t":"2024-02-30T00:00:00.000Z","u":"9999-12-31T23:59:59.999Z","v":"0001-01-01T00:00:00Z"}',
+    b'{"n":' + b"9" * 5000 + b"}", b"\xff\xfe\n\x00\n\r\n",
+    b'{\n\t"a": 1,\n \t"b": [\n\t],\n  "c": {\n    "d": "e"\n  },\n"\\ud800": 2\n}',
+    b'"\\u00001.5"\n{"a":"\\u00001.5"}\n[1.50,"\\u0000"]',
+    b'{"a":"{}","b":"x\\n{}\\n[]\\n{\\"k\\":1,\\"text\\":\\"of a line that is JSON\\"}"}',
+    b'{"a":"' + base64.b64encode(b"\x08\x01" * 31 + bytes(range(8, 72, 8))) + b'"}',
+    b'{"a":"' + base64.b64encode(b"\x12\x40" + logs.NOISE[:64] + b"\x18\x01") + b'"}',
+    b'{"a":"call_7rYxWq3mN8kLpQ2sT5vB|' + base64.b64encode(logs.NOISE) + b'"}',
+    b'{"a":"' + b"QUJD" * 9 + b'REDACTED/x-y_z0123456789abcdefghijklmnop=="}',
+], ids=lambda data: repr(data[:24]))
 def test_what_is_odd_comes_back(data: bytes) -> None:
     assert back(data) == data
 
@@ -236,9 +215,7 @@ def bombs() -> dict[str, tuple[list[int], list[int], str]]:
         "JSON in JSON": ([codes.LIST, *parsed, codes.LONG, *[*parsed, codes.RECENT] * 19], quotes, '"'),
         "lines of nothing": ([codes.LIST, *[codes.LONG] * empty], copies, "\n" * (lines - 1)),
         "messages in messages": (
-            [codes.LIST, *inner, codes.LONG, *[*inner, codes.SAME] * 29],
-            message,
-            "123:2\n" + "x" * 30,
+            [codes.LIST, *inner, codes.LONG, *[*inner, codes.SAME] * 29], message, "123:2\n" + "x" * 30,
         ),
         "many digits": ([codes.LIST, codes.JSON, *[codes.SAME] * 40], [41, 0, 0], "9" * 4000),
     }

@@ -1,7 +1,5 @@
 """Communities: the prompts are the same each time, and near to those of their group."""
 
-from __future__ import annotations
-
 from pltz.experiments.communities.communities import (
     BOTS,
     COMMUNITIES,

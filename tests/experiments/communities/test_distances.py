@@ -1,7 +1,5 @@
 """The matrix of distances: every pair is coded, parts are those of the prompt, and the picture shows the groups."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Composition: what is exact, what repair restores and what is refused, for each rotary scaling that can be turned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """bench joint: every strategy is measured beside q4, and a lower threshold takes fewer bytes and loses more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """FusedPool: KV comes back, pages are counted, each block keeps its norm, and tenants are never mixed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

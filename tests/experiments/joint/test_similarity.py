@@ -1,7 +1,5 @@
 """similarity: the Poisson estimate agrees with Gaussian cosines, and thresholds let through the share asked for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A small llama of three layers, frozen, and rows of ids that a trained network can learn something of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

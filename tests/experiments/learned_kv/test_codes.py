@@ -1,7 +1,5 @@
 """Codes of low rank: the budget that layers share, what they decode, and what training gains."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

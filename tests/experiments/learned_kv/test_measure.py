@@ -1,7 +1,5 @@
 """Measure decoders and codes on networks whose answer is known, and run both commands from end to end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

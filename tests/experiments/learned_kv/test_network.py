@@ -1,21 +1,11 @@
 """The decoder of tokens to KV: what is exact, what training gains, what a size costs, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from pltz.experiments.learned_kv.course import (
-    SOLVED,
-    Course,
-    batches,
-    centres_of,
-    regression,
-    scale_of,
-    train,
-)
+from pltz.experiments.learned_kv.course import SOLVED, Course, batches, centres_of, regression, scale_of, train
 from pltz.experiments.learned_kv.frozen_target import FrozenTarget
 from pltz.experiments.learned_kv.network import Decoder, Size
 

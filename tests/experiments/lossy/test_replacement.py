@@ -1,7 +1,5 @@
 """replacement: only rare tokens give way, and the third way never makes a row longer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

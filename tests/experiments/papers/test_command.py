@@ -1,7 +1,5 @@
 """Verdicts follow from figures, bounds of theorems hold, and the command measures every subject."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """records: the recorded figures are those of the files of results that they name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Against a real server too: PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pytest -m llama_server
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The replay of a trace by each order, and the shares of attention that a target gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -6,8 +6,6 @@ once, by the format as it was then, and never rewritten: what they hold is in `S
 tests/archive/test_golden.py.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -6,8 +6,6 @@ named by the file, and sums that hold in spite of it. Files that exist are never
 format version, and then new files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import zlib

@@ -3,8 +3,6 @@
 It is of the version that is written now, over `PACKS`, and has `entries()`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

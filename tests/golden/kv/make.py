@@ -5,8 +5,6 @@
 The contents are fixed numbers, so no rounding of a machine is in them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

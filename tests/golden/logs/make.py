@@ -7,8 +7,6 @@ once must thaw.
 A file is named after the bundle, the version of the table, and the method.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -4,8 +4,6 @@ files that exist are never written again, since whatever was frozen once must th
     python tests/golden/mini/make.py [BUNDLE]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
     python tests/golden/tables/make.py
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

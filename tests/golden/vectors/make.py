@@ -4,8 +4,6 @@ The product writes bytes here, and the oracle of NUMERICS.md the numbers of the 
 read them back. Vectors that exist are never rewritten: a changed byte is a new format version.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

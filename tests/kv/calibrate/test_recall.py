@@ -8,8 +8,6 @@ So on text without repeats all attention is at the first token, and what is lost
 repeat an early passage, the target looks at exactly these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention that a prefill is seen to give: what eager attention says, and nothing else changed by looking."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -21,7 +21,7 @@ def test_figures_and_continuation(run: Run, frozen: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["tokens"] > 10
-    assert found["kv_bytes"] == found["tokens"] * 2 * 2 * 2 * 8 * 4, ("2 layers, K and V, 2 heads of 8, float32")
+    assert found["kv_bytes"] == found["tokens"] * 2 * 2 * 2 * 8 * 4, "2 layers, K and V, 2 heads of 8, float32"
     assert {"load_ms", "read_ms", "decode_ms", "prefill_ms", "total_ms", "continue_ms"} <= found.keys()
     assert isinstance(found["continuation"], str)
 
@@ -51,8 +51,7 @@ def test_another_target_is_refused(run: Run, frozen: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [(["--session", 9], 2), (["--session", 3], 5), (["--session", 0, "--target", "/nope"], 6)],
+    ("words", "code"), [(["--session", 9], 2), (["--session", 3], 5), (["--session", 0, "--target", "/nope"], 6)]
 )
 def test_refusals(run: Run, frozen: Path, words: list[object], code: int) -> None:
     done = run("thaw", frozen, *words)

@@ -1,7 +1,5 @@
 """The decoder of the predictive form in numpy: slow, and the oracle of `ans.c` and `kernels.cu`."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

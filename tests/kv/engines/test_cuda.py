@@ -8,8 +8,6 @@ On a GPU also under NVIDIA's sanitizers, each of memcheck, racecheck, initcheck 
 Without torch's cache each tensor is an allocation of its own, so that memcheck sees its end.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

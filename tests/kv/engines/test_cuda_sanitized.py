@@ -4,8 +4,6 @@ It stands in for compute-sanitizer's memcheck where there is no GPU: tensors and
 guards around them. It knows nothing of races: the emulation runs one thread at a time.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

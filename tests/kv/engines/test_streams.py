@@ -1,7 +1,5 @@
 """The entropy coder: C against numpy, round trips, and streams that are damaged."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of kv/FORMAT.md name the parts, types and shapes that encoders write, and the fields of a receipt."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

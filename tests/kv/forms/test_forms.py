@@ -1,7 +1,5 @@
 """Each form on toy targets: what comes back, what is refused, and what a calibration is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property

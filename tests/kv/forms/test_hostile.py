@@ -1,7 +1,5 @@
 """Hostile parts and calibrations, whose author knew the format: a named error, or finite KV of the right shape."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Agents keep their KV: over phases, restarts and a full pool, and apart from each other."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess
@@ -22,12 +20,7 @@ from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.store.kv_folder import AGENT, CENTRE
 from pltz.kv.store.store import KVStore
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import (
-    ContentError,
-    CorruptError,
-    ModelError,
-    UsageError,
-)
+from pltz.plt_codec.errors import ContentError, CorruptError, ModelError, UsageError
 from tests.failing import NO_SPACE, raising
 from tests.loaded import module_at
 

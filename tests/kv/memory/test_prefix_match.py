@@ -1,7 +1,5 @@
 """Prefixes by characters, and the ids that stay for them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,7 +1,5 @@
 """Random KV with a key bias and sinks, and pages for it."""
 
-from __future__ import annotations
-
 import torch
 
 from pltz.kv.pool.page_format import PageFormat, centre_of

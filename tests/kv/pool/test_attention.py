@@ -1,7 +1,5 @@
 """Attention over pages against unpack-then-attend: equal within float noise, by every implementation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

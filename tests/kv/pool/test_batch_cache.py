@@ -1,7 +1,5 @@
 """Batches of packed sessions: what `generate` gives each, what a pass computes, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 On a GPU `python -m pltz.benchmarks.kv.measure_pool` compares both before it measures them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

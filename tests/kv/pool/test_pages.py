@@ -1,7 +1,5 @@
 """Pages: what a row holds, and how much is lost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

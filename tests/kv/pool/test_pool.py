@@ -1,7 +1,5 @@
 """Blocks of a pool: who holds them, what a full pool says, copies on write, spills, and sessions over them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts that arrive: nothing is seen before it is there, and damage is heard by all who wait."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

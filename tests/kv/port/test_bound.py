@@ -1,7 +1,5 @@
 """Bounds on the loss: what a form with and without a receipt of recall is found by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The golden files of KV, and what made them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

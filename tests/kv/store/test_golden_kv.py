@@ -1,7 +1,5 @@
 """Golden files of KV are read, and written again byte for byte; later ones are refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

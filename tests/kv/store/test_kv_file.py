@@ -1,7 +1,5 @@
 """A file of KV is read while it is decoded: bytes are handed out when their chunk was checked. Damage never passes."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Files of KV: reads return what was written, bit for bit, or a miss. Several processes share one budget."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat
@@ -242,9 +240,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
     assert path.exists() and (folder.failed, folder.damaged) == (1, 0)
 
 
-def test_what_must_stay_is_replaced_whole_synced_and_told_of(
-    folder: KVFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_must_stay_is_replaced_whole_synced_and_told_of(folder: KVFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
 

@@ -1,7 +1,5 @@
 """The store: KV is found under its ids alone, in the tier where it is, and leaves in one order."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Any sequence of turns, fetches, pins, erasures and damage: KV is that of its ids, budgets hold, no block is lost."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -3,8 +3,6 @@
 docs/transformers.md has this table. A family that the installed transformers lacks is skipped by name.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

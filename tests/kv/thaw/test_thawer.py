@@ -30,14 +30,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import conversation_ids, to_tokens
 from pltz.models.target.target import ControlTokenWarning, Target
-from pltz.plt_codec.errors import (
-    ContentError,
-    ModelError,
-    PltzError,
-    TargetMismatch,
-    TokenizerMismatch,
-    UsageError,
-)
+from pltz.plt_codec.errors import ContentError, ModelError, PltzError, TargetMismatch, TokenizerMismatch, UsageError
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.failing import raising
 from tests.kv.store.conftest import by_model, chat
@@ -245,9 +238,7 @@ def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
         for name in ("a/1", "text", "meta"):
             session = cold.get(name)
             ids = (
-                stranger.render(session.value)
-                if session.kind == "chat"
-                else stranger.tokenize(session.value.decode())
+                stranger.render(session.value) if session.kind == "chat" else stranger.tokenize(session.value.decode())
             )
             counted.take()
             thawed = thawer.thaw(name)

@@ -1,7 +1,5 @@
 """Bundles: written, loaded, identified, and refused when damaged (models/bundle/bundle.py)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -57,21 +55,14 @@ def test_files_that_are_gone_are_refused(folder: Path, name: str) -> None:
         Bundle.load(folder)
 
 
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        (lambda h: h.update(contract=99), VersionError),
-        (lambda h: h.update(format=3), VersionError),
-        (lambda h: h.update(format=2), VersionError),
-        (lambda h: h.pop("shape"), ModelError),
-        (lambda h: h["shape"].update(d=10**9), ModelError),
-        (lambda h: h["shape"].update(layers="2"), ModelError),
-        (lambda h: h.update(id="00" * 16), ModelError),
-        (lambda h: h["files"].pop("dictionary.zst"), ModelError),
-        (lambda h: h["files"].update({"../x": {"size": 1, "blake2b": ""}}), ModelError),
-        (lambda h: h.update(files=[1]), ModelError),
-    ],
-)
+@pytest.mark.parametrize("change, error", [
+    (lambda h: h.update(contract=99), VersionError), (lambda h: h.update(format=3), VersionError),
+    (lambda h: h.update(format=2), VersionError), (lambda h: h.pop("shape"), ModelError),
+    (lambda h: h["shape"].update(d=10**9), ModelError), (lambda h: h["shape"].update(layers="2"), ModelError),
+    (lambda h: h.update(id="00" * 16), ModelError), (lambda h: h["files"].pop("dictionary.zst"), ModelError),
+    (lambda h: h["files"].update({"../x": {"size": 1, "blake2b": ""}}), ModelError),
+    (lambda h: h.update(files=[1]), ModelError),
+])
 def test_broken_descriptions_are_refused(folder: Path, change: object, error: type[Exception]) -> None:
     head = json.loads((folder / "bundle.json").read_text())
     change(head)  # type: ignore[operator]

@@ -1,7 +1,5 @@
 """What the wheel of pltz holds, and pltz-base, the distribution of the bundle `base` (distributions/base)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -35,11 +33,8 @@ def test_the_entry_point_names_the_folder() -> None:
     project = tomllib.loads((BASE / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {GROUP: {"base": "pltz_base:FOLDER"}}
     done = subprocess.run(
-        [sys.executable, "-c", "import pltz_base; print(pltz_base.FOLDER.resolve())"],
-        cwd=BASE,
-        check=True,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", "import pltz_base; print(pltz_base.FOLDER.resolve())"], cwd=BASE, check=True,
+        capture_output=True, text=True,
     )
     assert Path(done.stdout.strip()) == ROOT / "models/bundles/base"
 

@@ -1,7 +1,5 @@
 """Where bundles are found by name and by fingerprint (models/bundle/locations.py)."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -53,9 +51,7 @@ def test_embedded_installed_and_added_are_found(make: Make, tmp_path: Path, monk
     install(tmp_path / "site", "two", "from pathlib import Path\nFOLDER = Path(__file__).parent / 'two'\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert [(each.name, each.source) for each in locations.locations()] == [
-        ("one", "pltz"),
-        ("two", "pltz-two 1.2"),
-        ("three", "user"),
+        ("one", "pltz"), ("two", "pltz-two 1.2"), ("three", "user"),
     ]
     assert Bundle.names() == ["one", "three", "two"]
     for name in Bundle.names():

@@ -47,14 +47,9 @@ def test_a_flipped_bit_is_corrupt_or_harmless(kind: str, data: st.DataObject) ->
 
 
 DAMAGED = {
-    "no_drop": b"\0",
-    "no_count": b"\0\0",
-    "gap_beyond_the_ids": b"\x7f\0\0",
-    "drop_beyond_the_ids": b"\0\x7f\0",
-    "count_beyond_the_patch": b"\0\0\x02\x05",
-    "count_of_gigabytes": bytes.fromhex("0000ffffffff0f"),
-    "number_without_end": b"\xff" * 40,
-    "id_beyond_the_vocabulary": bytes.fromhex("000001ff7f"),
+    "no_drop": b"\0", "no_count": b"\0\0", "gap_beyond_the_ids": b"\x7f\0\0", "drop_beyond_the_ids": b"\0\x7f\0",
+    "count_beyond_the_patch": b"\0\0\x02\x05", "count_of_gigabytes": bytes.fromhex("0000ffffffff0f"),
+    "number_without_end": b"\xff" * 40, "id_beyond_the_vocabulary": bytes.fromhex("000001ff7f"),
 }
 
 

@@ -1,7 +1,5 @@
 """Errors about a missing bundle name it, and the command that brings it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

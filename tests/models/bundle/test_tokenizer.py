@@ -71,21 +71,12 @@ def test_text_never_makes_a_special(tiny_tokenizer: BundleTokenizer) -> None:
     assert tiny_tokenizer.specials["lane"] == 0 and tiny_tokenizer.specials["x15"] == 31
 
 
-@pytest.mark.parametrize(
-    "name, unit",
-    [
-        ("letters", b"a"),
-        ("spaces", b" "),
-        ("lines", b"\n"),
-        ("digits", b"7"),
-        ("marks", b"!"),
-        ("han", "\u6f22".encode()),
-        ("noise", random.Random(1).randbytes(1 << 18)),
-        ("base64", base64.b64encode(random.Random(2).randbytes(3 << 16))),
-        ("continuation bytes", b"\x80"),
-        ("latin-1", "d\u00e9j\u00e0 vu, ".encode("latin-1")),
-    ],
-)
+@pytest.mark.parametrize("name, unit", [
+    ("letters", b"a"), ("spaces", b" "), ("lines", b"\n"), ("digits", b"7"), ("marks", b"!"),
+    ("han", "\u6f22".encode()), ("noise", random.Random(1).randbytes(1 << 18)),
+    ("base64", base64.b64encode(random.Random(2).randbytes(3 << 16))), ("continuation bytes", b"\x80"),
+    ("latin-1", "d\u00e9j\u00e0 vu, ".encode("latin-1")),
+])
 def test_a_long_input_takes_linear_time(tiny_tokenizer: BundleTokenizer, name: str, unit: bytes) -> None:
     data = (unit * (1 + (1 << 18) // len(unit)))[: 1 << 18]
     start = time.process_time()
@@ -133,16 +124,14 @@ def _swap(tree: dict[str, Any], a: str, b: str) -> None:
 
 
 DEFECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no model": lambda tree: tree.pop("model"),
-    "not BPE": lambda tree: tree["model"].update(type="WordPiece"),
+    "no model": lambda tree: tree.pop("model"), "not BPE": lambda tree: tree["model"].update(type="WordPiece"),
     "no vocabulary": lambda tree: tree["model"].update(vocab={}, merges=[]),
     "size not a multiple of 128": lambda tree: tree["model"]["vocab"].update(zzz=1024),
     "gap in the ids": lambda tree: tree["model"]["vocab"].update(a=5000),
     "id not an integer": lambda tree: tree["model"]["vocab"].update(a="7"),
     "id a truth value": lambda tree: tree["model"]["vocab"].update(a=True),
     "special missing": lambda tree: _swap(tree, "<|lane|>", "a"),
-    "specials in another order": lambda tree: _swap(tree, "<|user|>", "<|tool|>"),
-    "a byte missing": _drop_byte,
+    "specials in another order": lambda tree: _swap(tree, "<|user|>", "<|tool|>"), "a byte missing": _drop_byte,
     "not byte-level": lambda tree: tree["model"]["vocab"].update({"\u6f22": tree["model"]["vocab"].pop("\u0120the")}),
     "added tokens": lambda tree: tree.update(added_tokens=[{"id": 2, "content": "<|user|>", "special": True}]),
     "normalizer": lambda tree: tree.update(normalizer={"type": "NFC"}),

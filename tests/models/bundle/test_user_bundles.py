@@ -1,7 +1,5 @@
 """Bundles added to the user's folder (models/bundle/user_bundles.py): whole and checked, or refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -27,47 +27,23 @@ def test_no_difference_means_the_same_text(a: Any, b: Any) -> None:
     assert (difference(a, b) is None) == (dump(a) == dump(b))
 
 
-@pytest.mark.parametrize(
-    "a, b, place",
-    [
-        (1, 1.0, "at the top: expected 1, found 1.0"),
-        (1, True, "at the top: expected 1, found True"),
-        (0.0, -0.0, "at the top: expected 0.0, found -0.0"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "at the top: expected the keys ['a', 'b'], found ['b', 'a']"),
-        ({"a": [0, {"b": None}]}, {"a": [0, {"b": False}]}, "at .a[1].b: expected NoneType, found False"),
-        ([1], [1, 2], "at the top: expected [1], found [1, 2]"),
-        ([1], (1,), "at the top: expected [1], found tuple"),
-    ],
-)
+@pytest.mark.parametrize("a, b, place", [
+    (1, 1.0, "at the top: expected 1, found 1.0"), (1, True, "at the top: expected 1, found True"),
+    (0.0, -0.0, "at the top: expected 0.0, found -0.0"),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "at the top: expected the keys ['a', 'b'], found ['b', 'a']"),
+    ({"a": [0, {"b": None}]}, {"a": [0, {"b": False}]}, "at .a[1].b: expected NoneType, found False"),
+    ([1], [1, 2], "at the top: expected [1], found [1, 2]"), ([1], (1,), "at the top: expected [1], found tuple"),
+])
 def test_difference_names_the_place(a: Any, b: Any, place: str) -> None:
     assert difference(a, b) == place
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a":1,"a":2}',
-        '[{"a":{"b":1,"b":1}}]',
-        "NaN",
-        "[Infinity]",
-        "-Infinity",
-        "1e999",
-        "-1e999",
-        "1e-999",
-        "1e-99999999999999999999",
-        "0e99999999999999999999",
-        "1.00000000000000000001",
-        "123456789012345678901234567890.0",
-        "0." + "1" * 100,
-        "-0",
-        "9" * 4200,
-        "9" * 4320,
-        "9" * 100_000,
-        "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
-        "[" * 100_000 + "]" * 100_000,
-    ],
-    ids=lambda text: text[:24],
-)
+@pytest.mark.parametrize("text", [
+    '{"a":1,"a":2}', '[{"a":{"b":1,"b":1}}]', "NaN", "[Infinity]", "-Infinity", "1e999", "-1e999", "1e-999",
+    "1e-99999999999999999999", "0e99999999999999999999", "1.00000000000000000001", "123456789012345678901234567890.0",
+    "0." + "1" * 100, "-0", "9" * 4200, "9" * 4320, "9" * 100_000, "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+    "[" * 100_000 + "]" * 100_000,
+], ids=lambda text: text[:24])
 def test_a_text_that_would_change_is_refused(text: str) -> None:
     with pytest.raises(ContentError):
         parse(text)

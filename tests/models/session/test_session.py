@@ -19,19 +19,13 @@ sessions = (
 )
 
 
-@pytest.mark.parametrize(
-    "a, b",
-    [
-        (Session("chat", [1]), Session("chat", [1.0])),
-        (Session("chat", [1]), Session("chat", [True])),
-        (Session("chat", [0.0]), Session("chat", [-0.0])),
-        (Session("chat", {"a": 1, "b": 2}), Session("chat", {"b": 2, "a": 1})),
-        (Session("chat", "a"), Session("text", b"a")),
-        (Session("text", b"a"), Session("text", b"b")),
-        (Session("ids", [1]), Session("ids", [1, 2])),
-        (Session("ids", []), Session("chat", [])),
-    ],
-)
+@pytest.mark.parametrize("a, b", [
+    (Session("chat", [1]), Session("chat", [1.0])), (Session("chat", [1]), Session("chat", [True])),
+    (Session("chat", [0.0]), Session("chat", [-0.0])),
+    (Session("chat", {"a": 1, "b": 2}), Session("chat", {"b": 2, "a": 1})),
+    (Session("chat", "a"), Session("text", b"a")), (Session("text", b"a"), Session("text", b"b")),
+    (Session("ids", [1]), Session("ids", [1, 2])), (Session("ids", []), Session("chat", [])),
+])
 def test_equality_is_strict(a: Session, b: Session) -> None:
     assert a != b and a.difference(b)
     assert a != "another type"
@@ -100,16 +94,10 @@ def test_a_line_that_json_would_change_is_kept_as_it_is(line: bytes) -> None:
     assert session.to_json_line() == line + b"\n"
 
 
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        (b'{"a":', "at column 6"),
-        (b"", "at column 1"),
-        (b'{"a":1}\n}', "at line 2 column 1"),
-        (b'"\xff"', "expected UTF-8, found byte 0xff at 1"),
-        (b'{"a":"\t"}', "control character"),
-    ],
-)
+@pytest.mark.parametrize("line, words", [
+    (b'{"a":', "at column 6"), (b"", "at column 1"), (b'{"a":1}\n}', "at line 2 column 1"),
+    (b'"\xff"', "expected UTF-8, found byte 0xff at 1"), (b'{"a":"\t"}', "control character"),
+])
 def test_a_bad_line_says_where(line: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Session.from_json_line(line)

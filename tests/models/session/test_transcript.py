@@ -13,13 +13,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
-from pltz.models.session.transcript import (
-    conversation_ids,
-    from_tokens,
-    refuse_opaque,
-    to_tokens,
-    to_tokens_many,
-)
+from pltz.models.session.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens, to_tokens_many
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 from tests.examples import examples
 from tests.models.session.test_json_value import scalars
@@ -137,17 +131,10 @@ MOULDED = [
     {"role": "user", "content": "k", "name": None},
 ]
 MOULDED_FORMS = (
-    '<|user|>a<|message|>[{"name":null}]',
-    "<|user|>b",
-    "<|user|>c<|message|>[]",
-    "<|user|>d",
-    '<|assistant|>e<|message|>[{"content":null,"role":null}]',
-    "<|assistant|>f<|message|>[]",
-    "<|assistant|>g<|message|>[{}]",
-    "<|tool|>h<|message|>[]",
-    '<|user|>i<|message|>[{"name":1}]',
-    '<|user|>j<|message|>[{"name":true}]',
-    "<|user|>k",
+    '<|user|>a<|message|>[{"name":null}]', "<|user|>b", "<|user|>c<|message|>[]", "<|user|>d",
+    '<|assistant|>e<|message|>[{"content":null,"role":null}]', "<|assistant|>f<|message|>[]",
+    "<|assistant|>g<|message|>[{}]", "<|tool|>h<|message|>[]", '<|user|>i<|message|>[{"name":1}]',
+    '<|user|>j<|message|>[{"name":true}]', "<|user|>k",
 )
 
 
@@ -190,9 +177,7 @@ def test_few_tokens_never_become_much_json(tiny_tokenizer: BundleTokenizer) -> N
 few = st.sampled_from([{}, {"name": None}, {"name": 1}, {"name": True}, {"parts": [[]]}])
 again = st.builds(
     lambda role, beside, first: {**beside, **role} if first else {**role, **beside},
-    st.sampled_from([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]),
-    few,
-    st.booleans(),
+    st.sampled_from([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]), few, st.booleans(),
 ) | st.just({"role": "user", "content": [{"type": "text", "text": "two words and\nmore of them"}], "n": 1})
 
 
@@ -238,9 +223,7 @@ def built(tokenizer: BundleTokenizer, *segments: tuple[str, bytes]) -> list[int]
 
 CALL = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": 'grep -n "a b" *.py\n', "": None}}
 EVENT = {
-    "type": "assistant",
-    "uuid": "9ff29d57",
-    "note": "",
+    "type": "assistant", "uuid": "9ff29d57", "note": "",
     "message": {"role": "assistant", "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL]},
 }
 
@@ -324,13 +307,11 @@ def test_text_before_the_first_special_is_refused(tiny_tokenizer: BundleTokenize
         from_tokens("text", ids, tiny_tokenizer)
 
 
-fragments = st.sampled_from(
-    [
-        b"", b"hi", b"{}", b"[{}]", b"[]", b'[{"name":null}]', b'{"messages":null}',
-        b'{"system":null,"messages":null}', b'[{"system":""},1]', b'[null,"role","content"]', b'["a","b","c",{}]',
-        b"\xff",
-    ]
-)
+fragments = st.sampled_from([
+    b"", b"hi", b"{}", b"[{}]", b"[]", b'[{"name":null}]', b'{"messages":null}',
+    b'{"system":null,"messages":null}', b'[{"system":""},1]', b'[null,"role","content"]', b'["a","b","c",{}]',
+    b"\xff",
+])
 
 
 @settings(max_examples=examples(300))

@@ -1,7 +1,5 @@
 """The name by which a model takes its cache."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test the promises of a target folder: it is named by its files, and loads without running anybody's code."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -81,37 +79,29 @@ class TestFingerprint:
         assert prints == {fingerprint_of(llama)}
         assert len(prints.pop()) == 16
 
-    @pytest.mark.parametrize(
-        "edit",
-        [
-            shard,
-            edit_json("config.json", lambda c: c.update(_name_or_path="elsewhere", transformers_version="4.0.0")),
-            edit_json("config.json", lambda c: c.update(torch_dtype=c.pop("dtype"), use_cache=False)),
-            edit_json("tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})),
-            edit_json(
-                "tokenizer.json", lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]])
-            ),
-            lambda folder: (folder / "README.md").write_text("about"),
-        ],
-        ids=["shards", "where and by what it was written", "dtype key", "padding", "merges in old spelling", "readme"],
-    )
+    @pytest.mark.parametrize("edit", [
+        shard,
+        edit_json("config.json", lambda c: c.update(_name_or_path="elsewhere", transformers_version="4.0.0")),
+        edit_json("config.json", lambda c: c.update(torch_dtype=c.pop("dtype"), use_cache=False)),
+        edit_json("tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})),
+        edit_json(
+            "tokenizer.json", lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]])
+        ),
+        lambda folder: (folder / "README.md").write_text("about"),
+    ], ids=["shards", "where and by what it was written", "dtype key", "padding", "merges in old spelling", "readme"])
     def test_does_not_depend_on(self, copy: Path, edit: Edit) -> None:
         before = fingerprint_of(copy)
         edit(copy)
         assert fingerprint_of(copy) == before
 
-    @pytest.mark.parametrize(
-        ("edit", "part"),
-        [
-            (flip_weight_bit, "config or weights"),
-            (edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5)), "config or weights"),
-            (edit_json("tokenizer.json", lambda t: t["model"]["merges"].pop()), "tokenizer"),
-            (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"), "chat template"),
-            (edit_json("tokenizer_config.json", lambda c: c.update(chat_template="{{ messages }}")), "chat template"),
-            (edit_json("tokenizer_config.json", lambda c: c.update(bos_token="<|lane|>")), "special tokens"),
-        ],
-        ids=["one bit of one weight", "config", "tokenizer", "template", "template in the settings", "special token"],
-    )
+    @pytest.mark.parametrize(("edit", "part"), [
+        (flip_weight_bit, "config or weights"),
+        (edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5)), "config or weights"),
+        (edit_json("tokenizer.json", lambda t: t["model"]["merges"].pop()), "tokenizer"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"), "chat template"),
+        (edit_json("tokenizer_config.json", lambda c: c.update(chat_template="{{ messages }}")), "chat template"),
+        (edit_json("tokenizer_config.json", lambda c: c.update(bos_token="<|lane|>")), "special tokens"),
+    ], ids=["one bit of one weight", "config", "tokenizer", "template", "template in the settings", "special token"])
     def test_depends_on(self, copy: Path, edit: Edit, part: str) -> None:
         before = fingerprint_of(copy)
         edit(copy)
@@ -136,29 +126,23 @@ class TestFingerprint:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("edit", "message"),
-        [
-            (pickle_weights, r"pickled weights \(pytorch_model.bin\).*save_pretrained"),
-            (lambda folder: (folder / "model.safetensors").unlink(), "found no weights"),
-            (lambda folder: (folder / "config.json").unlink(), "expected config.json"),
-            (lambda folder: (folder / "config.json").write_text("{"), "cannot read"),
-            (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read"),
-            (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object"),
-            (edit_json("config.json", lambda c: c.update(model_type="unheard-of")), "cannot load"),
-            (edit_json("config.json", lambda c: c.update(transformers_weights="x.bin")), "transformers_weights"),
-            (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter"),
-            (truncate_weights, "cannot load"),
-            (drop_tensor, "found none for model.layers.1.mlp.up_proj.weight"),
-            (index_of({"a": "pytorch_model.bin"}), "expected safetensors file names"),
-            (index_of({"a": "../model.safetensors"}), "expected safetensors file names"),
-            (index_of({"a": "gone.safetensors"}), "expected gone.safetensors"),
-            (index_of({}), "weight_map"),
-            (index_of({"a": 1}), "weight_map"),
-            (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer"),
-            (lambda folder: (folder / "tokenizer.json").unlink(), "expected tokenizer.json .*save_pretrained"),
-        ],
-    )
+    @pytest.mark.parametrize(("edit", "message"), [
+        (pickle_weights, r"pickled weights \(pytorch_model.bin\).*save_pretrained"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "found no weights"),
+        (lambda folder: (folder / "config.json").unlink(), "expected config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot read"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object"),
+        (edit_json("config.json", lambda c: c.update(model_type="unheard-of")), "cannot load"),
+        (edit_json("config.json", lambda c: c.update(transformers_weights="x.bin")), "transformers_weights"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter"),
+        (truncate_weights, "cannot load"), (drop_tensor, "found none for model.layers.1.mlp.up_proj.weight"),
+        (index_of({"a": "pytorch_model.bin"}), "expected safetensors file names"),
+        (index_of({"a": "../model.safetensors"}), "expected safetensors file names"),
+        (index_of({"a": "gone.safetensors"}), "expected gone.safetensors"), (index_of({}), "weight_map"),
+        (index_of({"a": 1}), "weight_map"), (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "expected tokenizer.json .*save_pretrained"),
+    ])
     def test_a_folder_that_is_not_a_sound_model(self, copy: Path, edit: Edit, message: str) -> None:
         edit(copy)
         with pytest.raises(ModelError, match=message):

@@ -90,21 +90,11 @@ class TestPrefill:
         assert cache.get_seq_length() == 30
         torch.testing.assert_close(again, logits, rtol=1e-3, atol=1e-3)
 
-    @pytest.mark.parametrize(
-        ("ids", "message"),
-        [
-            ([], "at least one"),
-            ([[1, 2]], "flat"),
-            ([1.0], "integers"),
-            ([True], "integers"),
-            (["1"], "integers"),
-            ([1 << 80], "integers"),
-            ([[1], [2, 3]], "sequence of token ids"),
-            ([-1], "found -1"),
-            ([VOCAB], f"found {VOCAB}"),
-            ([40] * (POSITIONS + 1), f"at most {POSITIONS} tokens"),
-        ],
-    )
+    @pytest.mark.parametrize(("ids", "message"), [
+        ([], "at least one"), ([[1, 2]], "flat"), ([1.0], "integers"), ([True], "integers"), (["1"], "integers"),
+        ([1 << 80], "integers"), ([[1], [2, 3]], "sequence of token ids"), ([-1], "found -1"),
+        ([VOCAB], f"found {VOCAB}"), ([40] * (POSITIONS + 1), f"at most {POSITIONS} tokens"),
+    ])
     def test_refuses_ids_it_cannot_take(self, random_target: Target, ids: list[Any], message: str) -> None:
         with pytest.raises(ContentError, match=message):
             random_target.prefill(ids)
@@ -234,20 +224,13 @@ class TestRender:
         assert target.render(self.CHAT["messages"]) == ids
         assert target.decode(ids).startswith("<|system|>be kind<|user|> hello\n\n<|tool|>{}<|message|>[")
 
-    @pytest.mark.parametrize(
-        "message",
-        [
-            {"role": "assistant", "content": "<|"},
-            {"content": "a", "role": "user", "self": {"items": [1.5, None, True]}},
-            {"role": "user", "content": [{"type": "text", "text": "<'&> "}, {"type": "text", "text": "b"}]},
-            {"role": "user", "content": []},
-            {"role": "user", "content": {"a": "b"}},
-            {"role": "user", "content": ["a"]},
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
-            {"role": 1, "content": "a"},
-            {"content": "x"},
-        ],
-    )
+    @pytest.mark.parametrize("message", [
+        {"role": "assistant", "content": "<|"}, {"content": "a", "role": "user", "self": {"items": [1.5, None, True]}},
+        {"role": "user", "content": [{"type": "text", "text": "<'&> "}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": []}, {"role": "user", "content": {"a": "b"}}, {"role": "user", "content": ["a"]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": 1, "content": "a"}, {"content": "x"},
+    ])
     def test_of_an_embedded_target_is_what_a_frozen_chat_thaws_to(
         self, random_target: Target, message: dict[str, Any], tiny_tokenizer_json: Callable[..., bytes]
     ) -> None:
@@ -262,13 +245,10 @@ class TestRender:
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
         assert target.render({"conversations": turns}) == target.render(messages)
 
-    @pytest.mark.parametrize(
-        "chat",
-        [
-            None, "hello", {}, {"messages": "hello"}, {"messages": ["hello"]}, {"conversations": [{"role": "user"}]},
-            {"conversations": 3}, {"messages": [], "tools": "none"}, [{"role": "user", "content": "\ud800"}],
-        ],
-    )
+    @pytest.mark.parametrize("chat", [
+        None, "hello", {}, {"messages": "hello"}, {"messages": ["hello"]}, {"conversations": [{"role": "user"}]},
+        {"conversations": 3}, {"messages": [], "tools": "none"}, [{"role": "user", "content": "\ud800"}],
+    ])
     def test_refuses_what_is_no_chat(self, random_target: Target, chat: Any) -> None:
         with pytest.raises(ContentError):
             random_target.render(chat)

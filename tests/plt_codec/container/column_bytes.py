@@ -1,7 +1,5 @@
 """Write the columns of a block bit by bit, as FORMAT.md says, in shapes that are given."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from pltz.plt_codec.varint import read_varint, write_varint

@@ -1,20 +1,11 @@
 """Columns of a block: both readers give what was written, in few bits. The oracle writes bit by bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from pltz.plt_codec.container import block
-from pltz.plt_codec.container.block import (
-    COLUMNS,
-    COUNT,
-    SIZE,
-    read_columns,
-    read_columns_here,
-    write_columns,
-)
+from pltz.plt_codec.container.block import COLUMNS, COUNT, SIZE, read_columns, read_columns_here, write_columns
 from tests.plt_codec.container import column_bytes
 
 READERS = {"here": read_columns_here} | ({"compiled": read_columns} if block.compiled else {})

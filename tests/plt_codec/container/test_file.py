@@ -340,22 +340,9 @@ def test_a_newer_coding_leaves_the_other_sessions_readable() -> None:
 
 
 NEWER = {
-    "newer-version",
-    "reserved-header-flag",
-    "coding-reserved-bit",
-    "coding-reserved-content",
-    "coding-reserved-method",
-    "copies-newer",
-    "head-newer-column",
-    "version-1",
-    "version-2",
-    "version-3",
-    "version-4",
-    "version-5",
-    "version-6",
-    "version-7",
-    "version-8",
-    "version-9",
+    "newer-version", "reserved-header-flag", "coding-reserved-bit", "coding-reserved-content", "coding-reserved-method",
+    "copies-newer", "head-newer-column", "version-1", "version-2", "version-3", "version-4", "version-5", "version-6",
+    "version-7", "version-8", "version-9",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
@@ -377,18 +364,15 @@ def test_golden_bad_files_are_refused(path: Path) -> None:
 # ---- what a writer refuses
 
 
-@pytest.mark.parametrize(
-    ("frame", "error"),
-    [
-        (Frame(Kind.CHAT, Method.MODEL, 2 * MAX_TOKENS_PER_BYTE + 1, 0, b"x"), ContentError),
-        (Frame(Kind.CHAT, Method.MODEL, -1, 0, b"x"), ContentError),
-        (Frame(Kind.TEXT, Method.BYTES, MAX_COUNT + 1, 0, b"x"), ContentError),
-        (Frame(Kind.TEXT, Method.BYTES, 0, 0, b"x"), UsageError),
-        (Frame(Kind.TEXT, Method.BYTES, 1, 0, b"x", fast=True), UsageError),
-        (Frame(Kind.CHAT, Method.MODEL, 1, 0, b"x", patch=b"p"), UsageError),
-        (Frame(Kind.IDS, Method.LOG, 1, 0, b"x"), UsageError),
-    ],
-)
+@pytest.mark.parametrize(("frame", "error"), [
+    (Frame(Kind.CHAT, Method.MODEL, 2 * MAX_TOKENS_PER_BYTE + 1, 0, b"x"), ContentError),
+    (Frame(Kind.CHAT, Method.MODEL, -1, 0, b"x"), ContentError),
+    (Frame(Kind.TEXT, Method.BYTES, MAX_COUNT + 1, 0, b"x"), ContentError),
+    (Frame(Kind.TEXT, Method.BYTES, 0, 0, b"x"), UsageError),
+    (Frame(Kind.TEXT, Method.BYTES, 1, 0, b"x", fast=True), UsageError),
+    (Frame(Kind.CHAT, Method.MODEL, 1, 0, b"x", patch=b"p"), UsageError),
+    (Frame(Kind.IDS, Method.LOG, 1, 0, b"x"), UsageError),
+])
 def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Exception]) -> None:
     writer = Writer(io.BytesIO(), HEADER)
     with pytest.raises(error):

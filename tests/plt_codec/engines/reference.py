@@ -4,8 +4,6 @@ It follows NUMERICS.md line by line, with Python integers for what must not over
 values of one sequence. For each position it returns the cumulative frequencies of both levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isqrt
 
@@ -166,11 +164,7 @@ class Oracle:
         return out
 
     def _block(
-        self,
-        block: TokenBlock,
-        part: npt.NDArray[np.integer],
-        before: int,
-        kept: list[list[list[Ints]]],
+        self, block: TokenBlock, part: npt.NDArray[np.integer], before: int, kept: list[list[list[Ints]]],
         out: list[tuple[int, Ints, Ints]],
     ) -> list[list[list[Ints]]]:
         keys, values = [list(k) for k in kept[0]], [list(v) for v in kept[1]]

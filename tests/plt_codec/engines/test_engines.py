@@ -32,14 +32,7 @@ OTHERS: dict[str, dict[str, int | bool]] = {  # shapes
     "gated, extreme": {"gated": True, "extreme": True, "block": 32, "memory": 10},
 }  # fmt: skip
 CASES = [
-    *OTHERS,
-    "ordinary",
-    "saturated",
-    "all logits equal",
-    "one class wins",
-    "opposite keys",
-    "mild heats",
-    "wild heats",
+    *OTHERS, "ordinary", "saturated", "all logits equal", "one class wins", "opposite keys", "mild heats", "wild heats",
 ]
 LENGTHS = (1, 2, 95, 96, 97, 150)  # of sessions: one token; about a block; with a memory before
 

@@ -1,7 +1,5 @@
 """The torch engine against the oracle, at ordinary and at extreme weights, and under settings of torch that round."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -63,18 +61,12 @@ def test_unknown_device_is_a_usage_error() -> None:
         TorchEngine(random_weights(1), threads=0)
 
 
-@pytest.mark.parametrize(
-    "name, change, message",
-    [
-        ("embed.w", lambda t: t.astype(np.int16), "expected int8"),
-        ("layer.0.qkv.m", lambda t: -t, "negative"),
-        ("class.w", lambda t: np.full_like(t, -128), "-127..127"),
-        ("table.exp", lambda t: t[::-1].copy(), "table.exp"),
-        ("table.cos", lambda t: t * 2, "table.cos"),
-        ("member.b", lambda t: t + (1 << 25), "biases"),
-        ("layer.1.down.w", None, "missing"),
-    ],
-)
+@pytest.mark.parametrize("name, change, message", [
+    ("embed.w", lambda t: t.astype(np.int16), "expected int8"), ("layer.0.qkv.m", lambda t: -t, "negative"),
+    ("class.w", lambda t: np.full_like(t, -128), "-127..127"), ("table.exp", lambda t: t[::-1].copy(), "table.exp"),
+    ("table.cos", lambda t: t * 2, "table.cos"), ("member.b", lambda t: t + (1 << 25), "biases"),
+    ("layer.1.down.w", None, "missing"),
+])
 def test_broken_tensors_are_refused(name: str, change: object, message: str) -> None:
     good = random_weights(1)
     tensors = dict(good.tensors)

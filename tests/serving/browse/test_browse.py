@@ -1,7 +1,5 @@
 """A browser of sessions answers those who have its address alone, and nothing that a session says runs there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -41,9 +41,7 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
     again = run("hook", "drain", journal, "--archive", cold)
     assert again.exit_code == 0 and "0 sessions stored" in again.output
     wrong = run("hook", "drain", journal, "--archive", tmp_path / "clod")
-    assert wrong.exit_code == 2 and "no archive" in wrong.output, (
-        "nothing waits, and a wrong name is told all the same"
-    )
+    assert wrong.exit_code == 2 and "no archive" in wrong.output, "nothing waits, and a wrong name is told all the same"
 
 
 def test_a_file_of_the_journal_that_disappeared(run: Run, journal: Path, tmp_path: Path) -> None:

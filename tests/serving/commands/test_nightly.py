@@ -58,8 +58,7 @@ def test_the_example_says_itself(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, message",
-    [([], "expected --config FILE"), (["--config", "no.toml"], "cannot read the configuration")],
+    "words, message", [([], "expected --config FILE"), (["--config", "no.toml"], "cannot read the configuration")]
 )
 def test_calls_that_are_wrong(run: Run, config: Path, words: list[str], message: str) -> None:
     done = run("nightly", *(str(config) if word == "CONFIG" else word for word in words))

@@ -1,7 +1,5 @@
 """The parts of vLLM that the connector imports, for machines without vLLM. The live test uses the real one."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Programs in an environment with vLLM and what pltz imports: PLTZ_VLLM_PYTHON=/path/to/bin/python, pytest -m vllm."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A llama-server in a process of its own."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

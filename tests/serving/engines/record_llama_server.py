@@ -6,8 +6,6 @@ It writes recorded/llama_server.jsonl (path, body, status, reply of each call) a
 server wrote it).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -6,8 +6,6 @@ adapters of random weights for it.
     python -m tests.serving.engines.served_models mini-llama.gguf
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 The second needs its binary: PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pytest -m llama_server
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -187,8 +185,7 @@ def test_a_fingerprint_covers_every_byte_and_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [b"", b"<html>", b"[]", b"null", b"{}", b'{"data": [{"meta": {"n_vocab": "x"}}]}', b"[" * 100_000],
+    "reply", [b"", b"<html>", b"[]", b"null", b"{}", b'{"data": [{"meta": {"n_vocab": "x"}}]}', b"[" * 100_000]
 )
 def test_another_server_is_told_from_llama_server(reply: bytes) -> None:
     """Whatever answers: a named error."""
@@ -322,9 +319,9 @@ class TestLive:
             assert half.ids.tolist() == whole.ids[: len(half.ids)].tolist()
             tokenizer = Target.load("mini-llama").tokenizer_json
             with EvictionHook.open(tmp_path / "journal", tokenizer=tokenizer) as hook:
-                assert hook.on_evict(EvictionRequest(
-                    "story", half.ids, tenant="acme", target=server.target, adapter=half.adapter
-                ))
+                assert hook.on_evict(
+                    EvictionRequest("story", half.ids, tenant="acme", target=server.target, adapter=half.adapter)
+                )
         cold = SessionArchive.open(tmp_path / "cold", tokenizers=[tokenizer], create=True)
         assert drain(tmp_path / "journal", cold.cold).stored == 1
         found = cold.get_ids("story", "acme")
@@ -351,7 +348,7 @@ class TestLive:
             assert (last.ids[-1], last.cached) == (whole.ids[-1], len(ids) - 1)
 
     def test_an_adapter_is_part_of_what_was_frozen(self, models: dict[str, Path], tmp_path: Path) -> None:
-        with (started(models, tmp_path) as server, EvictionHook.open(tmp_path / "journal") as hook):
+        with started(models, tmp_path) as server, EvictionHook.open(tmp_path / "journal") as hook:
             server._call("/lora-adapters", [{"id": 0, "scale": 1.0}])
             plain = server.complete(PROMPT, slot=0, n_predict=8, lora=[{"id": 0, "scale": 0.0}], **GREEDY)
             styled = server.complete(PROMPT, slot=0, n_predict=8, **GREEDY)

@@ -3,8 +3,6 @@
 A real file is read, and anything else is refused by name.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -4,8 +4,6 @@ A server of the tests keeps slots in memory and writes slot files. The last test
 (PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pytest -m llama_server).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

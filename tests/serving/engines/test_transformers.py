@@ -1,7 +1,5 @@
 """The serving loop of examples/ with real transformers: evicted and thawed sessions go on as if they had stayed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -4,8 +4,6 @@ The second needs an environment with vLLM and what pltz imports:
 PLTZ_VLLM_PYTHON=/path/to/bin/python python -m pytest -m vllm
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

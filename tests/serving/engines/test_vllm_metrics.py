@@ -1,7 +1,5 @@
 """The hook's figures reach vLLM's metrics, and models are found by folder and by hub name. vLLM is a fake."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,4 +93,3 @@ def test_a_model_may_be_a_hub_name(
     assert module._target(None, model) is None and "any_target" in caplog.text
     with pytest.raises(UsageError, match="kv_connector_extra_config"):
         module._tokenizer(None, model)
-

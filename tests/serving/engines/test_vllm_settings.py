@@ -1,7 +1,5 @@
 """The connector's settings on a fake vLLM: names and types are checked, sealed archives open, refusals are shown."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.serving.engines.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 The codec is zlib (tests/archive/conftest.py): exact, fast, without weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Helpers of the tests of an open hook: a disk that can fail, a worker in a thread, the journal's entries, waiting."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The worker's process ends with the hook, at any point of its work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Settings are checked by the annotations of their dataclass, and each refusal names the setting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Power cuts at every change of the disk, from eviction to archive: exactly the durable entries are stored, once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The flusher, through the hook: journal files that fill and turn over, disks that are full, fail or die."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """A journal that fills its disk still drains, and no kill in between loses or duplicates an entry."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """The eviction hook in a serving loop: it takes or refuses each eviction, and never raises, waits or loses one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

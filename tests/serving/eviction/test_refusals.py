@@ -1,7 +1,5 @@
 """Evictions that are not taken are counted, named and shown, and a flood of them does not fill the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 

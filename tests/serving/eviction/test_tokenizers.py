@@ -1,7 +1,5 @@
 """Tokenizers that a journal keeps: durable once reported, at any crash, and a crash leaves no partial file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

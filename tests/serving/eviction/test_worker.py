@@ -1,7 +1,5 @@
 """The real worker takes the journal to the archive: in this process, a thread or a process, also after kills."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

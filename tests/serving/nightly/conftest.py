@@ -3,8 +3,6 @@
 The bundle is untrained and real except for size and training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The configuration is read exactly, and errors in it are named."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -10,14 +8,7 @@ import pytest
 from pltz.archive.retention import Policy
 from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly import config
-from pltz.serving.nightly.config import (
-    EXAMPLE,
-    CollectSettings,
-    ReportFiles,
-    Retention,
-    VerifySample,
-    parse,
-)
+from pltz.serving.nightly.config import EXAMPLE, CollectSettings, ReportFiles, Retention, VerifySample, parse
 from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.agent_logs import AgentLogSource
 from pltz.serving.nightly.sources.database import PostgresSource, SqliteSource

@@ -1,7 +1,5 @@
 """A night and the nights after it: new sessions are frozen, known ones cost nothing, bad ones are named and skipped."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -72,7 +70,7 @@ def test_one_bad_session_is_named_and_the_others_go_on(nightly: Nightly) -> None
     assert sorted(wheres)[:6] == [f"a.jsonl:{n}" for n in range(4, 10)]
     assert len(wheres) == 7 and any("b.jsonl.gz" in where for where in wheres)
     reasons = {r["where"]: r["reason"] for r in report["refused"]}
-    assert ("JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"])
+    assert "JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"]
     assert "'id'" in reasons["a.jsonl:7"]
     content = nightly.content()
     assert {("default", f"chat-{n}") for n in range(6)} <= set(content)
@@ -131,13 +129,11 @@ def test_the_index_of_words_is_up_to_date_in_the_morning(nightly: Nightly) -> No
 
 
 def test_retention_collects_and_verifies(nightly: Nightly) -> None:
-    nightly.rest = (
-        '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nruns = 1\n'
-    )
+    nightly.rest = '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nruns = 1\n'
     for turns in (1, 2, 3):
         nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(5)))
         report = nightly.run()
-    assert (report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5)
+    assert report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5
     assert report["collect"]["condemned"] and report["verify"]["sound"] and report["verify"]["decoded"]
     report = nightly.run()
     assert report["collect"]["deleted"] and report["exit_code"] == 0
@@ -243,9 +239,8 @@ def test_a_lost_state_folder_changes_nothing_in_the_archive(nightly: Nightly) ->
 
 @pytest.mark.parametrize("error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")])
 def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
-    error: PltzError,
-    nightly: Nightly,
-    monkeypatch: pytest.MonkeyPatch) -> None:
+    error: PltzError, nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nightly.write("chats/a.jsonl", lines(map(chat, range(9))))
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
     real, calls = ArchiveWriter.put, []
@@ -305,8 +300,8 @@ def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path) -> None:
 
 
 def test_retention_forgets_nothing_where_an_older_manifest_came_back(
-    nightly: Nightly,
-    monkeypatch: pytest.MonkeyPatch) -> None:
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another night of this machine put a version after the look, and then the manifest of before it came back."""
     shutil.rmtree(nightly.root / "cold")
     TowerArchive.create(nightly.root / "cold", [])
@@ -371,5 +366,3 @@ def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
     assert another.freeze(third).frozen == 4
     assert 0 < sum(decoded) < 1000  # what is new, decoded back
     assert [(v.name, v.version) for v in another.open().directory.ls()] == [(f"chat-{n}", 3) for n in range(4)]
-
-

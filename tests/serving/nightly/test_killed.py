@@ -3,8 +3,6 @@
 Two runs at once are tested too.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Receipts are exact or refused, the last run counts, and look-ups equal those of a dict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

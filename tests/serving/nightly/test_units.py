@@ -1,7 +1,5 @@
 """The units and the cron line of docs/nightly.md, as they stand there, before those who would read them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -32,11 +30,7 @@ def test_systemd_has_nothing_to_say_of_the_units(tmp_path: Path) -> None:
     def verify() -> str:
         files = [str(tmp_path / name) for name in found]
         done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", *files],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=180,
+            ["systemd-analyze", "verify", "--man=no", *files], check=False, capture_output=True, text=True, timeout=180
         )
         return f"{done.returncode} {done.stdout}{done.stderr}"
 

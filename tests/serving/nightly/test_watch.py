@@ -1,7 +1,5 @@
 """Signs of life: pings, alarms of what does not come and of a disk that fills, and what retention spares."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -67,9 +65,7 @@ def test_begin_end_and_failure_are_told_and_no_ping_fails_the_job(
     assert ping(f"{url}/refused").startswith("the ping to") and not ping(url)
 
 
-def test_alarms_have_an_exit_code_of_their_own_and_metrics(
-    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alarms_have_an_exit_code_of_their_own_and_metrics(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     nightly.write("chats/a.jsonl", lines([chat(1)]))
     nightly.rest = '[watch]\nnew_session = "3d"\nspace = "14d"\n'
     report = nightly.run()
@@ -96,9 +92,7 @@ def test_alarms_have_an_exit_code_of_their_own_and_metrics(
     assert "pltz_nightly_exit_code 11\n" in metrics and "pltz_archive_newest_session_age_seconds" in metrics
 
 
-def test_floors_and_holds_spare_what_other_rules_let_expire(
-    nightly: Nightly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_floors_and_holds_spare_what_other_rules_let_expire(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLTZ_ACTOR", "night")
     for turns in (1, 2, 3):
         nightly.write("chats/a.jsonl", lines(chat(n, turns) for n in range(3)))

@@ -1,7 +1,5 @@
 """A server for tests: a service on a small archive, over HTTP, and a client of the standard library."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """Connections that bring no whole request, or take no answer, end; others are answered meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import socket

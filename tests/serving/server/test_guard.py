@@ -1,7 +1,5 @@
 """The guard of a server: names, pages of other sites, and the key."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """pltz serve as a process: 64 clients with random aborts, and kills of the server, lose no acknowledged turn."""
 
-from __future__ import annotations
-
 import http.client
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The page of a server in a real browser: sessions stand in their tier, move, and no name is taken for markup."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

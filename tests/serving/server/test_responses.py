@@ -1,7 +1,5 @@
 """Responses: each is a session that others go on from, in the wire form of OpenAI's client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scheduler: each session's text is the one it gives alone, whatever runs beside it, waits, or is cancelled."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The server over HTTP: sessions that go cold and come back, streams, aborts, and input that is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
@@ -24,14 +22,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.errors import Erased, StoreError
 from pltz.kv.errors import PoolFull
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import (
-    BundleMismatch,
-    ContentError,
-    CorruptError,
-    ModelError,
-    TargetMismatch,
-    UsageError,
-)
+from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, ModelError, TargetMismatch, UsageError
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.server import sessions
 from pltz.serving.server.answer import Answer

@@ -1,7 +1,5 @@
 """Sessions go cold only where the archive gives exactly their ids, and nobody used them meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future

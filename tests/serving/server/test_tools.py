@@ -1,7 +1,5 @@
 """Tools of a chat: written by the model's template, and calls read out of what it says, in two families' forms."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -223,13 +223,10 @@ def test_train_goes_on_from_a_bundle(
         assert json.loads(card)["settings"]["student"]["start"] == start and str(project) not in card
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "said"),
-    [
-        ("train", "", "learnt anew fits no net"),
-        ("bundle", "d = 64", "another shape: leave the keys of its shape out, or set d = 32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "said"), [
+    ("train", "", "learnt anew fits no net"),
+    ("bundle", "d = 64", "another shape: leave the keys of its shape out, or set d = 32"),
+])
 def test_a_start_that_does_not_fit_is_refused_before_anything(
     run: Run, tiny: Path, project: Path, kind: str, more: str, said: str
 ) -> None:

@@ -1,7 +1,5 @@
 """Sessions for training: the split, the records and the token streams (training/data/records.py)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bundle tokenizers made of a target's (training/data/vocabulary.py)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -41,12 +39,9 @@ def test_tokenizers_that_cannot_be_a_bundles_are_refused_by_name(foreign: Path) 
     raw = (foreign / "tokenizer.json").read_bytes()
     many = {**json.loads(raw)["model"]["vocab"], **{f"x{i}": 600 + i for i in range(1 << 16)}}
     for bad, said in (
-        (b"{}", "another kind"),
-        (changed(raw, type="Unigram"), "Unigram"),
-        (changed(raw, byte_fallback=True), "byte-level"),
-        (changed(raw, end_of_word_suffix="</w>"), "suffixes"),
-        (changed(raw, vocab={"a": 0}, merges=[]), "are missing"),
-        (changed(raw, vocab=many), "at most 65536"),
+        (b"{}", "another kind"), (changed(raw, type="Unigram"), "Unigram"),
+        (changed(raw, byte_fallback=True), "byte-level"), (changed(raw, end_of_word_suffix="</w>"), "suffixes"),
+        (changed(raw, vocab={"a": 0}, merges=[]), "are missing"), (changed(raw, vocab=many), "at most 65536"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
             vocabulary.from_target(bad)

@@ -1,7 +1,5 @@
 """The average of two nets takes each part in its share (training/nets/average.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

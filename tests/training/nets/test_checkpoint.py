@@ -1,7 +1,5 @@
 """Rounded nets on disk have the tensors of their configuration, or are refused (training/nets/checkpoint.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tracemalloc
@@ -38,26 +36,14 @@ def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, 
     assert NetConfig.read(json.loads((tmp_path / checkpoint.CONFIG).read_text())) == config
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"layers": 10**9}, "layers must be"),
-        ({"d": 10**6}, "d must be"),
-        ({"d": 0}, "d must be"),
-        ({"d": True}, "d must be"),
-        ({"hidden": "64"}, "hidden must be"),
-        ({"vocab": 300}, "do not divide"),
-        ({"kv_heads": 3}, "do not divide"),
-        ({"rope_base": float("nan")}, "rope_base must be"),
-        ({"residual_max": -1.0}, "residual_max must be"),
-        ({"gated": 1}, "gated must be true or false"),
-        ({"more": 1}, "other keys"),
-        ({"layers": 3}, r"blocks\.2"),
-        ({"layers": 1}, r"blocks\.1"),
-        ({"hidden": 8192}, r"blocks\.0\.down"),
-        ({"gated": True}, "gate.weight|norm_in"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ({"layers": 10**9}, "layers must be"), ({"d": 10**6}, "d must be"), ({"d": 0}, "d must be"),
+    ({"d": True}, "d must be"), ({"hidden": "64"}, "hidden must be"), ({"vocab": 300}, "do not divide"),
+    ({"kv_heads": 3}, "do not divide"), ({"rope_base": float("nan")}, "rope_base must be"),
+    ({"residual_max": -1.0}, "residual_max must be"), ({"gated": 1}, "gated must be true or false"),
+    ({"more": 1}, "other keys"), ({"layers": 3}, r"blocks\.2"), ({"layers": 1}, r"blocks\.1"),
+    ({"hidden": 8192}, r"blocks\.0\.down"), ({"gated": True}, "gate.weight|norm_in"),
+])
 def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
     tree = json.loads((folder / checkpoint.CONFIG).read_text())
     (folder / checkpoint.CONFIG).write_text(json.dumps({**tree, **change}))
@@ -70,15 +56,10 @@ def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, An
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "name, value, message",
-    [
-        ("embed", None, "embed"),
-        ("member_bias", np.zeros(255, np.float32), "member_bias"),
-        ("classes", np.zeros((2, 32), np.float32), "classes"),
-        ("extra", np.zeros(1, np.float32), "extra"),
-    ],
-)
+@pytest.mark.parametrize("name, value, message", [
+    ("embed", None, "embed"), ("member_bias", np.zeros(255, np.float32), "member_bias"),
+    ("classes", np.zeros((2, 32), np.float32), "classes"), ("extra", np.zeros(1, np.float32), "extra"),
+])
 def test_tensors_that_do_not_fit_are_refused(folder: Path, name: str, value: np.ndarray | None, message: str) -> None:
     tensors = safetensors.numpy.load_file(folder / checkpoint.NET)
     tensors.pop(name, None)

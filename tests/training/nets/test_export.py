@@ -1,7 +1,5 @@
 """Export, restore and the layout of training rows agree with the codec (nets/export.py, data/dataloader.py)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

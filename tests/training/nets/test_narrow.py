@@ -1,7 +1,5 @@
 """The start of a narrower student keeps what the table of a wider one says (training/nets/narrow.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

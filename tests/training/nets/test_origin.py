@@ -1,7 +1,5 @@
 """A net that starts from a bundle codes as the bundle does, a larger one too (training/nets/origin.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Teachers: a target's probabilities on the student's batches, and the loss (training/run/distil.py)."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The average of snapshots is that of their real numbers, rounded anew (training/run/snapshots.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training: checkpoints, processes, rates and refusals (training/run/trainer.py, schedule.py)."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

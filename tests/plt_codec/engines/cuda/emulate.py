@@ -1,7 +1,5 @@
 """The kernels on a CPU, for tests without a GPU, by emulate.h and the machine's C++ compiler (x86-64, GNU)."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import re
@@ -140,12 +138,7 @@ class EmulatedDevice:
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
         if self._emulation.library(kernel).emulated(
-            kernel.encode(),
-            sizes,
-            threads,
-            cluster,
-            grid[0] if together else cluster,
-            ctypes.c_uint64(shared),
+            kernel.encode(), sizes, threads, cluster, grid[0] if together else cluster, ctypes.c_uint64(shared),
             pointers,
         ):
             raise ModelError(f"no kernel {kernel}")

@@ -372,16 +372,13 @@ def test_emulated_decode_by_the_whole_gpu(name: str) -> None:
 
 
 @emulated
-@pytest.mark.parametrize(
-    "name,lanes,steps,first,last",
-    [
-        ("gated", 16, 4, 2, 4),
-        ("gated, extreme", 17, 3, 4, 5),
-        pytest.param("gated, base", 32, 2, 3, 4, marks=pytest.mark.slow),
-        pytest.param("gated, odd", 3, 7, 3, 4, marks=pytest.mark.slow),
-        pytest.param("gated, warm edges", 24, 5, 4, 5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name,lanes,steps,first,last", [
+    ("gated", 16, 4, 2, 4),
+    ("gated, extreme", 17, 3, 4, 5),
+    pytest.param("gated, base", 32, 2, 3, 4, marks=pytest.mark.slow),
+    pytest.param("gated, odd", 3, 7, 3, 4, marks=pytest.mark.slow),
+    pytest.param("gated, warm edges", 24, 5, 4, 5, marks=pytest.mark.slow),
+])
 def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
     name: str, lanes: int, steps: int, first: int, last: int
 ) -> None:
@@ -455,10 +452,7 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
         edge = 253 << 19  # between 126 and 127
         first = -(-edge // np.maximum(1, np.abs(unit)))  # the least gain that gives 127; one less of the unit: 126
         for gains in (
-            np.sign(unit) * first,
-            np.sign(unit) * (first - 1),
-            np.full(d, (1 << 31) - 1),
-            np.full(d, -(1 << 31)),
+            np.sign(unit) * first, np.sign(unit) * (first - 1), np.full(d, (1 << 31) - 1), np.full(d, -(1 << 31)),
         ):
             device.upload(at["x"], x.astype(np.int32))
             device.upload(at["gains"], gains.astype(np.int32))
@@ -591,12 +585,8 @@ def test_kernels_that_do_not_compile_say_so_in_the_first_lines(tmp_path: Path, m
         ctypes.memmove(buffer, log, len(log))
 
     nvrtc = SimpleNamespace(
-        nvrtcVersion=lambda: (0, 13, 0),
-        nvrtcCreateProgram=lambda *_: (0, 1),
-        nvrtcCompileProgram=lambda *_: (6,),
-        nvrtcGetProgramLogSize=lambda _: (0, len(log)),
-        nvrtcGetProgramLog=fill,
-        nvrtcDestroyProgram=lambda _: (0,),
+        nvrtcVersion=lambda: (0, 13, 0), nvrtcCreateProgram=lambda *_: (0, 1), nvrtcCompileProgram=lambda *_: (6,),
+        nvrtcGetProgramLogSize=lambda _: (0, len(log)), nvrtcGetProgramLog=fill, nvrtcDestroyProgram=lambda _: (0,),
     )
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=nvrtc))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -41,12 +41,8 @@ def build(tmp_path_factory: pytest.TempPathFactory, sanitizers: tuple[str, str])
 def sanitize(build: Path, compiler: str, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
-        ["sh", str(SCRIPT), *words],
-        env={**os.environ, "PATH": path, "CC": compiler, "SANITIZED": str(build)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        ["sh", str(SCRIPT), *words], env={**os.environ, "PATH": path, "CC": compiler, "SANITIZED": str(build)},
+        capture_output=True, text=True, timeout=600, check=False,
     )
 
 

@@ -1,7 +1,5 @@
 """A lock is of the file that has its name now."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 

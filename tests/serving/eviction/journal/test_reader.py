@@ -1,7 +1,5 @@
 """Segments that are gone although no worker deleted them: the worker tells once, the status until they are seen to."""
 
-from __future__ import annotations
-
 import pytest
 
 from pltz.serving.eviction.journal.reader import MOST_GONE, JournalReader

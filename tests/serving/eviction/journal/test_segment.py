@@ -1,7 +1,5 @@
 """A segment's bytes, whatever they are: what holds is found, what does not is told, nothing else comes out."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -128,8 +126,7 @@ def test_done_takes_the_largest_row_that_holds(offsets: list[int], cut: int, tai
     st.data(),
 )
 def test_an_entry_comes_back(
-    name: str, tenant: str, base: str, parent: str, ids: list[int], tags: dict[str, str], time: int,
-    data: st.DataObject,
+    name: str, tenant: str, base: str, parent: str, ids: list[int], tags: dict[str, str], time: int, data: st.DataObject
 ) -> None:
     ends = tuple(sorted(data.draw(st.sets(st.integers(1, len(ids))) if ids else st.just(set()))))
     fingerprints = (data.draw(st.binary(min_size=16, max_size=16)), data.draw(st.binary(min_size=16, max_size=16)))
