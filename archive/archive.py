@@ -28,15 +28,7 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.lookup import as_sessions
 from pltz.archive.catalog.reader import SessionReader, Tower
 from pltz.archive.encryption.keys import KeySource, Secret
-from pltz.archive.errors import (
-    ArchiveError,
-    KeyMismatch,
-    LostError,
-    NotFound,
-    Outdated,
-    StaysErased,
-    stays_erased,
-)
+from pltz.archive.errors import ArchiveError, KeyMismatch, LostError, NotFound, Outdated, StaysErased, stays_erased
 from pltz.archive.format.audit import Verb
 from pltz.archive.format.clock import DAY
 from pltz.archive.format.ids import TENANT, tenant_of
@@ -59,14 +51,7 @@ from pltz.archive.writing.commits import (
 )
 from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.new_session import CommitReceipt
-from pltz.archive.writing.put_request import (
-    PreparedRequest,
-    PutReceipt,
-    PutRequest,
-    prepare,
-    put_receipt,
-    repeated,
-)
+from pltz.archive.writing.put_request import PreparedRequest, PutReceipt, PutRequest, prepare, put_receipt, repeated
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.host_work import HostWork
 from pltz.coding.partners import tokenizer_json
@@ -158,10 +143,7 @@ class SessionVersion:
 
 @dataclass(frozen=True, eq=False)
 class ArchivedSession(SessionVersion):
-    """A version of a session with its content. ``session``: as it was put.
-
-    Immutable: any thread may use it.
-    """
+    """A version of a session with its content. ``session``: as it was put. Immutable: any thread may use it."""
 
     session: Session
 
@@ -594,12 +576,7 @@ class Archive:
             return ArchivedSession.of(found, session=sessions.read(found))
 
     def get_parts(
-        self,
-        name: str,
-        *,
-        tenant: str = "default",
-        version: VersionName | None = None,
-        salt: str | bytes | None = None,
+        self, name: str, *, tenant: str = "default", version: VersionName | None = None, salt: str | bytes | None = None
     ) -> Iterator[ArchivedSession]:
         """Yield the parts of a session as they were put, by path, the main one first. Arguments and errors: as `get`.
 
@@ -911,8 +888,7 @@ class Archive:
             part: check one of several parts, each in a call of its own. The archive is sound if all reports are.
             progress: called with the report so far, from time to time.
 
-        Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
-        False then.
+        Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is False then.
         """
         from pltz.archive.catalog.catalog import Catalog
         from pltz.archive.maintenance.verify import Verifier
@@ -921,10 +897,7 @@ class Archive:
         codecs = self.codecs.registry if decode else self.parts.codecs
         catalog = Catalog(self.parts.store, self.parts.keys)
         return Verifier(catalog, codecs, self.parts.settings).run(
-            decode=decode,
-            expect=None if expect is None else Token.parse(expect),
-            part=part,
-            progress=progress,
+            decode=decode, expect=None if expect is None else Token.parse(expect), part=part, progress=progress
         )
 
     # ---- away
@@ -969,12 +942,7 @@ class Archive:
         return _marked(self._mark(chosen, FORGET, dry_run=dry_run), forgotten=not dry_run)
 
     def expire(
-        self,
-        policy: Policy,
-        names: str | Iterable[str] = (),
-        *,
-        tenant: str | None = None,
-        dry_run: bool = False,
+        self, policy: Policy, names: str | Iterable[str] = (), *, tenant: str | None = None, dry_run: bool = False
     ) -> tuple[SessionVersion, ...]:
         """Forget the versions that a policy does not keep, and return them, oldest first within a session.
 
@@ -1261,9 +1229,7 @@ class Archive:
         first = bundles[0]
         workers = Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self._engine["threads"]))
         logs, ids = self._by_model
-        made = BundleCodecs(
-            self.parts.codecs, bundles, model_logs=logs, model_ids=ids, workers=workers, **self._engine
-        )
+        made = BundleCodecs(self.parts.codecs, bundles, model_logs=logs, model_ids=ids, workers=workers, **self._engine)
         for tokenizer in self._tokenizers:
             made.add(tokenizer)
         return made

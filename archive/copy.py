@@ -161,10 +161,7 @@ def _session(
 
 
 def _again(source: OpenArchive, version: Version, work: Callable[[], T]) -> T | None:
-    """Call ``work``, and again where a collector moved its records.
-
-    None: the version was erased. Raises its errors.
-    """
+    """Call ``work``, and again where a collector moved its records. None: the version was erased. Raises its errors."""
     for _ in range(ATTEMPTS):
         try:
             return work()
@@ -235,10 +232,7 @@ def _facts(version: Version) -> tuple[str, int, int, dict[str, str], int, bytes,
 
 
 def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
-    """Return the id of a tower's leaf in the other archive.
-
-    Raises CorruptError where it has no keys of its domains.
-    """
+    """Return the id of a tower's leaf in the other archive. Raises CorruptError where it has no keys of its domains."""
     shared, base = source.reader.base_of(tower)
     own = to.keys.domain(TENANT, tower.version.tenant)
     above = to.keys.domain(BASE, base or "base") if shared else own
@@ -269,9 +263,7 @@ def _put(version: Version, receipt: CommitReceipt, to: OpenArchive) -> Version:
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.id), None)
     if found is None:
-        raise ArchiveError(
-            f"{receipt.name!r} was erased or collected from the copy while it was made: copy again"
-        )
+        raise ArchiveError(f"{receipt.name!r} was erased or collected from the copy while it was made: copy again")
     return found
 
 

@@ -145,9 +145,5 @@ def reason(exc: OSError) -> str:
     >>> reason(OSError(28, "No space left on device"))
     'the disk is full'
     """
-    hint = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the quota is used up",
-        errno.EACCES: "no permission",
-    }
+    hint = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EACCES: "no permission"}
     return hint.get(exc.errno or 0, exc.strerror or str(exc))

@@ -89,8 +89,7 @@ def create(
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
 
-    Raises UsageError where there is one or another process makes one, StoreError where the place cannot
-    be written.
+    Raises UsageError where there is one or another process makes one, StoreError where the place cannot be written.
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
@@ -116,8 +115,7 @@ def open_at(
 ) -> OpenArchive:
     """Open an archive.
 
-    A sealed archive opened without ``key`` can be checked, collected and repaired, but not read or
-    written.
+    A sealed archive opened without ``key`` can be checked, collected and repaired, but not read or written.
 
     Raises:
         UsageError: there is no archive, or a key was given for one that is not sealed.
@@ -172,11 +170,7 @@ def open_keys(store: Store, settings: Settings, key: KeySource | None) -> Encryp
 
 
 def _opened(
-    store: Store,
-    settings: Settings,
-    codecs: Iterable[SegmentCodec],
-    keys: Encryption,
-    register: ManifestRegister,
+    store: Store, settings: Settings, codecs: Iterable[SegmentCodec], keys: Encryption, register: ManifestRegister
 ) -> OpenArchive:
     """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.look`.
 

@@ -49,12 +49,7 @@ class Catalog:
         unused: digests, in hex, of index files that are skipped.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keys: Encryption | None = None,
-        unused: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, store: Store, keys: Encryption | None = None, unused: Iterable[str] = ()) -> None:
         self.store = store
         self.keys = keys or Plaintext()
         self._keyring = self.keys if isinstance(self.keys, Keyring) else None

@@ -87,10 +87,7 @@ class RecordToDecode:
 
 
 def decode_records(
-    codecs: CodecRegistry,
-    keys: Encryption,
-    wanted: Sequence[RecordToDecode],
-    heard: Heard | None = None,
+    codecs: CodecRegistry, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None = None
 ) -> list[Answer]:
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
@@ -143,9 +140,7 @@ def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
     return run.lengths, run.data
 
 
-def _proved(
-    keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens, heard: Heard | None
-) -> Answer:
+def _proved(keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens, heard: Heard | None) -> Answer:
     """Return the tokens of a record, (T,), if the segment ids recomputed from them end in its id."""
     try:
         ids = identity.checked(tokens)
@@ -154,9 +149,7 @@ def _proved(
     named = _names(keys, item, lengths, ids)
     found = named[-1].id
     if found != item.record.id:
-        return CorruptError(
-            f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
-        )
+        return CorruptError(f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle")
     if heard:
         for part in named:
             heard(item, part.digest)
@@ -307,10 +300,7 @@ class Chains:
         self._noted |= {version.leaf: version for version in versions}
 
     def load(self, leaves: Sequence[bytes]) -> None:
-        """Decode all segments of these towers that are not decoded yet.
-
-        Errors are kept and raised by `tower`.
-        """
+        """Decode all segments of these towers that are not decoded yet. Errors are kept and raised by `tower`."""
         levels: dict[int, list[bytes]] = {}
         fresh: list[bytes] = []
         for leaf in leaves:

@@ -32,7 +32,6 @@ class DamageReport:
         """Add a problem, as `Problems.note` does."""
         self._problems.note(kind, name, what)
 
-
     def losses(self) -> list[Loss]:
         """Return the unacknowledged losses."""
         return [loss for loss in self._listing.losses() if loss.acknowledged is None]

@@ -197,9 +197,7 @@ class SessionDirectory:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def version(
-        self, name: str, tenant: str = "default", wanted: VersionName | None = None, part: str = ""
-    ) -> Version:
+    def version(self, name: str, tenant: str = "default", wanted: VersionName | None = None, part: str = "") -> Version:
         """Return a part of the last version of a session that is not forgotten, or of the one of a number or an id.
 
         Raises NotFound where the version has no such part, LostError where what was put last of it may be lost, and the
@@ -292,13 +290,7 @@ class SessionDirectory:
             return not any(v.hides_older for v in versions)
         return history_of(self._catalog, versions[0].tenant, versions[0].name).whole
 
-    def ls(
-        self,
-        tenant: str | None = None,
-        *,
-        forgotten: bool = False,
-        history: bool = False,
-    ) -> Iterator[Version]:
+    def ls(self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False) -> Iterator[Version]:
         """Yield the last version of each session, or all versions with ``history``, by tenant and name, as wholes.
 
         Forgotten versions come only on request. Raises ArchiveError, StoreError.

@@ -154,10 +154,7 @@ class Listing:
     # ---- looks
 
     def follow(self) -> None:
-        """Take the state from the present manifest.
-
-        Raises ManifestLost, RolledBack, StoreError, VersionError.
-        """
+        """Take the state from the present manifest. Raises ManifestLost, RolledBack, StoreError, VersionError."""
         self.listed = False
         self._follow()
         if self._missing:  # repair may have brought some back
@@ -427,9 +424,7 @@ class Listing:
         rows = {pack: row for pack, row in manifest.packs.items() if pack not in covered}
         return replace(manifest.indexed(names), packs=rows)
 
-    def add_pack(
-        self, pack: bytes, size: int, sections: Mapping[int, Entries], records: Sequence[Row] = ()
-    ) -> None:
+    def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries], records: Sequence[Row] = ()) -> None:
         """Add a pack that this process has just put, with its index entries by section.
 
         ``records``: its records; what a list has of them is kept where lists are written.

@@ -39,16 +39,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import (
-    CLEAR,
-    FORGET,
-    NOTHING,
-    RUN,
-    UNDELETE,
-    ContentFacts,
-    Context,
-    unpack_about,
-)
+from pltz.archive.format.record import CLEAR, FORGET, NOTHING, RUN, UNDELETE, ContentFacts, Context, unpack_about
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.archive.format.session_list import Row, decoded, key_in_list, listed
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -586,9 +577,8 @@ class RecordLookup:
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
-        Neither marks nor numbers are looked at.
-        Raises CorruptError where its part or tags are damaged, or its older versions although their bytes are sound,
-        Erased.
+        Neither marks nor numbers are looked at. Raises CorruptError where its part or tags are damaged, or its older
+        versions although their bytes are sound, Erased.
         """
         r, c = item.record, item.context
         keys = self._keys

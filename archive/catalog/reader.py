@@ -56,17 +56,11 @@ class TowerReader:
         self.catalog, self.codecs = catalog, codecs
 
     def tower(self, version: Version) -> Tower:
-        """Return the tokens of a version.
-
-        Raises LostError, CorruptError, BundleMismatch, KeyMismatch, Erased.
-        """
+        """Return the tokens of a version. Raises LostError, CorruptError, BundleMismatch, KeyMismatch, Erased."""
         return self.towers([version])[0]
 
     def towers(
-        self,
-        versions: Sequence[Version],
-        known: Mapping[bytes, KnownSegment] | None = None,
-        heard: Heard | None = None,
+        self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None, heard: Heard | None = None
     ) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
 
@@ -80,10 +74,7 @@ class TowerReader:
         return self.catalog.twice(lambda: self._towers(versions, known, heard))
 
     def _towers(
-        self,
-        versions: Sequence[Version],
-        known: Mapping[bytes, KnownSegment] | None,
-        heard: Heard | None,
+        self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None, heard: Heard | None
     ) -> list[Tower]:
         with self.catalog.lookup.keeping_blocks():
             chains = Chains(self.catalog, self.codecs, known, heard)

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sources:
-    """The contents of segments that others recall passages of. One thread uses it at a time.
-
-    ``size``: their bytes.
-    """
+    """The contents of segments that others recall passages of. One thread uses it at a time. ``size``: their bytes."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog, self.size = catalog, 0

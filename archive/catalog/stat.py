@@ -74,6 +74,4 @@ def disk_bytes(store: Store) -> int:
     Raises StoreError.
     """
     top = store.list("")
-    return top.get(object_names.SETTINGS, 0) + sum(
-        sum(store.list(folder).values()) for folder in object_names.FOLDERS
-    )
+    return top.get(object_names.SETTINGS, 0) + sum(sum(store.list(folder).values()) for folder in object_names.FOLDERS)

@@ -6,10 +6,9 @@ Spec: FORMAT.md, "Boxes".
 
 A unit is a segment or a session. Units are in 4,096 slots, and all of a slot have one key (`domain_keys.py`).
 
-AES-SIV (RFC 5297) is deterministic: there is no nonce to repeat. The same fields under the same key give the
-same box, which reveals nothing that the id beside it does not. So a collector may copy a box from pack to
-pack without a key. The identity of the record is the associated data: a box moved to another record does not
-open.
+AES-SIV (RFC 5297) is deterministic: there is no nonce to repeat. The same fields under the same key give the same box,
+which reveals nothing that the id beside it does not. So a collector may copy a box from pack to pack without a key. The
+identity of the record is the associated data: a box moved to another record does not open.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ def seal(key: bytes, plain: bytes, about: Sequence[bytes]) -> bytes:
 
 
 def unseal(key: bytes, box: bytes, about: Sequence[bytes], what: str) -> bytes:
-    """Undo `seal`.
-
-    Raises CorruptError where box, key or ``about`` differs; ``what`` names it in the message.
-    """
+    """Undo `seal`. Raises CorruptError where box, key or ``about`` differs; ``what`` names it in the message."""
     try:
         return AESSIV(_wide(key)).decrypt(box, list(about))
     except InvalidTag as exc:

@@ -101,9 +101,7 @@ class DomainKeys:
         """Return the next generation, with these fields changed."""
         return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
 
-    def begin(
-        self, random: Callable[[int], bytes], units: Iterable[int] = (), live: Iterable[int] = ()
-    ) -> DomainKeys:
+    def begin(self, random: Callable[[int], bytes], units: Iterable[int] = (), live: Iterable[int] = ()) -> DomainKeys:
         """Return the next generation, in which some units are doomed. Their slots get another key for new records.
 
         No key is lost. ``random``: returns so many bytes. ``live``: units with records: their slots keep a key of

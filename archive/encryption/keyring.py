@@ -158,17 +158,11 @@ class Keyring:
             self.shred(keys)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """Return the digest of a segment, 32 bytes.
-
-        ``tokens``: (T,). Raises CorruptError where keys are missing.
-        """
+        """Return the digest of a segment, 32 bytes. ``tokens``: (T,). Raises CorruptError where keys are missing."""
         return self.segment_head(domain, tokenizer, parent).digest(tokens)
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
-        """Return the bytes and the key hashed before the tokens.
-
-        Raises CorruptError where keys are missing.
-        """
+        """Return the bytes and the key hashed before the tokens. Raises CorruptError where keys are missing."""
         keys = self.of(domain)
         if keys is None or keys.erased:  # a stored record may have been put under new keys since
             keys = self._newer.get(domain) or keys
@@ -189,9 +183,7 @@ class Keyring:
             key = self.session_key(context.domain, record.name)
             encoded = record.name.encode()
             plain = write_varint(len(encoded)) + encoded + record.about
-            veil = key[:UNIT] + seal(
-                self._key(context, key), plain, _about_session(context, record, key[:UNIT])
-            )
+            veil = key[:UNIT] + seal(self._key(context, key), plain, _about_session(context, record, key[:UNIT]))
         name = None if record.name is None else ""
         return record._replace(bitstring=bitstring, name=name, about=b"", veil=veil)
 
@@ -208,9 +200,7 @@ class Keyring:
         if context.cipher != SEALED:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         unit, box = record.veil[:UNIT], record.veil[UNIT:]
-        plain = unseal(
-            self._key(context, unit), box, _about_session(context, record, unit), "a session's name"
-        )
+        plain = unseal(self._key(context, unit), box, _about_session(context, record, unit), "a session's name")
         reader = KeyReader(plain)
         name = reader.name()
         return self.domain_name(context), name, reader.rest()

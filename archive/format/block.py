@@ -136,9 +136,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     above = _references(parents, first, table)
     # numbers become columns
     since = [m - fields.moment if k & SESSION else 0 for m, k in zip(moments, kinds, strict=True)]
-    apart = [
-        (m >> TICK_BITS) - t if k & SESSION else 0 for m, t, k in zip(moments, times, kinds, strict=True)
-    ]
+    apart = [(m >> TICK_BITS) - t if k & SESSION else 0 for m, t, k in zip(moments, times, kinds, strict=True)]
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
         CONTEXT: contexts,
@@ -564,4 +562,3 @@ def _text(data: bytes, offset: int) -> str:
         return data.decode()
     except UnicodeDecodeError as exc:
         raise wrong(offset, "has a name that is not UTF-8") from exc
-

@@ -102,10 +102,7 @@ def _digest(state: hashlib.blake2b, tokens: Tokens) -> bytes:
 
 @functools.lru_cache(4096)
 def session_key(domain: bytes, name: str) -> bytes:
-    """Return the key by which a session is looked up, 16 bytes.
-
-    Raises ContentError for a name that is not Unicode.
-    """
+    """Return the key by which a session is looked up, 16 bytes. Raises ContentError for a name that is not Unicode."""
     state = _begun(b"pltz session", SIZE, domain).copy()
     state.update(_utf8(name))
     return state.digest()
@@ -151,8 +148,7 @@ def checked(tokens: npt.ArrayLike) -> Tokens:
 def _utf8(name: str) -> bytes:
     """Return a name as UTF-8.
 
-    Raises ContentError for a name that was not text before it became a str, such as a file name in another
-    encoding.
+    Raises ContentError for a name that was not text before it became a str, such as a file name in another encoding.
     """
     try:
         return name.encode()

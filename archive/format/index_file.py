@@ -75,10 +75,7 @@ class Lookup(Protocol):
         """Return the packs covered: id -> bytes."""
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return blocks that may hold an identity, in no order.
-
-        Raises CorruptError where the index is damaged.
-        """
+        """Return blocks that may hold an identity, in no order. Raises CorruptError where the index is damaged."""
 
     @property
     def names(self) -> list[bytes]:
@@ -183,9 +180,7 @@ class Entries(NamedTuple):
 def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
     """Return several entries of one pack, by section, as one. There must be at least one."""
     return {
-        section: Entries(
-            *(np.concatenate(column) for column in zip(*(p[section] for p in parts), strict=True))
-        )
+        section: Entries(*(np.concatenate(column) for column in zip(*(p[section] for p in parts), strict=True)))
         for section in range(len(SECTIONS))
     }
 
@@ -193,8 +188,7 @@ def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
 class MemoryIndex:
     """An index in memory of packs that no file covers yet.
 
-    It holds runs of sorted entries. A run is merged into the one before it if that has at most twice its
-    size.
+    It holds runs of sorted entries. A run is merged into the one before it if that has at most twice its size.
     """
 
     def __init__(self) -> None:
@@ -410,10 +404,7 @@ class FileIndex:
         return hit
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each.
-
-        Raises CorruptError.
-        """
+        """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each. Raises CorruptError."""
         keys, places = self.addressed(section)
         starts = np.array(self.starts, np.uint64)
         numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)

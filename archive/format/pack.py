@@ -162,18 +162,13 @@ class Builder:
         return sealed(out, digest_before(out))
 
     def lay_out(self) -> BytesIO:
-        """Return the pack without its digest, which `sealed` adds.
-
-        Raises ContentError, UsageError as `finish`.
-        """
+        """Return the pack without its digest, which `sealed` adds. Raises ContentError, UsageError as `finish`."""
         parts = split(self.records)
         named = outside(self.records, parts)
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         numbers = {segment: number for number, segment in enumerate(often)}
         table = self._table(often)
-        header = HEADER.pack(
-            MAGIC, VERSION, 0, 0, 0, self.moment, self.salt, self.archive, len(table), 0
-        )[:-4]
+        header = HEADER.pack(MAGIC, VERSION, 0, 0, 0, self.moment, self.salt, self.archive, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         fields = PackFields(self.salt, self.moment, len(self._contexts))
         out = BytesIO()
@@ -300,8 +295,7 @@ class Pack:
     def scan(self) -> Iterator[tuple[RecordPlace, Record] | Damage]:
         """Yield all records in order with their places, and the damaged ranges between them.
 
-        Bytes behind record MAX_RECORDS are not read. Memory: `AT_HAND` or the largest block.
-        Raises VersionError.
+        Bytes behind record MAX_RECORDS are not read. Memory: `AT_HAND` or the largest block. Raises VersionError.
         """
         for item in self.blocks():
             if isinstance(item, Damage):
@@ -412,10 +406,7 @@ class Pack:
         return PackFooter(records, bytes(name))
 
     def verify(self) -> bytes:
-        """Check the pack as `seal` does and that every record is there; return its name.
-
-        Raises CorruptError.
-        """
+        """Check the pack as `seal` does and that every record is there; return its name. Raises CorruptError."""
         name, count = self.seal()
         found = sum(1 for item in self.scan() if not isinstance(item, Damage))
         if found != count:
@@ -464,11 +455,7 @@ class Pack:
             self.damaged_copies.append("second header")
         if found is None:
             newer = [f for f in failures if isinstance(f, VersionError)]
-            raise (
-                newer[0]
-                if len(newer) == 2
-                else CorruptError(f"both headers of a pack are damaged: {failures[0]}")
-            )
+            raise (newer[0] if len(newer) == 2 else CorruptError(f"both headers of a pack are damaged: {failures[0]}"))
         return found
 
     def _head(self, at: int, table_before: bool) -> tuple[PackHead, bytes]:

@@ -64,15 +64,8 @@ class Settings:
         try:
             fields = json.loads(data)
             check = fields.pop("check")
-            identity, version, features = (
-                bytes.fromhex(fields["archive"]),
-                fields["format"],
-                fields["features"],
-            )
-            sound = (
-                digest(PERSON, _line(fields)).hex() == check
-                and data == _line(fields | {"check": check}) + b"\n"
-            )
+            identity, version, features = (bytes.fromhex(fields["archive"]), fields["format"], fields["features"])
+            sound = digest(PERSON, _line(fields)).hex() == check and data == _line(fields | {"check": check}) + b"\n"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if not sound:

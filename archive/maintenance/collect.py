@@ -45,15 +45,7 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.record import (
-    RUN,
-    TICK_BITS,
-    Context,
-    Record,
-    segment_only,
-    session_only,
-    unpack_about,
-)
+from pltz.archive.format.record import RUN, TICK_BITS, Context, Record, segment_only, session_only, unpack_about
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
@@ -351,10 +343,7 @@ class Collector:
         return record, context
 
     def _prove(self, condemned: frozenset[bytes]) -> None:
-        """Find every live record, by reading it, in a pack that stays.
-
-        Raises ArchiveError where one is not found.
-        """
+        """Find every live record, by reading it, in a pack that stays. Raises ArchiveError where one is not found."""
         self._census.drop(self._census.sharing(condemned))  # where records of condemned packs were found: read again
         for location, _ in self._settled(condemned).stranded():
             raise ArchiveError(
@@ -455,9 +444,7 @@ class Collector:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         listing = self.catalog.listing
         staying = set(listing.packs) - listing.condemned
-        dead = {
-            p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
-        }
+        dead = {p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]}
         return dead | _tiers({p: self.catalog.listing.packs[p] for p in staying}, small)
 
 

@@ -20,10 +20,9 @@ count as erased.
 A look counts only if no pack vanished on the way (a collector moves live records) and everything was
 readable. A session that is not seen would lose the segments that it shares.
 
-Two generations are needed because writers run at the same time. A writer acknowledged before the first
-generation is seen in step 2. One that publishes after it finds the keys changed and is not acknowledged
-(`Fenced`). A crash leaves one of the states that WRITING.md lists under "Unfinished erase". Every erase begins
-by finishing the certain ones.
+Two generations are needed because writers run at the same time. A writer acknowledged before the first generation is
+seen in step 2. One that publishes after it finds the keys changed and is not acknowledged (`Fenced`). A crash leaves
+one of the states that WRITING.md lists under "Unfinished erase". Every erase begins by finishing the certain ones.
 
 It cannot reach copies of `keys/` made by others: backups, snapshots, a copy-on-write or log-structured file
 system, a flash disk that keeps overwritten blocks, an object store that keeps versions. These hold wrapped
@@ -489,10 +488,7 @@ class Eraser:
         return finished
 
     def _look(self, work: Callable[[], T]) -> T:
-        """Return the result of ``work`` on all packs present.
-
-        Raises ArchiveError where some are unreadable or gone.
-        """
+        """Return the result of ``work`` on all packs present. Raises ArchiveError where some are unreadable or gone."""
         self.catalog.refresh()
         return self._still(work)
 
@@ -590,6 +586,7 @@ class Eraser:
 
         Raises ArchiveError where packs or the keys of any domain are damaged or gone.
         """
+
         def work() -> dict[tuple[str, str], bool]:
             grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
             with self.catalog.lookup.keeping_blocks():

@@ -263,9 +263,8 @@ class TurnJoiner:
         """
         newest, leaf = own[-1], towers[own[-1].id][-1][0]
         top = len(towers[newest.id])
-        older = [
-            OlderVersion(top - len(towers[v.id]), v.moment, v.time, v.leaf_prefix) for v in reversed(own[:-1])
-        ][:MAX_RUN]
+        others = own[:-1][: -MAX_RUN - 1 : -1]
+        older = [OlderVersion(top - len(towers[v.id]), v.moment, v.time, v.leaf_prefix) for v in others]
         context = replace(
             self._catalog.keys.context(TENANT, newest.tenant),
             tokenizer=like.tokenizer,

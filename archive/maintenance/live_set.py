@@ -107,8 +107,7 @@ INSERT INTO version SELECT id, leaf, at, size, stay FROM (
 CREATE TABLE mark (id BLOB PRIMARY KEY, verb INTEGER, time INTEGER, first INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO mark SELECT id, verb, counter, first, stay FROM ({
     ONCE.format(
-        "(SELECT *, rank() OVER (PARTITION BY id ORDER BY counter DESC, verb) AS rank FROM marks)",
-        "WHERE rank = 1",
+        "(SELECT *, rank() OVER (PARTITION BY id ORDER BY counter DESC, verb) AS rank FROM marks)", "WHERE rank = 1"
     )
 }) WHERE id IN (SELECT id FROM version);
 CREATE TABLE live_version AS SELECT * FROM version WHERE id NOT IN (
@@ -182,10 +181,7 @@ class Stranded(NamedTuple):
 
 
 class LiveSet:
-    """The records of an archive and its live set.
-
-    All methods raise ArchiveError where the temporary disk fails.
-    """
+    """The records of an archive and its live set. All methods raise ArchiveError where the temporary disk fails."""
 
     def __init__(self) -> None:
         self.live_versions = self.live_segments = 0
@@ -293,8 +289,7 @@ class LiveSet:
                 lacking = self._db.execute(LACKING).fetchone()
             self._db.execute(LIVE_SEGMENTS)
             self.live_versions, self.live_segments = (
-                self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-                for table in ("live_version", "live")
+                self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("live_version", "live")
             )
         if lacking:
             raise ArchiveError(

@@ -98,8 +98,7 @@ MOST_ROWS = 32  # packs that get rows in the manifest; more get an index
 class LostRecord:
     """A version whose own record is gone.
 
-    ``session``: first 36 bits of its session key, hex; ``tenant``, ``name``: known where another version has
-    them.
+    ``session``: first 36 bits of its session key, hex; ``tenant``, ``name``: known where another version has them.
     """
 
     session: str
@@ -425,10 +424,7 @@ class Repairer:
         return sound[best]
 
     def _key_files(self) -> None:
-        """Repair both copies of each newest key file.
-
-        Then destroy older key files that an unfinished erase left.
-        """
+        """Repair both copies of each newest key file. Then destroy older key files that an unfinished erase left."""
         folder = KeyFolder(self.store)
         for domain, generations in folder.generations().items():
             self.report.checked += 1
@@ -646,10 +642,7 @@ class Repairer:
         return parity if parity and parity.pack == pack else None
 
     def _salvage(self, catalog: Catalog, pack: bytes, best: ByteSource) -> None:
-        """Move a pack beyond repair aside.
-
-        Its readable records go into a new pack, and the manifest has its losses.
-        """
+        """Move a pack beyond repair aside. Its readable records go into a new pack, and the manifest has its losses."""
         if pack in catalog.listing.present.lost and pack not in self._doubted and not len(best):
             return  # given up already, and nothing of it came back
         rows = list(_scan(best))
@@ -734,9 +727,7 @@ class Repairer:
             self._put_aside(name, old)
             self.store.delete(name)
         if not self.store.put(name, new):
-            raise StoreError(
-                f"{name} was put by somebody else, with other bytes, at the same time: repair again"
-            )
+            raise StoreError(f"{name} was put by somebody else, with other bytes, at the same time: repair again")
 
     def _put_aside(self, name: str, data: bytes, *, dry_run: bool = False) -> None:
         """Put a durable copy of damaged data, named by its content, so that a second run adds nothing."""

@@ -158,9 +158,7 @@ class _Provers:
 class Shrinker:
     """Shrinks one archive. Several may run at once, beside writers and collectors."""
 
-    def __init__(
-        self, catalog: Catalog, writer: ArchiveWriter, codecs: BundleCodecs, indexes: IndexKeeper
-    ) -> None:
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: BundleCodecs, indexes: IndexKeeper) -> None:
         self._catalog, self._writer, self._codecs, self._indexes = catalog, writer, codecs, indexes
         self._log = codecs.log.slow()
 
@@ -283,9 +281,7 @@ class Shrinker:
         record, context, keys = item.record, item.context, self._catalog.keys
         if record.id is None or not record.tokens or record.mode & RUN or self._codec(context) is None:
             return 0
-        if any(keys.doomed(context, one) for one in identities(record, context)) or keys.gone(
-            context, record.id
-        ):
+        if any(keys.doomed(context, one) for one in identities(record, context)) or keys.gone(context, record.id):
             return 0
         if context.method != Method.LOG:
             return len(record.bitstring)
@@ -300,9 +296,7 @@ class Shrinker:
         """Return whether the segment of a record has a shorter one already."""
         assert item.record.id is not None
         size = len(item.record.bitstring)
-        return any(
-            len(o.record.bitstring) < size for o in self._catalog.lookup.find(SEGMENTS, item.record.id)
-        )
+        return any(len(o.record.bitstring) < size for o in self._catalog.lookup.find(SEGMENTS, item.record.id))
 
     def _codec(self, context: Context) -> SegmentCodec | None:
         """Return the codec that codes records of a context anew; None where none does."""
@@ -412,9 +406,7 @@ class Shrinker:
         below = not codec.carries and item.record.parent != NO_SEGMENT
         return Found(item.location, item.record._replace(mode=TOWER) if below else item.record, context)
 
-    def _segment(
-        self, item: Found, context: Context, tokens: Tokens, above: Tokens | Coded
-    ) -> PendingSegment:
+    def _segment(self, item: Found, context: Context, tokens: Tokens, above: Tokens | Coded) -> PendingSegment:
         """Return the segment of a record below what it is to be coded after, as a put would."""
         codec, keys, record = self._codec(item.context), self._catalog.keys, item.record
         assert codec is not None
@@ -432,9 +424,7 @@ class Shrinker:
         keys, record = self._catalog.keys, item.record
         record = record._replace(context=0, bitstring=segment.data, mode=segment.mode, veil=b"")
         if item.record.name is None or keys.gone(item.context, key_of_session(item.record, item.context)):
-            return segment.context, keys.seal(
-                segment.context, segment_only(record)
-            )  # others share the segment
+            return segment.context, keys.seal(segment.context, segment_only(record))  # others share the segment
         _, name, about = keys.session(item.context, item.record)
         return segment.context, keys.seal(segment.context, record._replace(name=name, about=about))
 
@@ -442,9 +432,7 @@ class Shrinker:
         """Raise Outdated where something was erased since the last look."""
         keys = self._catalog.keys
         keys.check({item.context.domain for item in items})
-        if any(
-            keys.doomed(item.context, one) for item in items for one in identities(item.record, item.context)
-        ):
+        if any(keys.doomed(item.context, one) for item in items for one in identities(item.record, item.context)):
             raise Outdated("something is being erased: nothing was put")
 
 

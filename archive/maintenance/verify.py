@@ -19,14 +19,7 @@ from functools import partial
 from itertools import chain
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import (
-    Answer,
-    Chains,
-    decodable_groups,
-    decode_records,
-    deepest,
-    lost_versions,
-)
+from pltz.archive.catalog.chain import Answer, Chains, decodable_groups, decode_records, deepest, lost_versions
 from pltz.archive.catalog.directory import SHOWN
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.listing import Found

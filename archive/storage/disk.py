@@ -119,10 +119,7 @@ class Disk(Protocol):
         """Return the bytes that the disk has left for this user, and those that it has in all."""
 
     def now(self) -> int:
-        """Return the seconds since 1970.
-
-        The clock may go backwards; only times shown to people depend on it.
-        """
+        """Return the seconds since 1970. The clock may go backwards; only times shown to people depend on it."""
 
     def ticks(self) -> int:
         """Return the time since 1970, in units of 2^-20 seconds."""

@@ -3,11 +3,10 @@
     s3://bucket/some/prefix  ->  some/prefix/packs/<32 hex>, some/prefix/index/..., some/prefix/collect/...,
                                  some/prefix/archive.json
 
-A put is one PUT with ``If-None-Match: *``: the object appears whole or not at all, or another writer's is
-there. Such stores list strongly consistently, and an answered PUT is durable, so there is nothing to sync.
-A register is one object, replaced by a PUT with ``If-Match: <ETag>``.
-When a name is taken, reading the object tells a lost answer from another writer: every name is a digest, or
-the bytes hold a random number of their writer.
+A put is one PUT with ``If-None-Match: *``: the object appears whole or not at all, or another writer's is there. Such
+stores list strongly consistently, and an answered PUT is durable, so there is nothing to sync. A register is one
+object, replaced by a PUT with ``If-Match: <ETag>``. When a name is taken, reading the object tells a lost answer from
+another writer: every name is a digest, or the bytes hold a random number of their writer.
 
 Indexes are read very often. They are kept in a folder of this machine, each checked against its name when opened. That
 folder may be deleted at any time. Of a large index only the pages are read that are wanted, each checked by its crc.
@@ -421,9 +420,7 @@ class ObjectStore:
                 if path.name not in names and path.name != GENERATION:
                     path.unlink(missing_ok=True)
 
-    def _called(
-        self, what: str, call: Callable[[], T], *, missing: str | None = None, past_end: T | None = None
-    ) -> T:
+    def _called(self, what: str, call: Callable[[], T], *, missing: str | None = None, past_end: T | None = None) -> T:
         """Call obstore and turn its errors into ours.
 
         Raises FileNotFoundError where the object named ``missing`` does not exist, StoreError otherwise.
@@ -470,18 +467,12 @@ def _connect(place: BucketPlace) -> S3Store:
             retry_config={"max_retries": place.retries, "retry_timeout": 3 * span},
         )
     except BaseError as exc:
-        raise UsageError(
-            f"{place.url}: the settings for this store are not valid ({type(exc).__name__})"
-        ) from exc
+        raise UsageError(f"{place.url}: the settings for this store are not valid ({type(exc).__name__})") from exc
 
 
 def _endpoint(place: BucketPlace) -> str:
     """Return the URL of the server; empty for Amazon's own."""
-    named = (
-        place.options.get("endpoint")
-        or place.options.get("endpoint_url")
-        or place.options.get("aws_endpoint")
-    )
+    named = place.options.get("endpoint") or place.options.get("endpoint_url") or place.options.get("aws_endpoint")
     return named or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
 
 

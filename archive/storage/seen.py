@@ -9,8 +9,7 @@ Also the latest moment at which it put a version, so that a clock that goes back
     seen.moment(archive)            ticks, in other processes too once they read the file
 
 They are kept per place: by all objects of a process together, and outside the archive, in the user's cache folder. A
-backup that is brought back does not bring them back.
-Spec: WRITING.md, "The register".
+backup that is brought back does not bring them back. Spec: WRITING.md, "The register".
 """
 
 from __future__ import annotations

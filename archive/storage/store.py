@@ -5,8 +5,7 @@ with ``If-None-Match: *``, ranged GET, LIST, DELETE). `DirectoryStore` is a loca
 It writes an object under ``tmp/``, syncs it, links it to its name and syncs the directory, in this order. So
 a name never stands for bytes that are not durable.
 
-A crash before the link leaves a file in ``tmp/``. A crash after it leaves the object or not, whole in both
-cases.
+A crash before the link leaves a file in ``tmp/``. A crash after it leaves the object or not, whole in both cases.
 
 A register is the only thing that changes: its content is replaced by who knows its present one (`Store.swap`). A bucket
 compares the ETag. A directory numbers the contents, and gives each number to one writer (WRITING.md, "The register").
@@ -22,14 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pltz.archive.errors import (
-    FullError,
-    StoreError,
-    UnreadableError,
-    WriterFailed,
-    is_full,
-    reason,
-)
+from pltz.archive.errors import FullError, StoreError, UnreadableError, WriterFailed, is_full, reason
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, folder_of
@@ -41,11 +33,7 @@ from pltz.plt_codec.errors import CorruptError
 # bytes overwritten when shredding; a larger file is not one of ours and may be sparse
 MOST_SECRET = 64 << 20
 MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
-BAD_BYTES = (
-    errno.EIO,
-    errno.EBADMSG,
-    errno.EUCLEAN,
-)  # errors of a disk or file system for unreadable bytes
+BAD_BYTES = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # errors of a disk or file system for unreadable bytes
 TURNS = 100  # at a register that others replace meanwhile
 LOOKS = 4  # for a content before there is none
 LEAST_FREE = 64 << 20  # bytes of a disk that puts leave to forget, erase and collect; of a small one an eighth
@@ -100,10 +88,7 @@ class Store(Protocol):
         """
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return at most ``size`` bytes at ``offset``.
-
-        Raises FileNotFoundError, StoreError, UnreadableError.
-        """
+        """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Return the bytes of several ranges, each (offset, size), as `read` does. They are asked for side by side.
@@ -142,10 +127,7 @@ class Store(Protocol):
         """
 
     def shred(self, name: str) -> None:
-        """Delete an object after overwriting its bytes where the store can.
-
-        Raises StoreError, WriterFailed.
-        """
+        """Delete an object after overwriting its bytes where the store can. Raises StoreError, WriterFailed."""
 
     def settle(self, folder: str) -> None:
         """Make everything listed in a folder durable, whichever process put it. Raises WriterFailed."""
@@ -209,10 +191,7 @@ class Opened:
 
 
 class DirectoryStore:
-    """A local directory over a `Disk`.
-
-    ``cache``: folder, outside the archive, of the generations that were seen.
-    """
+    """A local directory over a `Disk`. ``cache``: folder, outside the archive, of the generations that were seen."""
 
     remote = False
     kept: Sequence[str] = ()
@@ -269,10 +248,7 @@ class DirectoryStore:
                     self._drop(temporary)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return at most ``size`` bytes at ``offset``.
-
-        Raises FileNotFoundError, StoreError, UnreadableError.
-        """
+        """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
         try:
             return self.disk.read(name, offset, size)
         except FileNotFoundError:
@@ -285,10 +261,7 @@ class DirectoryStore:
         return [self.read(name, offset, size) for offset, size in ranges]
 
     def view(self, name: str) -> memoryview:
-        """Return the whole object, in memory.
-
-        Raises the errors of `read`, and CorruptError for one too large.
-        """
+        """Return the whole object, in memory. Raises the errors of `read`, and CorruptError for one too large."""
         file = self.open(name)
         if file.size > MOST_WHOLE:
             raise CorruptError(f"{name} has {file.size} bytes, more than any of ours: damaged")
@@ -312,10 +285,7 @@ class DirectoryStore:
             raise _unread(name, exc) from exc
 
     def list(self, folder: str) -> dict[str, int]:
-        """Return names and sizes in a folder.
-
-        Raises StoreError where it is missing although it was not empty.
-        """
+        """Return names and sizes in a folder. Raises StoreError where it is missing although it was not empty."""
         try:
             return dict(self.disk.names(folder))
         except FileNotFoundError as exc:
@@ -586,15 +556,14 @@ class DirectoryStore:
     def _dropped(self, folder: str) -> bool:
         """Return whether a missing folder was empty: tools that copy files drop empty folders.
 
-        If archive.json is missing too, the disk may be missing. If other files show that there were packs, these
-        are lost. In both cases the folder must not be taken for empty, nor be created. Raises
-        StoreError.
+        If archive.json is missing too, the disk may be missing. If other files show that there were packs, these are
+        lost. In both cases the folder must not be taken for empty, nor be created. Raises StoreError.
         """
         if folder not in FOLDERS or SETTINGS not in self._names(""):
             return False
         parity, indexes = self._names(object_names.PARITY), self._names(object_names.INDEXES)
         evidence: dict[str, Collection[object]] = {
-            object_names.PACKS: object_names.packs_among(parity) or object_names.indexes_among(indexes),
+            object_names.PACKS: object_names.packs_among(parity) or object_names.indexes_among(indexes)
         }
         return not evidence.get(folder)
 

@@ -37,7 +37,6 @@ BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 BATCH_BYTES = 1 << 24  # the same of logs, whose tokens are bytes: processes split and join so many side by side
 
 
-
 class PendingVersion:
     """A session of the batch: its tower and the version to write.
 
@@ -140,9 +139,7 @@ def draft(
 
 def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
     """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
-    for tenant, base, codec, kind, target in {
-        (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
-    }:
+    for tenant, base, codec, kind, target in {(s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions}:
         _check_name(tenant)
         _check_name(base)
         if codec is None and not codecs:

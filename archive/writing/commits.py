@@ -65,9 +65,7 @@ class Pace:
         pace.took(size, seconds)      # after a commit: the next ones are as large as can be coded in that time
     """
 
-    def __init__(
-        self, most_bytes: int, most_seconds: float, *, last: int = REMEMBERED, first: int = 0
-    ) -> None:
+    def __init__(self, most_bytes: int, most_seconds: float, *, last: int = REMEMBERED, first: int = 0) -> None:
         self._most_bytes, self._most_seconds, self._first = most_bytes, most_seconds, first
         self._rates: deque[float] = deque(maxlen=last)  # bytes per second of commits
 

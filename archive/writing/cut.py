@@ -57,13 +57,7 @@ from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec import limits
-from pltz.plt_codec.errors import (
-    BundleMismatch,
-    ContentError,
-    FormatError,
-    OpaqueContentError,
-    TokenizerMismatch,
-)
+from pltz.plt_codec.errors import BundleMismatch, ContentError, FormatError, OpaqueContentError, TokenizerMismatch
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import check_ids
 
@@ -124,9 +118,7 @@ class SessionCutter:
 
     # ---- chats and texts
 
-    def _cut_session(
-        self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None
-    ) -> NewSession | Tower:
+    def _cut_session(self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None) -> NewSession | Tower:
         """Return a session cut for the model and, as its other way, as plain bytes.
 
         Of the short beginning of a log it is the version that has all of it, as of `_cut_log`.

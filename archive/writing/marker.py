@@ -23,16 +23,7 @@ from pltz.archive.format.audit import Verb
 from pltz.archive.format.ids import NO_SEGMENT, TENANT
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.record import (
-    FORGET,
-    RUN,
-    UNDELETE,
-    Context,
-    Mark,
-    Record,
-    segment_only,
-    session_only,
-)
+from pltz.archive.format.record import FORGET, RUN, UNDELETE, Context, Mark, Record, segment_only, session_only
 from pltz.archive.writing.writer import ArchiveWriter
 
 MAX_CLOCK = (1 << 32) - (1 << 20)  # seconds: counters of marks are below 2^32, whatever the clock says

@@ -408,9 +408,7 @@ class VerifiedSegments:
 
 def collision(segment: bytes) -> CorruptError:
     """Return the error for two segments with one id."""
-    return CorruptError(
-        f"two different segments have the id {segment.hex()}: this content is crafted, and refused"
-    )
+    return CorruptError(f"two different segments have the id {segment.hex()}: this content is crafted, and refused")
 
 
 class RecentTowers:

@@ -32,34 +32,12 @@ from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.record import FORGET, TICK_BITS, Record, tokens_fit
-from pltz.archive.writing.batch import (
-    Contexts,
-    PendingVersion,
-    batches,
-    draft,
-    session_rows,
-)
+from pltz.archive.writing.batch import Contexts, PendingVersion, batches, draft, session_rows
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.archive.writing.segments import (
-    Beginning,
-    PendingSegment,
-    RecentTowers,
-    Row,
-    VerifiedSegments,
-    collision,
-)
+from pltz.archive.writing.segments import Beginning, PendingSegment, RecentTowers, Row, VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
-from pltz.coding.codecs.codec import (
-    NO_MARK,
-    NO_SIZE,
-    BundleCodec,
-    BytesCodec,
-    Plain,
-    as_bytes,
-    shortest,
-    unproved,
-)
+from pltz.coding.codecs.codec import NO_MARK, NO_SIZE, BundleCodec, BytesCodec, Plain, as_bytes, shortest, unproved
 from pltz.plt_codec.container.frame import ALONE, CODING, FAST
 from pltz.plt_codec.errors import ContentError
 
@@ -191,11 +169,7 @@ class ArchiveWriter:
         self._indexes = IndexKeeper(catalog)
 
     def put(
-        self,
-        sessions: Sequence[NewSession],
-        *,
-        dry_run: bool = False,
-        refresh: bool = True,
+        self, sessions: Sequence[NewSession], *, dry_run: bool = False, refresh: bool = True
     ) -> list[CommitReceipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
@@ -302,10 +276,7 @@ class ArchiveWriter:
         return chosen, [s for s in segments if id(s) in used]
 
     def _leave_to_zstd(
-        self,
-        rivals: Sequence[list[PendingVersion]],
-        stored: Collection[bytes],
-        coded: dict[bytes, PendingSegment],
+        self, rivals: Sequence[list[PendingVersion]], stored: Collection[bytes], coded: dict[bytes, PendingSegment]
     ) -> None:
         """Take out the first way of sessions where the model would code it in vain, as samples of it tell.
 
@@ -489,10 +460,7 @@ class ArchiveWriter:
         return known[0] if same else None
 
     def _same(self, version: Version, draft: PendingVersion) -> bool:
-        """Return whether a put would add nothing to the last version.
-
-        One in a condemned pack is not relied on.
-        """
+        """Return whether a put would add nothing to the last version. One in a condemned pack is not relied on."""
         c = draft.context
         return (
             (version.leaf, version.kind, version.target) == (draft.leaf, c.kind, c.target)
