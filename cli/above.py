@@ -14,9 +14,6 @@ COMMANDS = {
         "nightly": "pltz.serving.commands.nightly:nightly",
         "target": "pltz.kv.commands.target:target",
     },
-    "bundle": {
-        "train": "pltz.training.commands.train:train",
-        "distill": "pltz.training.commands.distill:distill",
-    },
+    "bundle": {"train": "pltz.training.commands.train:train", "distill": "pltz.training.commands.distill:distill"},
 }
 CLEAR_HOT = "pltz.kv.store.kv_folder:clear_all"  # of `pltz archive erase` and `forget`

@@ -44,17 +44,13 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="OUT", help="The .pltz file to write; - for stdout.")
 @INPUT_FORMAT
 @input_options
-@click.option(
-    "--recognise-only", "only", is_flag=True, help="List what the inputs hold and code nothing."
-)
+@click.option("--recognise-only", "only", is_flag=True, help="List what the inputs hold and code nothing.")
 @options.LEVEL
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
-@click.option(
-    "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
-)
+@click.option("--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes.")
 @options.FORCE
 @options.THREADS
 @options.DEVICE

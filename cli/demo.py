@@ -133,11 +133,7 @@ class Talk:
         turns = [(m["role"], m["content"]) for m in self.before[-2:]]
         lines = [f"Session {self.session}, thawed in {self.thaw_ms:.0f} ms; its last turns:", ""]
         lines += [turn(role, content) for role, content in turns]
-        lines += [
-            "",
-            f"continued from the thawed cache ({self.answer_ms:.0f} ms; {DEFAULT_TARGET} is a toy):",
-            "",
-        ]
+        lines += ["", f"continued from the thawed cache ({self.answer_ms:.0f} ms; {DEFAULT_TARGET} is a toy):", ""]
         lines += [turn("user", self.question), turn("assistant", self.answer)]
         return "\n".join(lines)
 
@@ -155,11 +151,7 @@ def converse(run: "CodecRun", tokens: Sequence[int], codec: "Codec", model: "Tar
     thawed = pltz.thaw(run.data, model, index, bundle=codec)
     middle = time.perf_counter()
     tokenizer = codec.bundle.tokenizer
-    asked = [
-        tokenizer.specials["user"],
-        *tokenizer.encode(QUESTION.encode()),
-        tokenizer.specials["assistant"],
-    ]
+    asked = [tokenizer.specials["user"], *tokenizer.encode(QUESTION.encode()), tokenizer.specials["assistant"]]
     ids = [*thawed.token_ids.tolist(), *map(int, asked)]
     cache, logits = model.prefill(ids, cache=thawed.cache)
     new = model.generate(cache, ids, ANSWER, logits=logits)
@@ -167,9 +159,7 @@ def converse(run: "CodecRun", tokens: Sequence[int], codec: "Codec", model: "Tar
     end = time.perf_counter()
     session = codec.decompress(run.data, [index])[0]
     answer = tokenizer.decode(said).decode("utf-8", "replace").strip()
-    return Talk(
-        index, session.value["messages"], QUESTION, answer, 1e3 * (middle - start), 1e3 * (end - middle)
-    )
+    return Talk(index, session.value["messages"], QUESTION, answer, 1e3 * (middle - start), 1e3 * (end - middle))
 
 
 def figures(
@@ -214,15 +204,10 @@ def as_text(found: dict[str, Any], bundle: str) -> str:
         ("content : frozen", f"{found['ratio']:.1f}"),
     ]
     for name, count in found["kv_bytes"].items():
-        rows.append(
-            (f"KV on {name}", f"{size(count)}, {found['kv_ratio'][name]:,.0f} times the frozen bytes")
-        )
+        rows.append((f"KV on {name}", f"{size(count)}, {found['kv_ratio'][name]:,.0f} times the frozen bytes"))
     rows += [
         ("encode", f"{found['encode_tokens_per_s']:,.0f} tokens/s"),
         ("decode", f"{found['decode_tokens_per_s']:,.0f} tokens/s, all sessions side by side"),
-        (
-            "thaw",
-            f"{found['thaw_ms']['total']:,.1f} ms per session of {each:,.0f} tokens, one at a time ({stages})",
-        ),
+        ("thaw", f"{found['thaw_ms']['total']:,.1f} ms per session of {each:,.0f} tokens, one at a time ({stages})"),
     ]
     return pairs(rows, indent="")

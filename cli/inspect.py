@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 @click.command(
     cls=Command,
     short_help="Show header, sessions and sizes of FILE; check its bytes.",
-    examples=[
-        "pltz inspect chats.pltz",
-        "pltz inspect chats.pltz --sessions",
-        "pltz inspect chats.pltz --json",
-    ],
+    examples=["pltz inspect chats.pltz", "pltz inspect chats.pltz --sessions", "pltz inspect chats.pltz --json"],
 )
 @options.FILE
 @click.option("--sessions", "each", is_flag=True, help="Also print one line per session.")
@@ -143,10 +139,7 @@ def as_text(result: dict[str, Any]) -> str:
                 f"{counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied{beside}"
             ),
         ),
-        (
-            "methods",
-            ", ".join(f"{count:,} by {name}" for name, count in result["methods"].items()) or "none",
-        ),
+        ("methods", ", ".join(f"{count:,} by {name}" for name, count in result["methods"].items()) or "none"),
         (
             "layout",
             (

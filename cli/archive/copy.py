@@ -9,16 +9,7 @@ from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import (
-    choose,
-    facts,
-    line_of,
-    open_archive,
-    redactor,
-    show,
-    tags_of,
-    tell_redacted,
-)
+from pltz.cli.archive.shared import choose, facts, line_of, open_archive, redactor, show, tags_of, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.archive_options import archive_place
 from pltz.cli.ui.output import printable, say_if_interrupted
@@ -82,9 +73,7 @@ def copy(
 
     marked, place = redactor(redact), archive_place()
     source, other = (
-        open_archive(
-            each, bundle=bundle, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True
-        )
+        open_archive(each, bundle=bundle, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True)
         for each in (place, to)
     )
     if source.parts.settings.archive == other.parts.settings.archive:
@@ -157,8 +146,4 @@ def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
     if done.receipt is not None:
         record |= {"to_version": done.receipt.version, "bytes": done.receipt.size}
     if as_json or not done.there:
-        show(
-            record,
-            line_of(version) + ("  (erased, not copied)" if done.erased else ""),
-            as_json,
-        )
+        show(record, line_of(version) + ("  (erased, not copied)" if done.erased else ""), as_json)

@@ -39,16 +39,12 @@ WHOSE = "; what was put without a tenant is of --tenant default"
     ],
 )
 @click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of the session.")
-@click.option(
-    "--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too."
-)
+@click.option("--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too.")
 @click.option(
     "--matching", type=nonempty, metavar="REGEX", help="All sessions of the tenant with this in any version or part."
 )
 @click.option("--all", "everything", is_flag=True, help="All sessions of the tenant. Base domains stay.")
-@click.option(
-    "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
-)
+@click.option("--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it.")
 @click.option(
     "--certificate", type=nonempty, metavar="FILE", help="Write a document of it: what, when, who, why, and the proof."
 )
@@ -181,9 +177,7 @@ def as_text(done: "Erasure", dry_run: bool) -> str:
         lines.append(f"proof: {counted(done.records, 'record')} read from the packs, none has a key any more")
     if done.finished:
         verb = "would be overwritten and deleted" if dry_run else "overwritten and deleted"
-        lines.append(
-            f"finished an erase that was cut off before: {counted(done.finished, 'older key file')} {verb}"
-        )
+        lines.append(f"finished an erase that was cut off before: {counted(done.finished, 'older key file')} {verb}")
     if done.kept:
         lines.append("the bucket keeps versions: what was erased can be brought back until these are deleted:")
         lines += [f"  {name}" for name in done.kept]
@@ -198,9 +192,7 @@ def use_of(use: "BaseUse", dry_run: bool) -> str:
         return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session uses it"
     if not (use.own or use.others):
         command = shlex.join(["pltz", "archive", "erase", "--base", use.name])
-        return (
-            f"base {use.name!r} stays readable, though no other session uses it; to erase it: {command}"
-        )
+        return f"base {use.name!r} stays readable, though no other session uses it; to erase it: {command}"
     whose = ", ".join(
         f"{counted(count, 'session')} of {of}"
         for count, of in ((use.own, "this tenant"), (use.others, "other tenants"))

@@ -85,12 +85,7 @@ class Folder:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        over: Over = "missing",
-        fresh: bool = False,
-        redactor: "Redactor | None" = None,
+        self, path: str | Path, *, over: Over = "missing", fresh: bool = False, redactor: "Redactor | None" = None
     ) -> None:
         self.path, self._over, self._fresh, self._redactor = Path(path), over, fresh, redactor
         if os.path.lexists(self.path) and not self.path.is_dir():

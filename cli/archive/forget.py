@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version of NAME.")
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
-@click.option(
-    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
-)
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session.")
 @click.option("--keep-within", metavar="DURATION", help="Keep what was said within this: 30d, 12h, 2w, 1y.")
 @click.option("--keep-at-least", metavar="DURATION", help="Keep what is younger, whatever the other rules say.")
 @click.option("--keep-at-most", metavar="DURATION", help="Keep nothing older, not even the last version.")
@@ -94,19 +92,14 @@ def policy_of(keep_last: int | None, ages: Sequence[str | None], tags: Iterable[
 @click.command(
     cls=ArchiveCommand,
     short_help="Bring forgotten versions back.",
-    examples=[
-        "pltz archive undelete support/7 --tenant acme",
-        "pltz archive undelete support/7 --version 2 --dry-run",
-    ],
+    examples=["pltz archive undelete support/7 --tenant acme", "pltz archive undelete support/7 --version 2 --dry-run"],
 )
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--version", "number", type=VersionType(), metavar="N|ID", help="Only this version.")
 @shared.TENANT
 @shared.DRY_RUN
 @shared.JSON_LINES
-def undelete(
-    names: tuple[str, ...], number: "VersionName | None", tenant: str, dry_run: bool, as_json: bool
-) -> None:
+def undelete(names: tuple[str, ...], number: "VersionName | None", tenant: str, dry_run: bool, as_json: bool) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
     cold = open_archive()
     versions = cold.undelete(names, tenant=tenant, version=number, dry_run=dry_run)
@@ -116,10 +109,7 @@ def undelete(
 @click.command(
     cls=ArchiveCommand,
     short_help="Free the space of forgotten sessions, in two steps.",
-    examples=[
-        "pltz archive collect",
-        "pltz archive collect --grace 7d --dry-run --json",
-    ],
+    examples=["pltz archive collect", "pltz archive collect --grace 7d --dry-run --json"],
 )
 @click.option(
     "--grace",

@@ -188,18 +188,11 @@ def _rendered(
         [one] = sessions = list(sessions)
         log = is_log(one, known=NUMBERED.fullmatch(chosen[0].name) is not None)
         form = "exact" if one.writing else "agent-log" if log else form_of([one.kind])
-    yield from render(
-        sessions, "jsonl" if form == "auto" else form, names=[repr(version.name) for version in chosen]
-    )
+    yield from render(sessions, "jsonl" if form == "auto" else form, names=[repr(version.name) for version in chosen])
 
 
 def _as_pltz(
-    cold: "Archive",
-    chosen: "list[Version]",
-    device: str,
-    threads: int | None,
-    bar: Progress,
-    marked: "Redactor | None",
+    cold: "Archive", chosen: "list[Version]", device: str, threads: int | None, bar: Progress, marked: "Redactor | None"
 ) -> bytes:
     """Return the sessions as one .pltz file, frozen for a target only where all were frozen for it."""
     from pltz.coding.codecs.codec import is_bytewise

@@ -165,11 +165,7 @@ def _used(version: "Version | None", known: "dict[bytes, PartFacts]") -> dict[st
 @click.command(
     cls=ArchiveCommand,
     short_help="Count sessions, tokens, bytes, and what sharing saved.",
-    examples=[
-        "pltz archive stat -r /data/cold",
-        "pltz archive stat --by project,month",
-        "pltz archive stat --json",
-    ],
+    examples=["pltz archive stat -r /data/cold", "pltz archive stat --by project,month", "pltz archive stat --json"],
 )
 @click.option("--by", metavar="KEYS", help=f"What agents used, by one or more of {', '.join(BY)}: as their logs tell.")
 @click.option("-v", "--verbose", is_flag=True, help="Also packs, indexes, marks and other parts of the archive.")

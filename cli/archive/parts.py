@@ -145,11 +145,7 @@ def show_joined(reports: Iterable[tuple[str, str]]) -> int:
     return COPIES_MISSING if row.get("missing_copies") else 0
 
 
-@click.command(
-    cls=Command,
-    short_help="Join the reports of parts.",
-    examples=["pltz archive join report-*.jsonl"],
-)
+@click.command(cls=Command, short_help="Join the reports of parts.", examples=["pltz archive join report-*.jsonl"])
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--json", is_flag=True, expose_value=False, help="Print JSON, one object per line, as it does anyway.")
 @click.pass_context

@@ -109,9 +109,7 @@ def _is_mark(path: Path) -> bool:
     ],
 )
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option(
-    "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds only one."
-)
+@click.option("--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds only one.")
 @shared.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")
 @click.option(
@@ -140,9 +138,7 @@ def _is_mark(path: Path) -> bool:
     is_flag=True,
     help="Put sessions that were erased, too, from now on.  [default: they are left out and counted]",
 )
-@click.option(
-    "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
-)
+@click.option("--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes.")
 @options.TARGET
 @options.TOKENIZER
 @options.LEVEL
@@ -232,12 +228,7 @@ def put_all(
 
         found = requests(source, name, extra, new_version)
         own = (item for item in found if part is None or part.has_session(item[0].tenant, item[0].name))
-        receipts = cold.put_many(
-            meter.reading(own),
-            coding=meter.coding,
-            refused=refuse,
-            keep_opaque=keep_opaque,
-        )
+        receipts = cold.put_many(meter.reading(own), coding=meter.coding, refused=refuse, keep_opaque=keep_opaque)
         for stored in receipts:
             meter.stored(stored)
             changed = changed or not stored.unchanged

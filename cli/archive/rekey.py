@@ -36,9 +36,7 @@ def rekey(
     With --tenant the records of a tenant are put again under other keys, and the present ones destroyed. Run again what
     was cut off. Whoever goes on by a key that was changed is told so: start it again by the new one.
     """
-    done = open_archive().rekey(
-        key_file=new_key_file, key_command=new_key_command, add=add, drop=drop, tenant=tenant
-    )
+    done = open_archive().rekey(key_file=new_key_file, key_command=new_key_command, add=add, drop=drop, tenant=tenant)
     what = f"{counted(done.moved, 'record')} put again, " if tenant is not None else ""
     verb = "destroyed" if tenant is not None else "put again"
     text = f"{what}{counted(done.files, 'key file')} {verb}; {counted(done.secrets, 'key')} open the archive"

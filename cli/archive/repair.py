@@ -30,18 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
-    "--acknowledge",
-    is_flag=True,
-    help="Repair nothing. Record that you know of the losses that earlier runs found.",
+    "--acknowledge", is_flag=True, help="Repair nothing. Record that you know of the losses that earlier runs found."
 )
 @options.JSON
 @click.pass_context
-def repair(
-    ctx: click.Context,
-    dry_run: bool,
-    acknowledge: bool,
-    as_json: bool,
-) -> None:
+def repair(ctx: click.Context, dry_run: bool, acknowledge: bool, as_json: bool) -> None:
     """Restore the damaged parts of the archive, as far as parity and second copies allow.
 
     Sessions that lost anything are named, also those of which nothing is left. Damaged files are moved to damaged/ in
@@ -65,7 +58,6 @@ def repair(
     store, key = open_store(place), Secret.chosen(**words)
     given = author_words()
     author = Author.of(given.get("actor"), given.get("reason"))
-
 
     def keys(settings: "Settings") -> "Encryption":
         return open_keys(store, settings, key if settings.sealed or key_given() else None)
@@ -103,13 +95,7 @@ def as_fields(done: "Repaired") -> dict[str, Any]:
     fields = {k: v for k, v in asdict(done).items() if k not in ("lost", "unnamed")}
     lost = [{"tenant": v.tenant, "name": v.name, "version": v.version, "id": v.id.hex()} for v in done.lost]
     unnamed = [
-        {
-            "session": u.session,
-            "tenant": u.tenant,
-            "name": u.name,
-            "pack": u.place.pack.hex(),
-            "offset": u.place.offset,
-        }
+        {"session": u.session, "tenant": u.tenant, "name": u.name, "pack": u.place.pack.hex(), "offset": u.place.offset}
         for u in done.unnamed
     ]
     return fields | {"lost": lost, "unnamed": unnamed, "whole": done.whole}
@@ -134,11 +120,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         lines.append(f"{counted(done.salvaged, 'record')} {verb}saved from packs beyond repair")
     lines += [f"lost: version {v.version} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
     for u in done.unnamed:
-        name = (
-            f"a version of {u.name!r} of tenant {u.tenant!r}"
-            if u.name
-            else f"a version of session {u.session}"
-        )
+        name = f"a version of {u.name!r} of tenant {u.tenant!r}" if u.name else f"a version of session {u.session}"
         lines.append(f"lost: {name}, of which no record is left")
     if done.missing:
         lines.append(f"not read: {counted(done.missing, 'record')}, those above among them")

@@ -55,16 +55,9 @@ TOKENIZERS: Decorator = click.option(
     help="tokenizer.json or target model of token ids, where they are not the bundle's (repeatable).",
 )
 TENANT: Decorator = click.option(
-    "--tenant",
-    type=nonempty,
-    metavar="TENANT",
-    default="default",
-    show_default=True,
-    help="Tenant of the session.",
+    "--tenant", type=nonempty, metavar="TENANT", default="default", show_default=True, help="Tenant of the session."
 )
-ONLY_TENANT: Decorator = click.option(
-    "--tenant", type=nonempty, metavar="TENANT", help="Only sessions of this tenant."
-)
+ONLY_TENANT: Decorator = click.option("--tenant", type=nonempty, metavar="TENANT", help="Only sessions of this tenant.")
 ONLY_TAGS: Decorator = click.option(
     "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."
 )
@@ -86,9 +79,7 @@ HOT: Decorator = click.option(
     envvar="PLTZ_HOT",
     help="A folder of KV (thaw --hot, serve --disk), which loses all of the tenant's (repeatable).  [env: PLTZ_HOT]",
 )
-DRY_RUN: Decorator = click.option(
-    "--dry-run", is_flag=True, help="Show what would be done and change nothing."
-)
+DRY_RUN: Decorator = click.option("--dry-run", is_flag=True, help="Show what would be done and change nothing.")
 JSON_LINES: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line, instead of text."
 )
@@ -210,9 +201,8 @@ def choose(
         NotFound: no session has such a name, or the version.
         LostError, ArchiveError: damage took a version, or may hide it.
     """
-    for version in _named(cold, names, tenant or "default", number, history) if names else (
-        cold.directory.ls(tenant, history=history)
-    ):
+    named = _named(cold, names, tenant or "default", number, history)
+    for version in named if names else cold.directory.ls(tenant, history=history):
         if tags.items() <= version.tags.items() and (part is None or part.has_session(version.tenant, version.name)):
             yield version
 

@@ -26,12 +26,8 @@ if TYPE_CHECKING:
         "pltz archive shrink --dry-run --json",
     ],
 )
-@click.option(
-    "--for", "budget", metavar="DURATION", help="Begin nothing more after this: 45m, 2h.  [default: no end]"
-)
-@click.option(
-    "--bundle", metavar="NAME|DIR", help="Bundle to code with: a name or a folder.  [default: mini]"
-)
+@click.option("--for", "budget", metavar="DURATION", help="Begin nothing more after this: 45m, 2h.  [default: no end]")
+@click.option("--bundle", metavar="NAME|DIR", help="Bundle to code with: a name or a folder.  [default: mini]")
 @shared.TOKENIZERS
 @shared.DRY_RUN
 @options.THREADS

@@ -29,9 +29,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
         "pltz archive verify --decode --ray auto",
     ],
 )
-@click.option(
-    "--decode", is_flag=True, help="Also decode every segment and compare it with its id."
-)
+@click.option("--decode", is_flag=True, help="Also decode every segment and compare it with its id.")
 @click.option(
     "--expect",
     metavar="TOKEN",

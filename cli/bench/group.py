@@ -4,9 +4,7 @@ import click
 
 from pltz.cli.ui.groups import LazyGroup
 
-COMMANDS = {
-    "codec": "pltz.cli.bench.codec.command:codec",
-}
+COMMANDS = {"codec": "pltz.cli.bench.codec.command:codec"}
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Measure sizes beside other compressors.")

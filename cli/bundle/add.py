@@ -30,10 +30,5 @@ def add(source: str, bundle_id: str | None, name: str | None, as_json: bool) -> 
     from pltz.models.bundle.user_bundles import add as add_bundle
 
     location = add_bundle(source, name=name, bundle_id=bundle_id)
-    result = {
-        "name": location.name,
-        "id": location.open().id,
-        "source": location.source,
-        "path": str(location.folder),
-    }
+    result = {"name": location.name, "id": location.open().id, "source": location.source, "path": str(location.folder)}
     write_text(json.dumps(result) if as_json else f"{location.name} {result['id']}: in {location.folder}")

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = {"source": "folder"}
 
-COMMANDS = {
-    "show": "pltz.cli.bundle.group:show",
-    "add": "pltz.cli.bundle.add:add",
-    **above.COMMANDS["bundle"],
-}
+COMMANDS = {"show": "pltz.cli.bundle.group:show", "add": "pltz.cli.bundle.add:add", **above.COMMANDS["bundle"]}
 
 
 @click.group(
@@ -116,7 +112,5 @@ def as_text(found: dict[str, Any], folder: Path) -> str:
         ("shape", ", ".join(f"{key} {value:,}" for key, value in found["shape"].items())),
     ]
     card = folder / "CARD.md"
-    words = (
-        card.read_text("utf8") if card.is_file() else json.dumps(found["card"], indent=1, ensure_ascii=False)
-    )
+    words = card.read_text("utf8") if card.is_file() else json.dumps(found["card"], indent=1, ensure_ascii=False)
     return f"{pairs(rows, indent='')}\n\n{words}"

@@ -131,9 +131,7 @@ def key_words(*, confirm: bool = False) -> KeyWords:
     """
     given = {name: value for name, value in _given().items() if name in KEYS}
     if len(given) > 1:
-        raise UsageError(
-            "expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more"
-        )
+        raise UsageError("expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more")
     if confirm and os.environ.get(KEY_FILE) == "":  # as of an unset variable: an archive that nobody meant to be open
         raise UsageError(f"{KEY_FILE} is empty: unset it, or name a file")
     if "passphrase" in given:

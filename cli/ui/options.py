@@ -100,14 +100,10 @@ LEVEL: Decorator = click.option(
     "[default: 6 of a file, of an archive 5 for new sessions of up to 32 KiB in all, else 0]",
 )
 TARGET: Decorator = click.option(
-    "--target",
-    metavar="MODEL",
-    help="Target model: a folder, the name of one that ships with pltz, or a hub name.",
+    "--target", metavar="MODEL", help="Target model: a folder, the name of one that ships with pltz, or a hub name."
 )
 TOKENIZER: Decorator = click.option(
-    "--tokenizer",
-    metavar="FILE",
-    help="tokenizer.json of the token ids, where they are not the bundle's.",
+    "--tokenizer", metavar="FILE", help="tokenizer.json of the token ids, where they are not the bundle's."
 )
 SESSIONS: Decorator = click.option(
     "--session",
@@ -122,9 +118,7 @@ OUTPUT: Decorator = click.option(
     "-o", "--output", default="-", metavar="OUT", help="Where to write.  [default: stdout]"
 )
 FORCE: Decorator = click.option("--force", is_flag=True, help="Replace the output file if it exists.")
-JSON: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Print one line of JSON instead of text."
-)
+JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 PROGRESS: Decorator = click.option(
     "--progress/--no-progress",
     "-v/-q",
@@ -133,9 +127,7 @@ PROGRESS: Decorator = click.option(
 )
 
 
-def level_of(
-    number: int | None, bundle: str | None, default: int = FILE_LEVEL
-) -> "tuple[str | None, Level]":
+def level_of(number: int | None, bundle: str | None, default: int = FILE_LEVEL) -> "tuple[str | None, Level]":
     """Return what ``--level`` and ``--bundle`` choose: the bundle, and the level for the rest.
 
     Raises UsageError where the level's bundle is needed and not installed, and for 0 of a file.
@@ -201,16 +193,12 @@ def together(kind: type, name: str, *added: Decorator) -> Decorator:
 
 def count(name: str, default: int, text: str) -> Decorator:
     """Return an option of a whole number from 1. ``name``: with its dashes; ``text``: its help."""
-    return click.option(
-        name, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=text
-    )
+    return click.option(name, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=text)
 
 
 def form(choices: Sequence[str], text: str) -> Decorator:
     """Return the option ``--format``, with ``auto`` among its choices. The command takes it as ``form``."""
-    return click.option(
-        "--format", "form", type=click.Choice(choices), default="auto", show_default=True, help=text
-    )
+    return click.option("--format", "form", type=click.Choice(choices), default="auto", show_default=True, help=text)
 
 
 def open_reader(path: str) -> "Reader":

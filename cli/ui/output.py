@@ -40,9 +40,7 @@ class Output:
         UsageError: the destination exists, is a folder, is an input, or its folder is missing.
     """
 
-    def __init__(
-        self, path: str, *, force: bool = False, inputs: Iterable[str] = (), binary: bool = True
-    ) -> None:
+    def __init__(self, path: str, *, force: bool = False, inputs: Iterable[str] = (), binary: bool = True) -> None:
         self.name = path
         self.force = force
         self.to_stdout = path == "-"

@@ -31,9 +31,7 @@ def form_of(kinds: Sequence[str]) -> str:
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
-def render(
-    sessions: Iterable[Session], form: str, first: int = 0, names: Sequence[str] = ()
-) -> Iterator[bytes]:
+def render(sessions: Iterable[Session], form: str, first: int = 0, names: Sequence[str] = ()) -> Iterator[bytes]:
     """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
 
     ``first``: number of the first of them, for messages; ``names``: theirs, where they have some.

@@ -80,11 +80,7 @@ def codec(
 
 
 def figures(
-    loaded: "Codec",
-    records: Sequence[SampleSession],
-    others: Sequence[Peer],
-    *,
-    shown: bool = False,
+    loaded: "Codec", records: Sequence[SampleSession], others: Sequence[Peer], *, shown: bool = False
 ) -> dict[str, Any]:
     """Measure the codec and its peers on records, each decoded back and compared.
 
@@ -135,9 +131,7 @@ def rows(
     records: Sequence[SampleSession], costs: "Sequence[SessionCost]", sizes: Sequence[PeerSizes]
 ) -> dict[str, Any]:
     """Return the figures of each source and of all. The records of one source follow each other in ``records``."""
-    groups = {
-        source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)
-    }
+    groups = {source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)}
     return {
         "total": row("total", range(len(records)), records, costs, sizes),
         "sources": [row(source, found, records, costs, sizes) for source, found in groups.items()],

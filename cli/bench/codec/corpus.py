@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
+
 @dataclass(frozen=True)
 class SampleSession:
     """One session to measure: its source, its messages as a chat or its text, and the bytes of these."""

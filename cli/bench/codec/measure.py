@@ -46,12 +46,7 @@ class CodecRun:
         return sum(cost.tokens for cost in self.costs)
 
 
-def run(
-    codec: "Codec",
-    sessions: "Sequence[Session]",
-    *,
-    shown: bool = False,
-) -> CodecRun:
+def run(codec: "Codec", sessions: "Sequence[Session]", *, shown: bool = False) -> CodecRun:
     """Freeze the sessions, each alone, decode them back, compare, and return what each cost.
 
     ``shown``: progress on stderr.
@@ -73,9 +68,7 @@ def run(
     for number, (before, after) in enumerate(zip(sessions, back, strict=True)):
         if changed := before.difference(after):
             raise ModelError(f"session {number} came back changed ({changed}): no figure of this run is valid")
-    encode, decode = (
-        [b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end))
-    )
+    encode, decode = ([b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end)))
     return CodecRun(data, costs(Reader(data)), encode[0], decode[0], encode[1], decode[1])
 
 
