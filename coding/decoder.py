@@ -22,14 +22,7 @@ from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind, Session
 from pltz.models.session.spelling import WRITINGS
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import (
-    CHECK_KEPT,
-    CONTEXT_TOKENS,
-    Frame,
-    Kind,
-    content_check,
-    context_of,
-)
+from pltz.plt_codec.container.frame import CHECK_KEPT, CONTEXT_TOKENS, Frame, Kind, content_check, context_of
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 
 if TYPE_CHECKING:
@@ -173,12 +166,7 @@ class SessionDecoder:
         return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
 
     def _tokens(
-        self,
-        reader: Reader,
-        frames: Sequence[Frame],
-        numbers: Sequence[int],
-        known: _Known,
-        progress: Progress | None,
+        self, reader: Reader, frames: Sequence[Frame], numbers: Sequence[int], known: _Known, progress: Progress | None
     ) -> list[Tokens | None]:
         """Return the bundle tokens of each model frame and the bytes of each log, (T,); None for a fallback frame.
 
@@ -210,9 +198,7 @@ class SessionDecoder:
         known.add(every.values(), found, logs)
         return [found.get(n) for n in numbers]
 
-    def restore(
-        self, frame: Frame, tokens: Tokens | None, number: int, bridge: Bridge | None
-    ) -> tuple[Session, int]:
+    def restore(self, frame: Frame, tokens: Tokens | None, number: int, bridge: Bridge | None) -> tuple[Session, int]:
         """Return the session of a frame and its content check, compared.
 
         ``tokens``: the decoded tokens, (T,), of a frame that has some.
@@ -226,9 +212,7 @@ class SessionDecoder:
             if bridge is not None:
                 tokens = bridge.from_bundle(tokens, frame.patch)
             elif frame.patch:
-                raise CorruptError(
-                    f"session {number} has a patch, but its ids are bundle tokens: the file is damaged"
-                )
+                raise CorruptError(f"session {number} has a patch, but its ids are bundle tokens: the file is damaged")
         check = _check_content(frame, tokens, number)
         return _written(frame, transcript.from_tokens(kind, tokens, self.bundle.tokenizer)), check
 
@@ -327,10 +311,7 @@ def _check_contents(reader: Reader, checks: dict[int, int]) -> None:
 
 
 def _check_tokenizer(header: Header, frame: Frame, bridge: Bridge | None) -> None:
-    """Refuse ids that belong to another tokenizer.
-
-    Compressed ids come back without a tokenizer, coded ones do not.
-    """
+    """Refuse ids that belong to another tokenizer. Compressed ids come back without a tokenizer, coded ones do not."""
     if frame.content is not Kind.IDS or (bridge is None and not frame.by_model):
         return
     expected = header.tokenizer_fingerprint

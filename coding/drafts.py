@@ -20,16 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from pltz.coding.codecs.codec import (
-    NO_MARK,
-    Coded,
-    Plain,
-    SegmentCodec,
-    copies_fit,
-    different,
-    shortest,
-    unproved,
-)
+from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, SegmentCodec, copies_fit, different, shortest, unproved
 from pltz.coding.log.log_coder import BYTES_PER_TOKEN
 from pltz.coding.neighbours import NAME_BYTES
 from pltz.coding.workers import WhenAsked, Workers
@@ -52,9 +43,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 1 << 24  # bytes of content from which a thread proves what waits, side by side
 FAST_TOGETHER = 1 << 23  # the same in the fast layout, where a batch waits less for its longest segment
-LONG = (
-    1 << 14
-)  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
+LONG = 1 << 14  # tokens of a segment from which on it is proved apart from shorter ones, which would wait for it
 BESIDE = 16  # segments whose copies a process looks for in one call
 COPIED, PER_COPY = 0.37, 6.7  # copies spare this part of their tokens' bytes beyond the model, less so many each
 DOUBT = 4  # bytes within which this, fitted to chats (experiments/LOG.md), tells nothing

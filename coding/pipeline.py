@@ -28,16 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pltz.coding import look
 from pltz.coding.codecs.codec import NO_MARK, NO_SIZE, coded_of
 from pltz.coding.decoder import SessionDecoder, named
-from pltz.coding.drafts import (
-    FAST_TOGETHER,
-    LONG,
-    TOGETHER,
-    DraftCoder,
-    Proof,
-    ProofSegment,
-    Proposed,
-    SessionDraft,
-)
+from pltz.coding.drafts import FAST_TOGETHER, LONG, TOGETHER, DraftCoder, Proof, ProofSegment, Proposed, SessionDraft
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.neighbours import SETTLED, Neighbours
 from pltz.coding.parts import PhasedProgress, begin

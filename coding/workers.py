@@ -122,9 +122,7 @@ class Workers:
             weakref.finalize(self, self._calls.put, (END, next(self._order), None))
 
 
-def ahead(
-    rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1
-) -> Iterator[T]:
+def ahead(rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1) -> Iterator[T]:
     """Yield rows, each after the next ``count`` of them were taken, so that work on these has begun.
 
     The first row waits for ``first``, each further row for one more, up to ``count``. ``weight``: of a row that

@@ -52,9 +52,7 @@ class _Parts:
                 raise CorruptError(f"expected a patch within {len(data) - at} bytes, found {size}: damaged")
         parts = cls(head >> 1, data[at : at + size], data[at + size :])
         if parts.tokens > MAX_DENSITY * (len(parts.frame) + 1) or (parts.frame and not parts.tokens):
-            raise CorruptError(
-                f"{parts.tokens} bundle tokens cannot come from {len(parts.frame)} bytes: damaged"
-            )
+            raise CorruptError(f"{parts.tokens} bundle tokens cannot come from {len(parts.frame)} bytes: damaged")
         return parts
 
 

@@ -7,9 +7,8 @@
     codecs.model, codecs.plain, codecs.log      # what codes new sessions
     codecs.add(tokenizer_json)                  # let ids of another tokenizer be put and read
 
-The first bundle codes new sessions; all are for reading. A codec that is not registered is made once, of ids by PPMd
-or as `make` says, and remembered beside the others. So pltz reads for ever what an earlier version froze with its
-bundle.
+The first bundle codes new sessions; all are for reading. A codec that is not registered is made once, of ids by PPMd or
+as `make` says, and remembered beside the others. So pltz reads for ever what an earlier version froze with its bundle.
 """
 
 from __future__ import annotations
@@ -19,15 +18,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import (
-    BundleCodec,
-    BytesCodec,
-    Identity,
-    IdsCodec,
-    PpmdCodec,
-    SegmentCodec,
-    is_bytewise,
-)
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Identity, IdsCodec, PpmdCodec, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Workers
 from pltz.plt_codec import limits

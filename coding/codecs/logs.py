@@ -123,9 +123,7 @@ class LogCodec(SegmentCodec):
         """
         return [np.frombuffer(content(), np.uint8) for content in self.decode_begun(batch, progress=progress)]
 
-    def decode_begun(
-        self, batch: Sequence[Coded], *, progress: Progress | None = None
-    ) -> list[Callable[[], bytes]]:
+    def decode_begun(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Callable[[], bytes]]:
         """Decode the texts of segments, and begin to join them to their bytes, as `LogCoder.decode_begun`.
 
         Segments above that are not decoded yet are decoded first.
