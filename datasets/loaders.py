@@ -332,9 +332,7 @@ def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> s
     return suffix
 
 
-def _parts(
-    source: ByteInput, options: ReadOptions, suffix: str
-) -> tuple[InputFormat | None, Iterator[Part]]:
+def _parts(source: ByteInput, options: ReadOptions, suffix: str) -> tuple[InputFormat | None, Iterator[Part]]:
     """Return the format of a source, None where its values say it, and an iterator of its parts."""
     format, kind = options.format, _SUFFIXES.get(suffix)
     if format == "text":

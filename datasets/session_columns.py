@@ -52,9 +52,7 @@ def name_of(row: Mapping[str, Any]) -> RowName:
             raise ContentError(f"expected a string or number as {column}, found {found}")
     tenant, time = row.get("tenant"), row.get("time")
     return RowName(
-        str(row["name"]),
-        None if tenant is None else str(tenant),
-        None if time is None else moment(time, "time"),
+        str(row["name"]), None if tenant is None else str(tenant), None if time is None else moment(time, "time")
     )
 
 

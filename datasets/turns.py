@@ -224,9 +224,7 @@ def in_a_row(events: Sequence[dict[str, Any]], key: str = "id", parent: str = "p
     return [{**event, key: number, parent: number - 1} for number, event in enumerate(events)]
 
 
-def why_apart(
-    events: Sequence[dict[str, Any]], leaf: dict[str, Any], key: str = "id", parent: str = "parentId"
-) -> str:
+def why_apart(events: Sequence[dict[str, Any]], leaf: dict[str, Any], key: str = "id", parent: str = "parentId") -> str:
     """Return why the branch to a leaf may have fewer events than a tree.
 
     >>> why_apart([{"id": 1}, {"id": 1}, {"id": 2, "parentId": 7}], {"id": 2, "parentId": 7})

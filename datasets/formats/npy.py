@@ -46,6 +46,4 @@ def _npy(data: bytes, name: str) -> np.ndarray[Any, Any]:
     return cast("np.ndarray[Any, Any]", np.load(io.BytesIO(data), allow_pickle=False))
 
 
-FORMAT = InputFormat(
-    "npy", "ids", "token ids in .npy files", of_head=lambda head: head.startswith(MAGIC), read=_read
-)
+FORMAT = InputFormat("npy", "ids", "token ids in .npy files", of_head=lambda head: head.startswith(MAGIC), read=_read)

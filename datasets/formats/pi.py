@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import (
-    Message,
-    answered,
-    at,
-    branch,
-    in_a_row,
-    most_are_typed,
-    said,
-    spoken,
-    why_apart,
-)
+from pltz.datasets.turns import Message, answered, at, branch, in_a_row, most_are_typed, said, spoken, why_apart
 
 
 def _is_head(event: dict[str, Any]) -> bool:
@@ -69,10 +59,5 @@ def _messages(entry: dict[str, Any]) -> list[Message]:
 
 
 FORMAT = InputFormat(
-    "pi",
-    "agent log",
-    "session files of pi",
-    of_events=_are_events,
-    conversation=conversation,
-    unfolded=unfolded,
+    "pi", "agent log", "session files of pi", of_events=_are_events, conversation=conversation, unfolded=unfolded
 )
