@@ -89,9 +89,8 @@ def _silence(metaspace: dict[str, Json]) -> None:
 class Dialect:
     """The target's tokenizer as it acts on one kind of span: ids to text and text to ids.
 
-    `text` removes the prefix that the tokenizer puts before a text (SentencePiece's space), so that `ids`
-    puts it there again. The decoder's own stripping is switched off, because it also strips where nothing was
-    put.
+    `text` removes the prefix that the tokenizer puts before a text (SentencePiece's space), so that `ids` puts it there
+    again. The decoder's own stripping is switched off, because it also strips where nothing was put.
     """
 
     def __init__(self, spec: Json) -> None:

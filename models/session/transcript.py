@@ -36,13 +36,7 @@ import numpy.typing as npt
 from pltz.models.bundle.tokenizer import SPAN, SPECIALS, BundleTokenizer, Ids
 from pltz.models.session import json_value
 from pltz.models.session.session import Kind, Session
-from pltz.plt_codec.errors import (
-    ContentError,
-    CorruptError,
-    LimitError,
-    OpaqueContentError,
-    TokenizerMismatch,
-)
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, OpaqueContentError, TokenizerMismatch
 
 _ID = {name: i for i, name in enumerate(SPECIALS)}
 MESSAGE, META, SHAREGPT, LIST = _ID["message"], _ID["meta"], _ID["sharegpt"], _ID["list"]

@@ -15,9 +15,8 @@ the cache. So prefill returns them, and ``generate`` takes them. With them the c
 operations that ``model.generate`` does after its own prefill of the same ids. Without them (a cache from
 elsewhere) the last id is cut off and run again: right, but within float noise.
 
-Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without
-safetensors is refused. Code that comes with a model is refused too; who trusts it loads
-the model, and gives it to `Target.of`.
+Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without safetensors is
+refused. Code that comes with a model is refused too; who trusts it loads the model, and gives it to `Target.of`.
 
 torch and transformers are imported inside the functions that use them: fingerprints and sizes need neither.
 """
@@ -129,10 +128,9 @@ class Target:
 
     One thread uses it at a time.
 
-    ``model``: the transformers model. ``tokenizer``: its tokenizer. ``tokenizer_json``: the tokenizer in the
-    format of the tokenizers library (bytes). ``vocab_size``: rows of the embedding; every id is below it.
-    ``max_positions``: the most tokens the config allows, None if it sets no bound. ``eos_ids``: ids that end
-    a generation.
+    ``model``: the transformers model. ``tokenizer``: its tokenizer. ``tokenizer_json``: the tokenizer in the format of
+    the tokenizers library (bytes). ``vocab_size``: rows of the embedding; every id is below it. ``max_positions``: the
+    most tokens the config allows, None if it sets no bound. ``eos_ids``: ids that end a generation.
     """
 
     def __init__(self, model: Any, tokenizer: Any, folder: Path) -> None:
@@ -160,8 +158,7 @@ class Target:
     ) -> Target:
         """Load a target from a folder, by the name of one that ships with pltz, or from the hub.
 
-        ``dtype`` None keeps the dtype of the weights, so that the KV equals the one in a server of this
-        model.
+        ``dtype`` None keeps the dtype of the weights, so that the KV equals the one in a server of this model.
 
         Raises:
             ModelError: the target cannot be loaded, has no safetensors, or wants to run code of its own.
@@ -350,10 +347,9 @@ class Target:
     ) -> list[int]:
         """Continue greedily by at most ``n`` new ids, ending with the first of ``eos_ids`` or at ``max_positions``.
 
-        ``cache`` covers ``ids`` (T,), or the first of them. ``logits`` (vocab_size,) are those of the last id
-        as ``prefill`` returned them. Given both, the result equals ``model.generate(ids, do_sample=False,
-        max_new_tokens=n)``. Without logits the rest of the ids (or the last, if the cache covers all) is run
-        first.
+        ``cache`` covers ``ids`` (T,), or the first of them. ``logits`` (vocab_size,) are those of the last id as
+        ``prefill`` returned them. Given both, the result equals ``model.generate(ids, do_sample=False,
+        max_new_tokens=n)``. Without logits the rest of the ids (or the last, if the cache covers all) is run first.
 
         The cache grows: afterwards it covers ids and all new ids but the last.
 
