@@ -2,9 +2,8 @@
 
     subprocess.Popen(command("from pltz.serving.eviction.background import main; main()"), env=environment())
 
-``python -m`` and ``python -c`` put the current directory before everything else, so a ``zstandard.py`` there
-would be executed. A child of `command` starts with ``-P``, which leaves it out, and finds its modules in this
-order:
+``python -m`` and ``python -c`` put the current directory before everything else, so a ``zstandard.py`` there would be
+executed. A child of `command` starts with ``-P``, which leaves it out, and finds its modules in this order:
 
 - pltz: exactly the folder from which this process has it, so a checkout that is the current directory works too
 - the environment's PYTHONPATH without empty entries, which mean the current directory and are never intended
@@ -47,8 +46,7 @@ def environment() -> dict[str, str]:
 def search_path(path: Sequence[str], named: Sequence[str]) -> list[str]:
     """Return the folders in which a child looks for modules.
 
-    They are ``path`` without the current directory, unless it is in ``named``, the entries that the user
-    chose.
+    They are ``path`` without the current directory, unless it is in ``named``, the entries that the user chose.
     """
     here = _current()
     wanted = {os.path.realpath(entry) for entry in named if entry}

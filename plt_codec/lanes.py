@@ -1,8 +1,7 @@
 """Blocks, lanes and steps: how a sequence of tokens is laid out for coding (NUMERICS.md, "Layout").
 
-A block of t tokens becomes a grid of L lanes and C = ceil(t / L) steps. Decoding takes C steps whatever L is.
-Every lane sees the earlier steps of every lane, so lanes buy speed and cost a few per cent. Example: 5 tokens
-in 2 lanes,
+A block of t tokens becomes a grid of L lanes and C = ceil(t / L) steps. Decoding takes C steps whatever L is. Every
+lane sees the earlier steps of every lane, so lanes buy speed and cost a few per cent. Example: 5 tokens in 2 lanes,
 
     lane 0: tokens 0 1 2      step 0 predicts 0 and 3, step 1 predicts 1 and 4, step 2 predicts 2
     lane 1: tokens 3 4        (lane 1 is one step short: its last input is there, it predicts nothing)

@@ -79,8 +79,7 @@ def find(tokens: Tokens, past: Tokens = NOTHING, least: int = LEAST) -> list[Cop
 def _earlier(tokens: Tokens, least: int) -> npt.NDArray[np.int64]:
     """Return, for each start of a run of ``least`` tokens, the last place before it with the same run, or -1.
 
-    Only neighbours among runs of equal hash are compared. So a run may be missed, but every place returned
-    matches.
+    Only neighbours among runs of equal hash are compared. So a run may be missed, but every place returned matches.
     """
     if len(tokens) <= least:
         return np.zeros(0, np.int64)

@@ -1,7 +1,6 @@
 """Varints: unsigned integers in as few bytes as they need (LEB128). Spec: FORMAT.md, first section.
 
-Each value of at most 32 bits has exactly one encoding. A reader refuses any other, so no two files mean the
-same.
+Each value of at most 32 bits has exactly one encoding. A reader refuses any other, so no two files mean the same.
 """
 
 from __future__ import annotations

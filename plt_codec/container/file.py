@@ -49,15 +49,7 @@ from pltz.plt_codec.container.block import (
     ROWS,
     STEP,
 )
-from pltz.plt_codec.container.frame import (
-    CHECK_KEPT,
-    MAX_COUNT,
-    MOST_CONTEXTS,
-    Frame,
-    FrameCoding,
-    Kind,
-    Method,
-)
+from pltz.plt_codec.container.frame import CHECK_KEPT, MAX_COUNT, MOST_CONTEXTS, Frame, FrameCoding, Kind, Method
 from pltz.plt_codec.container.header import MAX_HEADER, Header
 from pltz.plt_codec.container.session_block import LEAST_HEAD, SessionBlock, StoredFrame
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError

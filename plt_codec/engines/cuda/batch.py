@@ -12,15 +12,7 @@ from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import cluster_memory, gated_plan, grid_plan, up
-from pltz.plt_codec.engines.cuda.rows import (
-    FEW,
-    FEW_FIXED,
-    FEW_SHARED,
-    FEWER_SHARED,
-    MOVERS,
-    ROWS,
-    RowBuffers,
-)
+from pltz.plt_codec.engines.cuda.rows import FEW, FEW_FIXED, FEW_SHARED, FEWER_SHARED, MOVERS, ROWS, RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import (
     SequenceWork,

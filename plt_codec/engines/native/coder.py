@@ -1,12 +1,10 @@
 """The compiled engine: the numeric contract, the layout and the range coder in C, called through ctypes.
 
-`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several
-times faster. One C call codes a whole batch with no Python in between and without the GIL. The C sources are
-in native/. The instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made,
-and change no bit.
+`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several times
+faster. One C call codes a whole batch with no Python in between and without the GIL. The C sources are in native/. The
+instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made, and change no bit.
 
-Installation builds the module `_native` where a C compiler is available; `available()` says whether that
-worked.
+Installation builds the module `_native` where a C compiler is available; `available()` says whether that worked.
 """
 
 from __future__ import annotations
