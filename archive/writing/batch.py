@@ -259,7 +259,8 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
         if unnamed:
             continue
         own = d.session
-        about = pack_about(own.part, own.content, own.tags)
+        content = own.content() if callable(own.content) else own.content
+        about = pack_about(own.part, content, own.tags)
         fields: dict[str, Any] = {"name": own.name, "moment": d.moment, "time": d.time, "about": about, "part": d.part}
         rows.append(leaf.row(**fields) if leaf else (d.context, Record(0, parent=d.leaf, **fields)))
     return rows

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
@@ -28,7 +28,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS
-from pltz.archive.writing.cut import LOG_PART, SessionCutter, Tokenised, size_of
+from pltz.archive.writing.cut import LOG_PART, PACKED_PART, SessionCutter, Tokenised, size_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
@@ -47,9 +47,9 @@ FIRST = 1 << 18  # bytes of content of the first commit: how long coding takes i
 TELLING = 1 << 16  # bytes of content from which a commit tells how long coding takes
 REMEMBERED = 4  # commits
 SAFETY = 0.7  # share of the time that is aimed at
-AT_ONCE = 64  # sessions whose last versions are decoded side by side
+AT_ONCE = 256  # sessions that are looked up, and whose last versions are decoded, together
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
-PARTS_AHEAD = 64  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
+PARTS_AHEAD = 32  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
 GROUP, GROUP_BYTES = 64, 1 << 19  # sessions that a process tokenises in one call, or their bytes
 
 Refused = Callable[[PutRequest, PltzError], None]
@@ -118,10 +118,10 @@ class Commits:
         names: set[tuple[str, str, str]] = set()
         size = 0
         began = time.monotonic()
-        source = self._ahead(requests, keep_opaque)
+        source, unseen = self._ahead(requests, keep_opaque), set[tuple[str, str]]()
         while True:
             try:
-                request, begun = next(source, (None, None))
+                request, begun, unseen = next(source, (None, None, unseen))
             except Exception:  # of the caller's iterator
                 if batch:
                     yield batch
@@ -133,6 +133,7 @@ class Commits:
             if request is None or (full and not goes_on) or _names(request) & names:
                 if batch:
                     yield batch
+                unseen.difference_update((tenant, name) for tenant, name, _ in names)
                 batch, names, size = [], set(), 0
             if request is None:
                 return
@@ -141,7 +142,8 @@ class Commits:
                 coding.drop()
                 self._catalog.look(0)
             try:
-                cut = self.cutter.cut(request, keep_opaque=keep_opaque, begun=begun)
+                new = (request.tenant, request.name) in unseen
+                cut = self.cutter.cut(request, keep_opaque=keep_opaque, begun=begun, new=new)
             except PltzError as exc:
                 if refused is None or not isinstance(exc, ContentError | TokenizerMismatch):
                     if batch:
@@ -154,6 +156,7 @@ class Commits:
                 coding.add(cut)
             if batch and size + amount > pace.limit and not goes_on:  # what is there does not wait for a large session
                 yield batch
+                unseen.difference_update((tenant, name) for tenant, name, _ in names)
                 batch, names, size, began = [], set(), 0, time.monotonic()
             batch.append(CutRequest(request, cut, amount))
             names.add((request.tenant, request.name, request.part))
@@ -161,17 +164,21 @@ class Commits:
 
     def _ahead(
         self, requests: Iterable[PreparedRequest], keep_opaque: bool
-    ) -> Iterator[tuple[PreparedRequest, Tokenised | None]]:
-        """Yield requests, each with its tokens to come where processes make them.
+    ) -> Iterator[tuple[PreparedRequest, Tokenised | None, set[tuple[str, str]]]]:
+        """Yield requests, each with its tokens to come where processes make them, and the new sessions of its part.
+
+        These are tenants and names that no session has; who puts one takes it out.
 
         What requests extend is decoded side by side: of AT_ONCE requests, or of READ_BYTES. So many are read before the
         first of them is yielded, and where processes prepare them about READ_BYTES more, so that these have work while
         a commit is coded. An error of their source is raised after those before it.
         """
         for part in self._parts_ahead(self._parts(requests, keep_opaque)):
-            if part.stored:
-                self._last.load(self._extended(part))
-            yield from zip(part.requests, part.begun, strict=True)
+            unseen = set[tuple[str, str]]()
+            if len(part.requests) > 1:
+                unseen = self._unseen(part.requests)  # as others were put since it was read
+                self._last.load(self._extended(part.requests, unseen))
+            yield from zip(part.requests, part.begun, repeat(unseen))
 
     def _parts_ahead(self, parts: Iterator[_Part]) -> Iterator[_Part]:
         """Yield parts, from where processes are at work with others read behind them."""
@@ -201,21 +208,19 @@ class Commits:
             if seen >= START_BYTES and self._workers.count:
                 self._workers.on = True
             if part:
-                stored = self._stored(part) if len(part) > 1 or self._workers.on else set()
-                yield _Part(part, self._begin(part, stored, keep_opaque), size, stored)
+                yield _Part(part, self._begin(part, keep_opaque), size)
         if not isinstance(failed, StopIteration):
             raise failed
 
-    def _begin(
-        self, requests: Sequence[PreparedRequest], stored: set[tuple[str, str]], keep_opaque: bool
-    ) -> list[Tokenised | None]:
-        """Begin to tokenise the requests that are not stored, in processes; None for each other one."""
+    def _begin(self, requests: Sequence[PreparedRequest], keep_opaque: bool) -> list[Tokenised | None]:
+        """Begin to tokenise the requests of new sessions, in processes; None for each other one."""
         begun: list[Tokenised | None] = [None] * len(requests)
         if not self._workers.on:
             return begun
+        unseen = self._unseen(requests)
         group, size = list[int](), 0
         for n, r in enumerate(requests):
-            if self._is_for_model(r) and (r.tenant, r.name) not in stored:
+            if self._is_for_model(r) and (r.tenant, r.name) in unseen:
                 group.append(n)
                 size += r.size
             if group and (len(group) == GROUP or size >= GROUP_BYTES or n + 1 == len(requests)):
@@ -228,34 +233,31 @@ class Commits:
     def _is_for_model(self, request: PreparedRequest) -> bool:
         return not request.as_ids and request.size > 0 and not request.is_log
 
-    def _extended(self, part: _Part) -> list[Version]:
+    def _extended(self, requests: Sequence[PreparedRequest], unseen: set[tuple[str, str]]) -> list[Version]:
         """Return the last version of each session that requests extend, but of logs."""
-        stored = [r for r in part.requests if (r.tenant, r.name) in part.stored and r.size]
+        stored = [r for r in requests if (r.tenant, r.name) not in unseen and r.size]
         known = [(r.tenant, r.name, r.part) for r in stored if r.as_ids or not r.is_log]
         last = [version for place in known if (version := self.cutter.last_version(*place))]
         return [v for v in last if not is_bytewise(v.tokenizer)]  # what a log begins with is told by ids
 
-    def _stored(self, requests: Sequence[PreparedRequest]) -> set[tuple[str, str]]:
-        """Return tenant and name of requests whose session is stored. One look-up tells them."""
+    def _unseen(self, requests: Sequence[PreparedRequest]) -> set[tuple[str, str]]:
+        """Return tenant and name of requests of which no session is stored. One look-up tells them."""
         keys, found = self._catalog.keys, dict[bytes, tuple[str, str]]()
         try:
             for r in requests:
                 found[keys.session_key(keys.domain(TENANT, r.tenant), r.name)] = r.tenant, r.name
+            known = self._catalog.lookup.known(SESSIONS, list(found))
         except (PltzError, UnicodeError):  # `put` tells which request is wrong
             return set()
-        return {found[key] for key in self._catalog.lookup.known(SESSIONS, list(found))}
+        return {place for key, place in found.items() if key not in known}
 
 
 class _Part(NamedTuple):
-    """Requests that were read together, what gives the tokens of each, and the bytes of their content.
-
-    ``stored``: tenant and name of the sessions that were stored when they were read.
-    """
+    """Requests that were read together, what gives the tokens of each, and the bytes of their content."""
 
     requests: list[PreparedRequest]
     begun: list[Tokenised | None]
     size: int
-    stored: set[tuple[str, str]]
 
 
 class _Coding:
@@ -335,7 +337,7 @@ def put_parts(
         slices, rest = session.segments, session
         for count, length in enumerate(slices.sizes[:-1] if isinstance(slices, Slices) else (), 1):
             size += length
-            if size >= max(pace.limit, LOG_PART):
+            if size >= min(max(pace.limit, LOG_PART), PACKED_PART):
                 if coding:
                     coding(1, size)
                 began = time.monotonic()

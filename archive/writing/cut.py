@@ -67,7 +67,7 @@ MAX_TOWER = 1024  # segments above which a session is cut anew
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 PPMD_SEGMENT = 1 << 20  # token ids per segment by PPMd, which finds repeats only within a segment
 LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
-PACKED_PART = 1 << 24  # the same of a log that is too long for the model: with more to look back on
+PACKED_PART = 3 << 22  # the same of a log that is too long for the model: with more to look back on
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 Tokenised = Callable[[], Ids | None]
 UNREADABLE = (NotFound, FormatError, BundleMismatch)  # errors of a last version that a put does not build on
@@ -95,11 +95,11 @@ class SessionCutter:
         self._sessions, self._codecs = sessions, codecs
 
     def cut(
-        self, request: PreparedRequest, *, keep_opaque: bool = False, begun: Tokenised | None = None
+        self, request: PreparedRequest, *, keep_opaque: bool = False, begun: Tokenised | None = None, new: bool = False
     ) -> NewSession | Tower:
         """Return a session cut into segments; of token ids that are stored alike, the stored version.
 
-        ``begun``: gives its tokens, where that was begun; errors as `tokens_to_store`.
+        ``begun``: gives its tokens, where that was begun; errors as `tokens_to_store`. ``new``: none has its name.
 
         Raises ContentError, TokenizerMismatch, and StoreError where the archive cannot be read.
         """
@@ -109,7 +109,7 @@ class SessionCutter:
             if not keep_opaque:
                 transcript.refuse_opaque(request.session)
             return self._cut_log(request)
-        return self._cut_session(request, keep_opaque, begun)
+        return self._cut_session(request, keep_opaque, begun, new)
 
     def last_version(self, tenant: str, name: str, part: str = "") -> Version | None:
         """Return the last version of a part of a session that is not forgotten; None where there is none."""
@@ -118,14 +118,16 @@ class SessionCutter:
 
     # ---- chats and texts
 
-    def _cut_session(self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None) -> NewSession | Tower:
+    def _cut_session(
+        self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None, new: bool
+    ) -> NewSession | Tower:
         """Return a session cut for the model and, as its other way, as plain bytes.
 
         Of the short beginning of a log it is the version that has all of it, as of `_cut_log`.
         """
         session, content = request.session, request.content
         # the bytes of the session, cut where the stored version has its segments
-        version = self.last_version(request.tenant, request.name, request.part)
+        version = None if new else self.last_version(request.tenant, request.name, request.part)
         tower = self._tower(version)
         is_log = version and (version.tokenizer, kind_of(version.kind)) == (LOG_TOKENIZER, session.kind)
         if version and is_log and (known_as := self._state_of(request, version, Beginning())):
@@ -390,7 +392,7 @@ def _new_session(
         time=request.request.time,
         codec=codec,
         part=request.part,
-        content=request.request.content,
+        content=request.facts,  # of an unchanged one nothing is looked at
         after=after,
     )
 

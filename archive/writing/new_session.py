@@ -88,7 +88,8 @@ class NewSession:
             The writer takes the way with the fewest new bytes; of equal ones the first.
         begins: these are the first segments of a session that is put later. They are put without a version.
         after: of a log, the stored segments that these stand below.
-        part: path of the part of the session that this is, empty for the main one. ``content``: what is known of it.
+        part: path of the part of the session that this is, empty for the main one.
+        content: what is known of it, or what tells it once it is stored.
         begun: of a session of one segment what gives its bitstring, proved; empty: nothing codes it meanwhile.
     """
 
@@ -108,7 +109,7 @@ class NewSession:
     begins: bool = False
     after: Beginning | None = None
     part: str = ""
-    content: ContentFacts = NOTHING
+    content: ContentFacts | Callable[[], ContentFacts] = NOTHING
     begun: list[Callable[[], bytes]] = field(default_factory=list)
 
 

@@ -45,7 +45,8 @@ class PutRequest:
 
     ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
     another file may not. No log of an agent is refused: it is a new version, and none where it is an older state.
-    ``content``: what a list shows of it. ``erased_too``: put it also where it was erased.
+    ``content``: what a list shows of it, and ``about`` tells more, where it is stored and not before. ``erased_too``:
+    put it also where it was erased.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PutRequest:
     continues: bool = False
     part: str = ""
     content: ContentFacts = NOTHING
+    about: Callable[[], ContentFacts] | None = None
     erased_too: bool = False
 
 
@@ -141,6 +143,10 @@ class PreparedRequest:
             return self.session.to_bytes()
         except ContentError as exc:
             raise type(exc)(f"session {self.name!r}: {exc}") from exc
+
+    def facts(self) -> ContentFacts:
+        """Return what a list shows of it."""
+        return self.request.about() if self.request.about else self.request.content
 
     @cached_property
     def is_log(self) -> bool:

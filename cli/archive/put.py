@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -319,7 +320,7 @@ def requests(
     """Yield the sessions as requests, each with the bytes that it was read from.
 
     ``name``: of the only session, which may have parts. ``new_version``: none has to continue what is stored.
-    ``known``: with what is known of their content beside its size. Raises UsageError for a second session.
+    ``known``: with the lines that are odd. Raises UsageError for a second session.
     """
     from pltz.archive.format.record import ContentFacts
     from pltz.archive.writing.content_facts import facts_of
@@ -357,9 +358,8 @@ def requests(
             target=target,
             tokenizer=tokenizer,
             part=found.part,
-            content=facts_of(found.session, found.size, session.mtime, is_chat=found.noun == "chat")
-            if known
-            else ContentFacts(size=found.size, mtime=session.mtime),
+            content=ContentFacts(size=found.size, mtime=session.mtime),
+            about=partial(facts_of, found.session, found.size, session.mtime, is_chat=found.noun == "chat"),
             continues=session.continues and not (new_version or given),
             **fields,
         )

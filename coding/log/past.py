@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final, TypeVar
 
 from pltz.coding.log.bit_coder import Model
@@ -15,14 +16,16 @@ SMALL: Final = 32  # whole numbers below are not looked for elsewhere
 INTEGERS: Final = 32  # whole numbers that are kept, the latest first
 OPS: Final = 23  # ways of values
 LEAST_LINE: Final = 12  # characters of a line of text that a copy may start with
+OWNERS: Final = itertools.count()
 
 
 class Slot:
-    """A place in a log by the keys on the way to it."""
+    """A place in a log by the keys on the way to it. ``owner``: number of the past that may change it."""
 
-    __slots__ = ("children", "identity", "last", "model", "number", "op", "ops", "recent", "shapes", "ways")
+    __slots__ = ("children", "identity", "last", "model", "number", "op", "ops", "owner", "recent", "shapes", "ways")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
         self.children: dict[str, Slot] = {}
         self.shapes: list[tuple[str, ...]] = []  # keys of objects here, latest first
         self.recent: list[int] = []  # strings here, latest first
@@ -34,10 +37,12 @@ class Slot:
         self.number = 0  # the last whole number here
         self.last: object = Slot  # the last value here that is no list or object
 
-    def copy(self) -> Slot:
-        """Return the same slot, and those below it, apart from this one."""
-        slot = Slot()
-        slot.children = {key: child.copy() for key, child in self.children.items()}
+    def of(self, owner: int) -> Slot:
+        """Return this slot of a past: itself, or a copy, whose children are copied when they are asked for."""
+        if self.owner == owner:
+            return self
+        slot = Slot(owner)
+        slot.children = self.children.copy()
         slot.shapes, slot.recent = self.shapes.copy(), self.recent.copy()
         slot.model, slot.ways, slot.ops, slot.op = self.model.copy(), self.ways.copy(), self.ops, self.op
         slot.identity, slot.number, slot.last = self.identity, self.number, self.last
@@ -46,8 +51,8 @@ class Slot:
     def child(self, key: str) -> Slot:
         """Return the slot under a key of objects here; lists have "", JSON in strings "{}", messages "()"."""
         found = self.children.get(key)
-        if found is None:
-            found = self.children[key] = Slot()
+        if found is None or found.owner != self.owner:
+            found = self.children[key] = found.of(self.owner) if found else Slot(self.owner)
         return found
 
 
@@ -55,7 +60,8 @@ class Past:
     """Slots, keys, strings, numbers, the time and lines of text met so far."""
 
     def __init__(self) -> None:
-        self.root, self.text = Slot(), Slot()  # of lines of JSON, and of others
+        self.owner: int = next(OWNERS)
+        self.root, self.text = Slot(self.owner), Slot(self.owner)  # of lines of JSON, and of others
         self.blocks: dict[tuple[int, str | None], Slot] = {}  # of parts of documents, by indentation and key
         self.model: Model = {}  # of all that belongs to no slot
         self.keys: list[str] = []
@@ -71,10 +77,9 @@ class Past:
         self.met("", self.root)
 
     def copy(self) -> Past:
-        """Return the same past apart from this one: what either meets the other does not."""
+        """Return the same past, which may meet more. This one may not from now on: they have slots in common."""
         past = Past()
-        past.root, past.text = self.root.copy(), self.text.copy()
-        past.blocks = {place: slot.copy() for place, slot in self.blocks.items()}
+        past.root, past.text, past.blocks = self.root.of(past.owner), self.text.of(past.owner), self.blocks.copy()
         past.model, past.recent, past.integers = self.model.copy(), self.recent.copy(), self.integers.copy()
         past.keys, past.key_of = self.keys.copy(), self.key_of.copy()
         past.strings, past.string_of = self.strings.copy(), self.string_of.copy()
@@ -85,8 +90,8 @@ class Past:
     def block(self, depth: int, key: str | None) -> Slot:
         """Return the slot of a part of a document."""
         found = self.blocks.get((depth, key))
-        if found is None:
-            found = self.blocks[depth, key] = Slot()
+        if found is None or found.owner != self.owner:
+            found = self.blocks[depth, key] = found.of(self.owner) if found else Slot(self.owner)
         return found
 
     def key(self, key: str) -> None:

@@ -138,7 +138,8 @@ def _past(above: Above | None) -> Past:
     for part in reversed(left):
         _joined(past, part) if part.table else _split(past, part.content)
     if above and left:
-        _leave(above, past.copy())
+        _leave(above, past)
+        past = past.copy()
     return past
 
 

@@ -42,9 +42,7 @@ def parse(text: str) -> Any:
     if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) >= MAX_VALUES:
         _check_count(text)
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
-        )
+        value = _DECODER.decode(text)
     except RecursionError as exc:
         raise _too_deep() from exc
     if len(text) > MAX_VALUES or text.count("[") + text.count("{") > MAX_DEPTH:  # else it is within all limits
@@ -218,3 +216,8 @@ def _float(text: str) -> float:
 
 def _constant(text: str) -> Any:
     raise ContentError(f"expected finite numbers, found {text}")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
+)

@@ -131,6 +131,9 @@ class Session:
     def __hash__(self) -> int:
         return hash((self.kind, self.to_bytes()))
 
+    def __reduce__(self) -> tuple[type["Session"], tuple[Kind, Any, int]]:
+        return Session, (self.kind, self.value, self.writing)
+
     def __repr__(self) -> str:
         if self.kind == "chat":
             sized = isinstance(self.value, dict | list)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pltz.archive import Archive, PutRequest, facts_of
+from pltz.archive import Archive, ContentFacts, PutRequest, facts_of
 from pltz.datasets import (
     EXCLUDE,
     NamedSession,
@@ -146,7 +147,8 @@ class AgentLogSource:
             request,
             continues=session.continues and not (self.new_version or found.given),
             part=found.part,
-            content=facts_of(found.session, found.size, session.mtime),
+            content=ContentFacts(size=found.size, mtime=session.mtime),
+            about=partial(facts_of, found.session, found.size, session.mtime),
             tags={**request.tags, **form, **tags_of((self.drop,), found.dropped), **odd},
         )
 

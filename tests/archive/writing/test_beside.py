@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError
+from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.coding import workers
 from pltz.coding.codecs.codec import PpmdCodec
@@ -127,3 +129,29 @@ def test_requests_are_read_ahead_once_processes_are_at_work(tmp_path: Path, monk
         for number, _ in enumerate(cold.put_many(counted(), commit_bytes=1), 1):
             behind.append(read - number)
     assert behind[0] < 14 and max(behind) > 35 and len(behind) == 100
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("apart", [1, 3, 9, 30])
+def test_a_session_that_comes_again_builds_on_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: int
+) -> None:
+    """New sessions are told from stored ones by one look-up per part, before those of the same put are stored."""
+    asked = list[str]()
+    last_version = SessionCutter.last_version
+
+    def noted(self: SessionCutter, tenant: str, name: str, part: str = "") -> Version | None:
+        asked.append(name)
+        return last_version(self, tenant, name, part)
+
+    monkeypatch.setattr(SessionCutter, "last_version", noted)
+    monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 4)
+    others = [[PutRequest(f"{n}-{k}", chat(k, 2)) for k in range(apart)] for n in range(3)]
+    same = [PutRequest("same", chat(*of), continues=True) for of in ((1, 2), (1, 4), (2, 4))]
+    refused = list[PutRequest]()
+    given = [one for pair in zip(others, same, strict=True) for one in (*pair[0], pair[1])]
+    with Archive.open(tmp_path / "a", create=True, bundle="nano") as cold:
+        receipts = list(cold.put_many(given, refused=lambda request, _: refused.append(request)))
+        assert [one.version for one in receipts if one.name == "same"] == [1, 2]
+        assert refused == same[2:] and len(receipts) == 3 * apart + 2
+    assert set(asked) <= {"same"}

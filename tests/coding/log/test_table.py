@@ -140,6 +140,23 @@ def test_whole_numbers_that_stand_elsewhere_cost_little() -> None:
 
 
 @pytest.mark.parametrize("form", [table, sources])
+def test_logs_after_the_same_past_know_nothing_of_each_other(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasts have places in common, which are copied before they change."""
+    lines = logs.CLAUDE.splitlines(True)
+    above = form.Above.of(b"".join(lines[:4]))
+    mixed = b'{"type":"user","other":[{"z":1,"y":"%d"}],"message":{"role":"%d"}}\n'
+    others = [b"".join(mixed % (n, n) for n in range(k, k + 9)) for k in range(3)]
+    alone = []
+    for data in (b"".join(lines[4:]), *others):
+        monkeypatch.setattr(form, "PASTS", Kept(1 << 20, lambda kept: kept[1]))
+        alone.append([form.split(data, up) for up in (above, None)])
+    for _ in range(2):
+        for data, wanted in zip((b"".join(lines[4:]), *others), alone, strict=True):
+            assert [form.split(data, up) for up in (above, None)] == wanted
+            assert form.join(*wanted[0], len(data), above) == data
+
+
+@pytest.mark.parametrize("form", [table, sources])
 def test_a_table_leaves_no_cycles(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector of garbage is held back meanwhile."""
     monkeypatch.setattr(form, "PASTS", Kept(0, lambda kept: kept[1]))
