@@ -27,6 +27,7 @@ from pltz.archive.format.ids import (
     MAX_TOKENS as MAX_TOKENS,
     NO_SEGMENT as NO_SEGMENT,
     SALTED as SALTED,
+    TENANT as TENANT,
     Tokens as Tokens,
     target_of as target_of,
     tenant_of as tenant_of,

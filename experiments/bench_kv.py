@@ -55,10 +55,6 @@ OWN = ("q8", "q4", "predictive")
     "--new", type=click.IntRange(min=8), default=128, show_default=True, metavar="N", help="Tokens scored after them."
 )
 @click.option(
-    "--greedy", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Tokens generated from each KV, to see how long the texts agree.",
-)  # fmt: skip
-@click.option(
     "--max-kl", "max_kl", type=click.FloatRange(min=0), multiple=True, metavar="KL",
     help="Measure predictive at this loss in bits per token (repeatable).  [default: at all points with a receipt]",
 )  # fmt: skip
@@ -94,7 +90,6 @@ def measured(
     count: int,
     context: int,
     new: int,
-    greedy: int,
     max_kl: tuple[float, ...],
     max_kl_recall: float | None,
     bits: tuple[float, ...],
@@ -120,13 +115,12 @@ def measured(
             "dtype": str(target.model.dtype).removeprefix("torch."),
             "context": context,
             "new": new,
-            "greedy": greedy,
         }
         # Each row's figures go to the file at once, so that a measurement may be stopped and resumed.
         kept = OutcomeFile(resume, setting)
         bar.begin("measure", len(rows), "rows")
         for row in rows:
-            kept.measure(target, row, context, {of(*named): named for named in codecs}, greedy=greedy)
+            kept.measure(target, row, context, {of(*named): named for named in codecs})
             bar.add(1)
     # Beside each measured row stands what its receipt promised.
     lines = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
@@ -144,7 +138,6 @@ def measured(
         "sessions": len(rows),
         "context": context,
         "new": new,
-        "greedy": greedy,
         "load": kept.load(),
         "rows": lines,
         "machine": machine.describe(None, device, None),
@@ -206,13 +199,12 @@ def as_text(result: dict[str, Any]) -> str:
             f"{row['kl99']:.4f}",
             f"{100 * row['top1']:.1f} %",
             f"{row['change']:+.4f}",
-            f"{row['agreement']['median']:.0f}" if "agreement" in row else "-",
             f"{row['encode_ms']:.0f}",
             f"{row['decode_ms']:.0f}",
         ]
         for row in result["rows"]
     ]
-    head = ["form", "bits", "KL", "+/-", "repeated", "asked", "99 %", "top-1", "change", "greedy"]
+    head = ["form", "bits", "KL", "+/-", "repeated", "asked", "99 %", "top-1", "change"]
     head += ["encode, ms", "decode, ms"]
     setting = (
         f"{result['target']} in {result['dtype']}: KV of {result['context']:,} tokens, {result['new']:,} scored after "
@@ -220,7 +212,6 @@ def as_text(result: dict[str, Any]) -> str:
     )
     notes = (
         "bits: per element of K and V, all side data counted. KL, change: bits per token. repeated, asked: KL where an "
-        "early passage is repeated, or asked about. greedy: tokens until the texts differ, median. control: the exact "
-        "KV in another batch; its decoding is the prefill."
+        "early passage is repeated, or asked about. control: the exact KV in another batch; it decodes by the prefill."
     )
     return f"{setting}\n\n{render(head, rows)}\n\n{notes}"

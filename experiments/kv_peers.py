@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.experiments import bench_kv as command
+from pltz.experiments.compose.raw_codec import CompactForm
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
 from pltz.kv.pool.page_format import hadamard
-from pltz.kv.port.codec import CompactForm, Span
+from pltz.kv.port.codec import Span
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,6 +11,14 @@ class WarmFileError(PltzError):
     exit_code = 7
 
 
+class ForeignFile(PltzError):
+    """A file of KV is encrypted by no key at hand, or is not encrypted where it should be. ``owner``: that it names."""
+
+    def __init__(self, owner: bytes) -> None:
+        super().__init__("some are of another archive, or of a tenant that has no key here")
+        self.owner = owner
+
+
 class PoolFull(PltzError):
     """A pool has no block left, and none that nobody holds."""
 

@@ -3,6 +3,7 @@
 `test_damage.py` damages each of them. A new format is a function here, and has its tests of damage by that.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -70,10 +71,18 @@ def packed(tensor: torch.Tensor) -> bytes:
 
 
 def sealed_kv(data: bytes) -> bytes:
-    """Put both checksums of a file of KV of one chunk right, of its header and of what follows them."""
+    """Put the checksums of a file of KV right: of its header, of what is no part, and of the parts."""
     end = 8 + int.from_bytes(data[:8], "little")
-    sums = xxhash.xxh3_128_digest(data[:end]) + xxhash.xxh3_128_digest(data[end + 2 * CHECKSUM :])
-    return data[:end] + sums + data[end + 2 * CHECKSUM :]
+    try:
+        header = json.loads(data[8:end])
+        body = data[end + CHECKSUM * int(header.pop("checksums")["shape"][0]) :]
+        own = [entry["data_offsets"] for name, entry in header.items() if not name.startswith(("kv", "__"))]
+        before = sum(int(stop) - int(start) for start, stop in own)
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        body, before = data[end + 2 * CHECKSUM :], 0
+    groups, step = (body[: max(before, 0)], body[max(before, 0) :]), kv_file.CHUNK
+    chunks = [group[at : at + step] for group in groups for at in range(0, len(group), step)]
+    return data[:end] + b"".join(map(xxhash.xxh3_128_digest, (data[:end], *chunks))) + body
 
 
 def predictive() -> KVCodec:
@@ -82,17 +91,27 @@ def predictive() -> KVCodec:
     return PredictiveCodec(calibration, rotary(16), embedding, -8)
 
 
-def warm(make: Callable[[], KVCodec], chunk: int, folder: Path, tokenizer: bytes) -> SoundFile:
-    """Write a run of blocks. What is damaged is a miss, at once or when its chunk is read, and the file goes."""
+def warm(
+    make: Callable[[], KVCodec], chunk: int, folder: Path, tokenizer: bytes, *, encrypted: bool = False
+) -> SoundFile:
+    """Write a run of blocks. What is damaged is a miss, at once or when its chunk is read, and the file goes.
+
+    An encrypted one stays where it seems to be another's.
+    """
     kv_file.CHUNK = chunk
     codec, ids = make(), np.arange(48, dtype=np.int32)
     files, root = KVFolder(folder, SPACE, 1 << 26), root_of("acme")
+    keys = SimpleNamespace(domain=lambda kind, name: bytes(16), cache_keys=lambda owner: [bytes(32)])
+    settings = SimpleNamespace(archive=b"a" * 16, sealed=encrypted)
+    archive: Any = SimpleNamespace(parts=SimpleNamespace(settings=settings, keys=keys))
+    files.admit(archive, ["acme"])
+    owner = files.owner("acme")
     names = names_of(root, ids, 16)
     parts = codec.encode(random_kv(48), Span(ids, 0, np.ones(48, np.float32)))
-    assert files.write(KVFile(codec.name, SPACE, names[-1], {"ids": torch.from_numpy(ids)}, parts, root, root))
+    assert files.write(KVFile(codec.name, SPACE, names[-1], {"ids": torch.from_numpy(ids)}, parts, owner, root))
 
     def read() -> Any:
-        found = files.read(names[-1], codec.name)
+        found = files.read(names[-1], codec.name, owner)
         if found is None:
             raise CorruptError("a miss")
         own = found.head["ids"].numpy()
@@ -103,7 +122,7 @@ def warm(make: Callable[[], KVCodec], chunk: int, folder: Path, tokenizer: bytes
         assert kv.shape[3] == len(own)
         return packed(kv), own.tolist(), found.parent, found.tenant, found.start
 
-    return SoundFile(files.path(names[-1], codec.name), read, sealed_kv, goes=True)
+    return SoundFile(files.path(names[-1], codec.name, owner), read, sealed_kv, goes=not encrypted)
 
 
 def whole(folder: Path, tokenizer: bytes) -> SoundFile:
@@ -224,6 +243,7 @@ FORMS: dict[str, Callable[[], KVCodec]] = {
 }  # fmt: skip
 FORMATS: dict[str, Callable[[Path, bytes], SoundFile]] = {
     **{f"warm, {name}": partial(warm, make, 1 << 20) for name, make in FORMS.items()},
+    "encrypted": partial(warm, FORMS["raw"], 512, encrypted=True),
     **{f"warm of many chunks, {name}": partial(warm, make, 512) for name, make in FORMS.items()},
     "warm, whole": whole,
     **{f"memory, {kind}": partial(memory, kind) for kind in ("raw", "q4")},

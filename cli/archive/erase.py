@@ -22,6 +22,7 @@ from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
     from pltz.archive.maintenance.erase import BaseUse, Erasure
 
 WHOSE = "; what was put without a tenant is of --tenant default"
@@ -79,8 +80,9 @@ def erase(
         if tenant is None or name is not None or everything or base is not None:
             raise UsageError(f"expected --matching REGEX with --tenant TENANT alone{WHOSE}")
         shared.clear_hot(hot, ())  # they can be reached
-        _erase_matching(matching, tenant, certificate, dry_run, yes, as_json)
-        return None if dry_run else shared.clear_hot(hot, [tenant])
+        cold = open_archive()
+        _erase_matching(cold, matching, tenant, certificate, dry_run, yes, as_json)
+        return None if dry_run else shared.clear_hot(hot, [tenant], cold)
     if base is not None and (tenant is not None or name is not None or everything):
         raise UsageError("--base NAME stands alone: leave --tenant, --name and --all out")
     if base is None and (tenant is None or (name is None) != everything):
@@ -98,7 +100,7 @@ def erase(
     _certify([certified(done, cold)] if certificate and not dry_run else [], certificate)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
     if not dry_run:
-        shared.clear_hot(hot, None if tenant is None else [tenant])
+        shared.clear_hot(hot, None if tenant is None else [tenant], cold)
 
 
 def _want_room_for(certificate: str | None) -> None:
@@ -118,7 +120,7 @@ def _certify(texts: Sequence[str], certificate: str | None) -> None:
 
 
 def _erase_matching(
-    pattern: str, tenant: str, certificate: str | None, dry_run: bool, yes: bool, as_json: bool
+    cold: "Archive", pattern: str, tenant: str, certificate: str | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Erase the sessions with a match in any version or part, whole, after each was found and can be erased.
 
@@ -127,7 +129,7 @@ def _erase_matching(
     from pltz.archive.errors import NotFound
     from pltz.archive.holders import every_part, holders, matching
 
-    cold, look = open_archive(), matching(pattern)
+    look = matching(pattern)
     _want_room_for(certificate)
     texts = list[str]()
     parts = every_part(cold.directory.ls(tenant, history=True, forgotten=True))

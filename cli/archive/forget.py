@@ -71,7 +71,7 @@ def forget(
         versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
     if not dry_run:
-        shared.clear_hot(hot, sorted({version.tenant for version in versions}))
+        shared.clear_hot(hot, sorted({version.tenant for version in versions}), cold)
     if policy is not None:
         cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 

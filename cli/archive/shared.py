@@ -128,13 +128,13 @@ def open_archive(
     )
 
 
-def clear_hot(folders: Iterable[str], tenants: Iterable[str] | None) -> None:
-    """Remove the KV of tenants, all of None, from folders. KV is no session's alone, and can be computed again.
+def clear_hot(folders: Iterable[str], tenants: Iterable[str] | None, cold: "Archive | None" = None) -> None:
+    """Remove the KV of an archive's tenants, all of None, from folders. It is no session's alone, and is made again.
 
     Raises UsageError for what is no folder of KV, and what `kv_folder.clear_all` does.
     """
     for folder in folders:
-        loaded(above.CLEAR_HOT)(folder, tenants)
+        loaded(above.CLEAR_HOT)(folder, tenants, cold)
 
 
 def redactor(wanted: bool) -> "Redactor | None":

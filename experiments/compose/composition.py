@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.experiments.compose.kv_block import KVBlock
+from pltz.experiments.compose.raw_codec import RawCodec
 from pltz.experiments.compose.repair import FIRST, deviation, refreshed
-from pltz.kv.port.codec import RawCodec
 from pltz.kv.port.rotary import Rotary, turned
 from pltz.models.target.cache import cache_of
 from pltz.plt_codec.errors import ContentError, UsageError

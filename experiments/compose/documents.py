@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.experiments.compose.composition import Composer, Composition
+from pltz.experiments.compose.raw_codec import RAW
 from pltz.experiments.compose.segment import Segment
-from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.port.codec import KVCodec
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

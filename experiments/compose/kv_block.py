@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pltz.experiments.compose.raw_codec import RAW
 from pltz.kv.port.arriving import shells
-from pltz.kv.port.codec import RAW, KVCodec, Span
+from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.thaw.cache_kv import cut as cut_kv
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ import numpy as np
 from pltz.cli.bench import machine
 from pltz.datasets.loaders import load
 from pltz.experiments.compose.composition import Composer
+from pltz.experiments.compose.raw_codec import RAW
 from pltz.experiments.compose.repair import FIRST
 from pltz.experiments.compose.segment import Segment
 from pltz.kv.calibrate.measure import prefilled, scored, sessions_to_rows
 from pltz.kv.kv_forms import kv_forms
-from pltz.kv.port.codec import RAW
 from pltz.models.target.cache import cache_argument, cache_of
 from pltz.models.target.target import Target
 

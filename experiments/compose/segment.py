@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.experiments.compose.kv_block import KVBlock, cut
+from pltz.experiments.compose.raw_codec import RAW
 from pltz.kv.calibrate.measure import watched
-from pltz.kv.port.codec import RAW, KVCodec, Span
+from pltz.kv.port.codec import KVCodec, Span
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pltz.experiments.compose.raw_codec import CompactForm
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
-from pltz.kv.port.codec import CompactForm, Span
+from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.models.target.cache import cache_argument, cache_of, pairs_of
 

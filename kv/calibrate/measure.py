@@ -59,7 +59,6 @@ class Outcome:
     elements: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
-    agreement: list[int] = field(default_factory=list)
     refused: int = 0
 
     def add(self, other: Outcome) -> None:
@@ -67,7 +66,6 @@ class Outcome:
         self.kl += other.kl
         self.copied += other.copied
         self.asked += other.asked
-        self.agreement += other.agreement
         for name in ("same", "scored", "change", "coded_bits", "elements", "encode_s", "decode_s", "refused"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -92,11 +90,6 @@ class Outcome:
         for name, early in (("copied", self.copied), ("asked", self.asked)):
             if early:
                 found |= {f"kl_{name}": _mean(early), f"kl_{name}_error": _error(early)}
-        if self.agreement:
-            found["agreement"] = {
-                "median": float(np.median(self.agreement)),
-                "tenth": float(np.quantile(self.agreement, 0.1)),
-            }
         return found
 
     def receipt(self, form: str, point: float, context: int) -> Receipt:
@@ -196,16 +189,13 @@ def compare(
     context: int,
     codecs: Sequence[tuple[str, KVCodec]],
     *,
-    greedy: int = 0,
     control: bool = True,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Outcome]:
     """Measure forms on rows (n, length) of which the first ``context`` ids are coded. Returns an outcome for each.
 
-    ``greedy``: tokens generated from each KV to compare the texts; 0 for none. ``advance``: called with 1 after each
-    row. A form that refuses a row counts it as refused, and is not scored on it. The control is not asked for early
-    passages.
-    The time to "decode" the control is that of the prefill.
+    ``advance``: called with 1 after each row. A form that refuses a row counts it as refused, and is not scored on it.
+    The control is not asked for early passages. The time to "decode" the control is that of the prefill.
     """
     import torch
 
@@ -215,7 +205,7 @@ def compare(
     noise = Outcome(CONTROL)
     for row in rows:
         ids, follow = row[:context], row[context:]
-        # The exact KV, and all that is scored on it once: the continuation, the early passages, the text.
+        # The exact KV, and all that is scored on it once: the continuation, the early passages.
         start = time.perf_counter()
         kv, mass = watched(target, ids)
         _wait(kv.device)
@@ -223,7 +213,6 @@ def compare(
         exact = scored(target, kv, follow)
         copied, asked, question = recalled(target, row, context)
         early = [scored(target, kv, ids) for ids in (copied, asked)]
-        text = _generated(target, kv, follow, greedy)
         # The control is the same KV in a batch of two: other float sums, nothing lost.
         if control:
             _count(noise, exact, scored(target, kv, follow, copies=2), follow)
@@ -251,10 +240,6 @@ def compare(
             _count(outcome, exact, scored(target, again, follow), follow)
             outcome.copied.append(_lost(early[0], scored(target, again, copied)))
             outcome.asked.append(_lost(early[1], scored(target, again, asked))[max(len(question) - 1, 0) :])
-            if greedy:
-                other = _generated(target, again, follow, greedy)
-                differs = (n for n, (a, b) in enumerate(zip(text, other, strict=True)) if a != b)
-                outcome.agreement.append(next(differs, greedy))
         del exact, early
         if kv.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -299,22 +284,6 @@ def _lost(exact: torch.Tensor, got: torch.Tensor) -> NDArray[np.float32]:
     """Return the KL of each token, (n,), in bits, from natural log probabilities (n, vocabulary)."""
     found: NDArray[np.float32] = ((exact.exp() * (exact - got)).sum(-1) / math.log(2)).float().cpu().numpy()
     return found
-
-
-def _generated(target: Target, kv: torch.Tensor, follow: NDArray[np.int32], count: int) -> list[int]:
-    """Return ``count`` greedy ids after the KV and the first id that follows it."""
-    import torch
-
-    if not count:
-        return []
-    with torch.inference_mode():
-        cache = cache_of(((k[None], v[None]) for k, v in kv), target.model.config)
-        ids = torch.tensor([[int(follow[0])]], device=kv.device)
-        found = []
-        for _ in range(count):
-            ids = target.model(input_ids=ids, **cache_argument(target.model, cache)).logits[:, -1:].argmax(-1)
-            found.append(ids)
-        return [int(i) for i in torch.cat(found, 1)[0]]
 
 
 def _wait(device: torch.device) -> None:

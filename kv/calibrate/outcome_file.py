@@ -69,7 +69,6 @@ class OutcomeFile:
         context: int,
         codecs: Mapping[str, tuple[str, KVCodec]],
         *,
-        greedy: int = 0,
         control: bool = True,
     ) -> None:
         """Measure on a row of ids those forms that the file lacks, and keep what they lose.
@@ -80,7 +79,7 @@ class OutcomeFile:
         control = control and not self.has(row, CONTROL)
         if not lacking and not control:
             return
-        found = measure.compare(target, row[None], context, list(lacking.values()), greedy=greedy, control=control)
+        found = measure.compare(target, row[None], context, list(lacking.values()), control=control)
         load = round(os.getloadavg()[0], 1)
         lines = []
         for form, outcome in zip([CONTROL] * control + list(lacking), found, strict=True):

@@ -100,8 +100,9 @@ def thaw(
     refused, before anything is loaded where that is known.
 
     With --hot DIR the KV of an archive's session is kept in files, in blocks. Later thaws of the same session, or of
-    one of its tenant with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted, and go
-    when nobody used them for 30 days.
+    one of its tenant with the same prompt, prefill only the new part. Files of a sealed archive are encrypted, and end
+    with the next erasure in their tenant. Others hold KV and tokens in the clear. Files go when nobody used them for 30
+    days.
     """
     from pltz.kv.thaw.file import thaw as thaw_file
     from pltz.kv.thaw.thawer import Thawer

@@ -1,6 +1,6 @@
 /* Attention of one new token per session over pages and exact tokens, on a CPU. Spec: FORMAT.md, "Pages".
  *
- *     attend(kind, sizes, q, out, pages, tables, exact, centre, angles, mass, first, last)
+ *     attend(kind, sizes, q, out, pages, tables, exact, centre, angles, first, last)
  *
  * A task is one key head of one session, with all query heads that share it. Tokens pass in tiles of 64: their keys are
  * unpacked into a tile that stays in the cache, every query head takes its scores from it, then the same with values.
@@ -10,9 +10,7 @@
  *
  *     q . R(p) centre  =  sum of  a cos(p w) + b sin(p w)
  *
- * At each tile a and b are turned to its first position. Then the angles of 64 positions serve every tile.
- *
- * The sum of the weights of each block is kept beside, in the unit of the largest score so far. */
+ * At each tile a and b are turned to its first position. Then the angles of 64 positions serve every tile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
@@ -44,7 +42,6 @@ typedef struct {
     const float *centre;                               /* (2, heads, dim), or NULL */
     const float *tile_cos, *tile_sin;                  /* of the first position of each tile: (tiles, half) */
     const float *cos, *sin;                            /* of positions 0 to 63: (TILE, half) */
-    float *mass;                                       /* (batch, heads, table_row), or NULL */
 } Job;
 
 typedef struct {
@@ -52,7 +49,7 @@ typedef struct {
     float *q, *turned, *sum, *plain; /* (group, wide): query, the same rotated, sums of rotated and of plain values */
     float *a, *b, *score;           /* (group, half) twice, (group, TILE) */
     float *most, *total, *weight;   /* (group,): largest score, sum of weights, of those of pages */
-    float *constant, *part, *unit;  /* (group,); (blocks of the table, group) twice, where mass is wanted */
+    float *constant;                /* (group,) */
     float cos[2 * TILE];            /* a and b at the first position of a tile */
 } Scratch;
 
@@ -130,8 +127,7 @@ static Work work_of(int widest)
 static float *reserve(Scratch *s, const Job *j)
 {
     const size_t wide = (size_t)wide_of(j->dim), half = (size_t)wide_of(j->half), group = (size_t)j->group;
-    const size_t parts = j->mass ? group * (size_t)j->table_row : 0;
-    float *room = calloc(TILE * wide + group * (4 * wide + 2 * half + TILE + 4) + 2 * parts + PADDED, sizeof *room);
+    float *room = calloc(TILE * wide + group * (4 * wide + 2 * half + TILE + 4) + PADDED, sizeof *room);
     if (!room)
         return NULL;
     float *at = room;
@@ -146,15 +142,13 @@ static float *reserve(Scratch *s, const Job *j)
     s->most = at, at += group;
     s->total = at, at += group;
     s->weight = at, at += group;
-    s->constant = at, at += group;
-    s->part = at, at += parts;
-    s->unit = at;
+    s->constant = at;
     return room;
 }
 
 /* ---- Python */
 
-enum { BUFFERS = 15 };
+enum { BUFFERS = 14 };
 
 /* Return whether all buffers have their sizes, and all tables name blocks of the pool. */
 static int check(const Job *j, const Py_buffer *b, long tiles)
@@ -175,7 +169,7 @@ static int check(const Job *j, const Py_buffer *b, long tiles)
                 b[5].len == 4 * j->batch && b[6].len == exact && b[7].len == exact &&
                 b[8].len == j->batch * j->cap && b[9].len == (j->kind == RAW ? 0 : 8 * row) &&
                 b[10].len == 4 * tiles * half && b[11].len == b[10].len && b[12].len == 4 * TILE * half &&
-                b[13].len == b[12].len && (b[14].len == 0 || b[14].len == 4 * j->batch * j->heads * j->table_row);
+                b[13].len == b[12].len;
     for (long n = 0; sound && n < j->batch; n++) {
         const long tokens = ((const int32_t *)b[5].buf)[n];
         sound = tokens >= 0 && tokens <= j->table_row * j->block && (j->kind == RAW || tokens <= tiles * TILE);
@@ -195,10 +189,10 @@ static PyObject *py_attend(PyObject *self, PyObject *args)
     long tiles, first, last;
     int widest;
     memset(&j, 0, sizeof j);
-    if (!PyArg_ParseTuple(args, "ii(lllll)(llllll)ly*w*y*y*y*y*y*y*y*y*y*y*y*y*w*lli", &j.kind, &j.type, &j.batch,
+    if (!PyArg_ParseTuple(args, "ii(lllll)(llllll)ly*w*y*y*y*y*y*y*y*y*y*y*y*y*lli", &j.kind, &j.type, &j.batch,
                           &j.heads, &j.group, &j.dim, &j.half, &j.blocks, &j.block, &j.table_row, &j.sinks, &j.cap,
                           &j.columns, &tiles, b, b + 1, b + 2, b + 3, b + 4, b + 5, b + 6, b + 7, b + 8, b + 9, b + 10,
-                          b + 11, b + 12, b + 13, b + 14, &first, &last, &widest))
+                          b + 11, b + 12, b + 13, &first, &last, &widest))
         return NULL;
     PyObject *result = NULL;
     float *room = NULL;
@@ -209,14 +203,11 @@ static PyObject *py_attend(PyObject *self, PyObject *args)
     j.q = b[0].buf, j.out = b[1].buf, j.pages = b[2].buf, j.scale = b[3].buf, j.table = b[4].buf, j.packed = b[5].buf;
     j.keys = b[6].buf, j.values = b[7].buf, j.real = b[8].buf, j.centre = b[9].len ? b[9].buf : NULL;
     j.tile_cos = b[10].buf, j.tile_sin = b[11].buf, j.cos = b[12].buf, j.sin = b[13].buf;
-    j.mass = b[14].len ? b[14].buf : NULL;
     Scratch scratch;
     if (!(room = reserve(&scratch, &j))) {
         PyErr_NoMemory();
         goto done;
     }
-    if (j.mass)
-        scratch.unit = scratch.part + j.group * j.table_row;
     Py_BEGIN_ALLOW_THREADS;
     const Work work = work_of(widest);
     for (long task = first; task < last; task++)

@@ -191,14 +191,6 @@ INLINE void NAME(add_pages)(const Job *j, Scratch *s, long n, long head, long fr
         NAME(weigh)(j, s, g, wide);
         for (long i = 0; i < count; i++)
             s->weight[g] += score[i];
-        for (long i = 0; j->mass && i < count;) {
-            const long block = (from + i) / j->block, end = (block + 1) * j->block - from;
-            float sum = 0, *kept = s->part + block * j->group + g, *unit = s->unit + block * j->group + g;
-            for (; i < count && i < end; i++)
-                sum += score[i];
-            *kept = *kept * (*kept != 0 ? expf(*unit - s->most[g]) : 0) + sum;
-            *unit = s->most[g];
-        }
     }
     for (long i = 0; i < count; i++)
         NAME(unpack)(j, s->tile + i * wide, j->pages + place[i] * 2 * part + part,
@@ -254,8 +246,6 @@ TARGET static void NAME(attend)(const Job *j, Scratch *s, long task)
         }
     }
     const long tokens = j->packed[n];
-    for (long i = 0; j->mass && i < j->group * ((tokens + j->block - 1) / j->block); i++)
-        s->part[i] = 0;
     memset(s->tile, 0, sizeof(float) * (size_t)(TILE * wide));
     for (long at = 0; at < tokens; at += TILE)
         NAME(add_pages)(j, s, n, head, at, tokens - at < TILE ? tokens - at : TILE);
@@ -271,9 +261,6 @@ TARGET static void NAME(attend)(const Job *j, Scratch *s, long task)
         for (long i = 0; i < dim; i++)
             out[i] = by * (s->plain[g * wide + i] + (j->kind == Q4 ? s->tile[i] : 0.0f) +
                            (centre ? s->weight[g] * centre[j->heads * dim + i] : 0.0f));
-        for (long i = 0; j->mass && i * j->block < tokens; i++)
-            j->mass[task * j->table_row + i] +=
-                by * s->part[i * j->group + g] * (s->part[i * j->group + g] != 0 ? expf(s->unit[i * j->group + g] - s->most[g]) : 0);
     }
 }
 #undef LANES

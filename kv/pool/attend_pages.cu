@@ -110,11 +110,6 @@ DEV float power(float v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
     return out;
 }
-DEV float logarithm(float v) {
-    float out;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-    return out;
-}
 DEV float root(float v) { return sqrtf(v); }
 struct Two {
     float x, y;
@@ -196,7 +191,6 @@ static uint32_t sums_of_bf16(uint32_t a, uint32_t b) {
 }
 static uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 static float power(float v) { return exp2f(v); }
-static float logarithm(float v) { return log2f(v); }
 static float root(float v) { return sqrtf(v); }
 struct Two {
     float x, y;
@@ -650,8 +644,8 @@ DEV void ask_first(const Pages &p, int first) {
     for (int m = 0; m < P_STEP; m++) ask_values(p, blocks, tile, m);
 }
 /* Tokens of pages from `first` on, by all warps of the CTA in turn. */
-DEV void attend_packed(State &state, const Pages &p, int first, float *parts, int part_row) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+DEV void attend_packed(State &state, const Pages &p, int first) {
+    const int lane = (int)threadIdx.x & 31, g = lane / 4;
     const float *const spread = (const float *)(shared() + AT_SPREAD);
     uint32_t query[P_COLUMN_TILES][2 * DIM_TILES], turned[P_COLUMN_TILES][4 * ANGLE_TILES];
     take_queries<KEY_PIECE * (P_Q4 ? 2 : 1)>(query);
@@ -707,19 +701,6 @@ DEV void attend_packed(State &state, const Pages &p, int first, float *parts, in
                 }
         }
         weigh(state, score);
-        if (parts) {
-#pragma unroll
-            for (int m = 0; m < P_STEP; m++)
-#pragma unroll
-                for (int n = 0; n < P_COLUMN_TILES; n++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const float sum = over_tokens(score[m][n][e] + score[m][n][2 + e]);
-                        const int column = n * 8 + t * 2 + e, token = tile * TOKENS + m * 16;
-                        if (!g && column < P_GROUP && token < p.stop)
-                            parts[(int64_t)column * part_row + token / 16] = logarithm(sum) + state.unit[n][e];
-                    }
-        }
 #pragma unroll
         for (int m = 0; m < P_STEP; m++) {
             uint32_t weight[P_COLUMN_TILES][2];
@@ -848,8 +829,7 @@ DEV void give_sums(State &state, float *sums, float *ends, int splits, int split
 }
 
 /* All splits of a key head, by the CTA that ended last. */
-DEV void join(const float *sums, const float *ends, const float *centre, float *out, float *final, int page_splits,
-              int splits) {
+DEV void join(const float *sums, const float *ends, const float *centre, float *out, int page_splits, int splits) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
     float (*const met)[4] = (float (*)[4])(shared() + AT_ENDS); /* unit, sum of all weights, of those of pages */
     float *const rotated = (float *)shared(), *const plain = rotated + P_GROUP * P_DIM;
@@ -907,20 +887,17 @@ DEV void join(const float *sums, const float *ends, const float *centre, float *
             const float sum = v[i] * (P_Q4 ? P_DIM_ROOT : 1) + plain[h * P_DIM + d] + met[h][2] * centre[d];
             out[h * P_DIM + d] = sum * by;
         }
-        if (!lane) final[h] = met[h][0] + logarithm(whole);
     }
 }
 
-/* Sets out (B, query heads, P_DIM) and final (B, query heads): log2 of the sum of all weights. `places`: cosines and
- * sines of 64 places, as products read them. `parts`, unless null: (B, query heads, part_row) log2 of the weights of
- * every 16 tokens of pages. `ended`: zeros, as before after the launch. Splits behind `page_splits` are exact tokens.
- */
+/* Sets out (B, query heads, P_DIM). `places`: cosines and sines of 64 places, as products read them. `ended`: zeros, as
+ * before after the launch. Splits behind `page_splits` are exact tokens. */
 KERNEL_OF(THREADS, P_CTAS)
 attend_pages(const uint16_t *query, const uint8_t *pages, const uint32_t *scale, const int *table, const int *packed,
              const uint16_t *keys, const uint16_t *values, const uint8_t *real, const float *centre,
              const float *tile_cos, const float *tile_sin, const uint8_t *places, float *sums, float *ends, float *out,
-             float *final, float *parts, int *ended, float scaling, int columns, int room, int table_row, int part_row,
-             int chunk, int exact_chunk, int page_splits) {
+             int *ended, float scaling, int columns, int room, int table_row, int chunk, int exact_chunk,
+             int page_splits) {
     const int head = (int)blockIdx.x, split = (int)blockIdx.y, session = (int)blockIdx.z, splits = (int)gridDim.y;
     const int64_t place = (int64_t)session * P_HEADS + head;
     sums += place * P_GROUP * splits * P_DIM;
@@ -941,7 +918,7 @@ attend_pages(const uint16_t *query, const uint8_t *pages, const uint32_t *scale,
             copies_commit();
             copies_wait<0>();
             __syncthreads();
-            attend_packed(state, p, first, parts ? parts + place * P_GROUP * part_row : nullptr, part_row);
+            attend_packed(state, p, first);
         }
     } else {
         const int first = (split - page_splits) * exact_chunk;
@@ -962,6 +939,5 @@ attend_pages(const uint16_t *query, const uint8_t *pages, const uint32_t *scale,
     }
     __syncthreads();
     if (!*last) return;
-    join(sums, ends, centre + (P_HEADS + head) * P_DIM, out + place * P_GROUP * P_DIM, final + place * P_GROUP,
-         page_splits, splits);
+    join(sums, ends, centre + (P_HEADS + head) * P_DIM, out + place * P_GROUP * P_DIM, page_splits, splits);
 }

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pltz.kv.pool.layer_view import LayerView
@@ -46,8 +45,6 @@ class BatchKVCache(Cache):
         for table in self.tables:
             self.pool.device.retain(table)
         self.length = max(one.tokens for one in sessions)  # columns as transformers counts them
-        self.mass: torch.Tensor | None = None  # (B, heads, M), where it is watched
-        self.watched = 0  # layers of passes that were watched
         self._most = [one.tokens for one in sessions]  # tokens of each row at most
         self.columns = self.fresh = 0  # exact ones in use, and those since the last packing
         self.exact = sessions[0].exact.new_empty(0)  # (layers, 2, B, heads, room, D)
@@ -94,22 +91,6 @@ class BatchKVCache(Cache):
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
         }
-
-    def watch(self) -> None:
-        """Begin to sum the attention that blocks receive from each new token, one per row and pass."""
-        shape = len(self.tables), self.pool.form.heads, self.table.shape[1]
-        self.mass, self.watched = torch.zeros(shape, device=self.exact.device), 0
-
-    def block_mass(self, row: int, query_heads: int) -> NDArray[np.float32]:
-        """Return the share of the attention that each block of a row received since `watch`, (blocks,).
-
-        The rest went to exact tokens. ``query_heads``: of the model.
-        """
-        if self.mass is None:
-            raise UsageError("the attention of this cache is not watched: call `watch` before a pass")
-        found = self.mass[row].sum(0) / max(self.watched * query_heads, 1)
-        shares: NDArray[np.float32] = found[: len(self.tables[row])].float().cpu().numpy()
-        return shares
 
     def view(self, layer: int) -> LayerView:
         """Return what attention reads of a layer."""
@@ -171,8 +152,6 @@ class BatchKVCache(Cache):
         device = self.exact.device
         self.table = torch.from_numpy(table).to(device)
         self.counts = torch.tensor(self.packed, dtype=torch.int32, device=device)
-        if self.mass is not None:
-            self.mass = torch.nn.functional.pad(self.mass, (0, wide - self.mass.shape[2]))
 
     def _pack(self, rows: Sequence[int]) -> None:
         """Pack all but the last tokens of rows whose tail has grown by FLUSH. Raises PoolFull; nothing is lost then.
@@ -233,7 +212,6 @@ class BatchKVCache(Cache):
         self._most = [self._most[row] for row in rows]
         index = torch.tensor(list(rows), device=self.exact.device)
         self.exact, self.real = self.exact.index_select(2, index), self.real.index_select(0, index)
-        self.mass = None if self.mass is None else self.mass.index_select(0, index)
         self._set_tables()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

@@ -34,13 +34,10 @@ def serves(view: LayerView) -> bool:
     return there() and view.keys.device.type == "cpu" and str(view.keys.dtype) in TYPES
 
 
-def attend(
-    view: LayerView, query: torch.Tensor, scaling: float, mass: torch.Tensor | None = None, widest: int = WIDEST
-) -> torch.Tensor:
+def attend(view: LayerView, query: torch.Tensor, scaling: float, widest: int = WIDEST) -> torch.Tensor:
     """Return the attention (B, query heads, D) of queries (B, query heads, D), float32.
 
-    ``scaling``: of scores. ``mass``: (B, heads, M) float32, to which the attention that each block receives is added,
-    summed over the query heads of each key head. ``widest``: bytes of a vector, at most.
+    ``scaling``: of scores. ``widest``: bytes of a vector, at most.
     """
     import torch
 
@@ -58,7 +55,7 @@ def attend(
     arrays = [
         q, out, slab.tensors["kv"][view.layer], slab.tensors["scale"][view.layer] if kind else q.new_empty(0),
         view.table, view.packed, view.keys, view.values, view.real, centre, angles.tile_cos, angles.tile_sin,
-        angles.cos, angles.sin, q.new_empty(0) if mass is None else mass,
+        angles.cos, angles.sin,
     ]  # fmt: skip
     flat: Any = [_bytes(array) for array in arrays]
     sizes = (batch, heads, queries // heads, dim, half)

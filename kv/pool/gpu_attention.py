@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("attend_pages.cu")
 MOST_GROUP = 16  # query heads per key head
-PART = 16  # tokens per number of the attention mass
 SHARE = 128  # multiprocessors among which tokens are divided, about
 
 
@@ -133,17 +132,10 @@ def launcher(device: torch.device, macros: Mapping[str, int | str]) -> Launcher 
     return cuda.compiled(cuda.number_of(device), source(), options)
 
 
-def attend(
-    view: LayerView,
-    query: torch.Tensor,
-    scaling: float,
-    mass: torch.Tensor | None = None,
-    launch: Launch | None = None,
-) -> torch.Tensor:
+def attend(view: LayerView, query: torch.Tensor, scaling: float, launch: Launch | None = None) -> torch.Tensor:
     """Return the attention (B, query heads, D) of queries (B, query heads, D), float32.
 
-    ``scaling``: of scores. ``mass``: (B, heads, M) float32, to which the attention that each block receives is added,
-    summed over the query heads of each key head. ``launch``: chosen for None.
+    ``scaling``: of scores. ``launch``: chosen for None.
     """
     import torch
 
@@ -158,30 +150,22 @@ def attend(
     if kernels is None:
         raise ModelError("the kernel of attention over pages does not compile on this machine")
     angles = form.angles(view.most, device)
-    part_row = view.table.shape[1] * slab.block // PART
     # one piece of memory: sums and ends of the splits
     sums = torch.empty((batch * queries * splits * (dim + 2),), device=device)
     ends = sums[batch * queries * splits * dim :]
     out = torch.empty((batch, queries, dim), device=device)
-    final = torch.empty((batch, queries), device=device)
-    parts = None if mass is None else torch.full((batch, queries, part_row), -math.inf, device=device)
     centre = form.centre_on(device)[view.layer]
     rows = batch * form.heads
     ended = slab.ended if rows <= len(slab.ended) else torch.zeros(rows, dtype=torch.int32, device=device)
     pointers = cuda.addresses(
         query.to(view.keys.dtype).contiguous(), slab.tensors["kv"][view.layer], slab.tensors["scale"][view.layer],
         view.table, view.packed, view.keys, view.values, view.real, centre, angles.tile_cos, angles.tile_sin,
-        angles.places, sums, ends, out, final, parts, ended,
+        angles.places, sums, ends, out, ended,
     )  # fmt: skip
-    numbers = (
-        view.columns, view.keys.shape[2], view.table.shape[1], part_row, launch.chunk, launch.exact, page_splits
-    )  # fmt: skip
+    numbers = view.columns, view.keys.shape[2], view.table.shape[1], launch.chunk, launch.exact, page_splits
     scale = ctypes.c_float(scaling * math.log2(math.e))
     kernels.launch(
         "attend_pages", (form.heads, splits, batch), 32 * launch.warps,
         [*pointers, scale, *map(ctypes.c_int, numbers)], int(macros["P_SHARED"]),
     )  # fmt: skip
-    if mass is not None and parts is not None:
-        shares = (parts - final[..., None]).exp2().unflatten(2, (-1, slab.block // PART)).sum(3)
-        mass += shares.unflatten(1, (form.heads, -1)).sum(2)
     return out

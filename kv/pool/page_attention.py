@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from pltz.kv.pool import cpu_attention, gpu_attention
-from pltz.kv.pool.batch_cache import BatchKVCache, NewTokens
+from pltz.kv.pool.batch_cache import NewTokens
 from pltz.kv.pool.layer_view import LayerView
 from pltz.plt_codec import ModelError
 
@@ -54,7 +54,7 @@ def pages_attention(
         cache.mark(attention_mask, count)
     view = cache.view(layer)
     scaling = query.shape[3] ** -0.5 if scaling is None else scaling
-    if count == 1 and (found := _packed(cache, view, query[:, :, 0], scaling)) is not None:
+    if count == 1 and (found := _packed(view, query[:, :, 0], scaling)) is not None:
         return found.to(query.dtype)[:, None], None
     keys, values, real = view.unpacked()
     mask = None
@@ -63,16 +63,11 @@ def pages_attention(
     return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling)
 
 
-def _packed(cache: BatchKVCache, view: LayerView, query: torch.Tensor, scaling: float) -> torch.Tensor | None:
+def _packed(view: LayerView, query: torch.Tensor, scaling: float) -> torch.Tensor | None:
     """Return the attention (B, query heads, D) of one token per session, None where nothing reads pages here."""
     if cpu_attention.serves(view):
-        found = cpu_attention.attend(view, query, scaling, cache.mass)
-    elif gpu_attention.serves(view, query.shape[1]):
-        found = gpu_attention.attend(view, query, scaling, cache.mass)
-    else:
-        return None
-    cache.watched += cache.mass is not None
-    return found
+        return cpu_attention.attend(view, query, scaling)
+    return gpu_attention.attend(view, query, scaling) if gpu_attention.serves(view, query.shape[1]) else None
 
 
 def _mask(real: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Files and folders of this user alone, behind no link: KV, ids and tokens lie in them in the clear."""
+"""Files and folders of this user alone, behind no link: KV, ids and tokens may lie in them in the clear."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
     write:  header | checksums | ids and other small tensors | small parts | the large part, layer after layer
     read:   header, by the library -> memory for every tensor -> chunks, each checked, by two threads at once
 
+Of a sealed archive chunks are encrypted, and their tags are the checksums (`file_keys.py`).
 What is read lies in memory of its own, so a page that cannot be read is an error of a call. Over mapped pages SIGBUS
 ends the process: tried with a file that was cut short. Reading and hashing release the GIL. New memory costs its page
 faults, two thirds of a read from the page cache (experiments/LOG.md).
@@ -16,14 +17,17 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from pltz.kv.errors import ForeignFile
 from pltz.kv.port.arriving import ArrivingParts
 from pltz.kv.port.codec import MAX_PARTS, PREFIX
 from pltz.kv.port.private_file import opened
+from pltz.kv.store.file_keys import CLEAR, Clear, FileKeys, Sealed
 from pltz.plt_codec import MAX_POSITION, CorruptError, Readers, UsageError, number_in
 
 if TYPE_CHECKING:
@@ -43,7 +47,8 @@ DTYPES = {
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
 SUMS = "checksums"
-FIELDS = {"format", "form", "space", "name", "tenant", "parent", "start", "label"}
+PARENT = "parent"
+FIELDS = {"format", "form", "space", "name", "tenant", "salt", "start", "label"}
 VERSIONS = Readers("the file of KV", {VERSION: FIELDS})
 
 
@@ -71,29 +76,33 @@ class KVFile:
 
 
 class KVFileWriter:
-    """A file as bytes, ready to be written. ``size``: of all of it.
+    """A file as bytes, ready to be written. ``size``: of all of it. ``seal``: encrypts it.
 
     Raises UsageError for parts that a file cannot hold, and for KV with NaN or infinity: it is of a session that broke.
     """
 
-    def __init__(self, file: KVFile) -> None:
+    def __init__(self, file: KVFile, seal: Clear | Sealed = CLEAR) -> None:
+        import torch
+
         if not all(name.startswith(PREFIX) for name in file.parts) or len(file.parts) > MAX_PARTS:
             raise UsageError(f"expected at most {MAX_PARTS} parts with names that begin with {PREFIX}")
         if not all(finite(t) for t in file.parts.values() if t.is_floating_point()):
             raise UsageError("this KV holds NaN or infinity: the session that it is of is broken")
-        tensors = {**file.head, **dict(sorted(file.parts.items(), key=lambda part: (part[1].nbytes, part[0])))}
+        above = {PARENT: torch.frombuffer(bytearray(file.parent), dtype=torch.uint8)} if file.parent else {}
+        head = {**file.head, **above}
+        tensors = {**head, **dict(sorted(file.parts.items(), key=lambda part: (part[1].nbytes, part[0])))}
         kinds = {f"torch.{name}": short for short, name in DTYPES.items()}
         if unknown := {str(t.dtype) for t in tensors.values()} - kinds.keys():
             raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
         pieces = [_bytes(t.detach().cpu()) for t in tensors.values()]
-        self._pieces, self._chunks = pieces, -(-sum(piece.nbytes for piece in pieces) // CHUNK)
+        self._chunks, self._seal = _chunks(pieces[: len(head)], pieces[len(head) :]), seal
         meta = {
             "format": FORMAT, "form": file.form, "space": file.space.hex(), "name": file.name.hex(),
-            "tenant": file.tenant.hex(), "parent": file.parent.hex(), "start": str(file.start), "label": file.label,
+            "tenant": file.tenant.hex(), "salt": seal.salt.hex(), "start": str(file.start), "label": file.label,
         }  # fmt: skip
         # The checksums are a tensor too, the first: any reader of safetensors may open the file.
-        at = CHECKSUM * (1 + self._chunks)
-        entry = {"dtype": "U8", "shape": [1 + self._chunks, CHECKSUM], "data_offsets": [0, at]}
+        at = CHECKSUM * (1 + len(self._chunks))
+        entry = {"dtype": "U8", "shape": [1 + len(self._chunks), CHECKSUM], "data_offsets": [0, at]}
         header: dict[str, Any] = {"__metadata__": meta, SUMS: entry}
         for (name, tensor), piece in zip(tensors.items(), pieces, strict=True):
             end = at + piece.nbytes
@@ -108,16 +117,13 @@ class KVFileWriter:
 
     def fill(self, handle: int) -> None:
         """Write everything to a file that has its size and is open for writing. Raises OSError."""
-        import xxhash
-
-        sums = [xxhash.xxh3_128_digest(self._beginning)]
-        at = len(self._beginning) + CHECKSUM * (1 + self._chunks)
-        for some in _chunks(self._pieces):
-            state = xxhash.xxh3_128()
-            for piece in some:
-                state.update(piece)
+        sums = [self._seal.of_header(self._beginning)]
+        at = len(self._beginning) + CHECKSUM * (1 + len(self._chunks))
+        for number, some in enumerate(self._chunks, 1):
+            pieces, row = self._seal.closed(number, some)
+            for piece in pieces:
                 at = _write(handle, piece, at)
-            sums.append(state.digest())
+            sums.append(row)
         _write(handle, memoryview(self._beginning + b"".join(sums)), 0)
 
 
@@ -140,20 +146,20 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the pieces cut into chunks: views that together have CHUNK bytes, the last ones fewer."""
-    some: list[memoryview] = []
-    room = CHUNK
-    for piece in pieces:
-        while piece:
-            some.append(piece[:room])
-            room -= some[-1].nbytes
-            piece = piece[some[-1].nbytes :]
-            if not room:
-                yield some
-                some, room = [], CHUNK
-    if some:
-        yield some
+def _chunks(*groups: Sequence[memoryview]) -> list[list[memoryview]]:
+    """Return each group of pieces cut into chunks: views that together have CHUNK bytes, the last of a group fewer."""
+    found: list[list[memoryview]] = []
+    for pieces in groups:
+        room = 0
+        for piece in pieces:
+            while piece:
+                if not room:
+                    found.append([])
+                    room = CHUNK
+                found[-1].append(piece[:room])
+                room -= found[-1][-1].nbytes
+                piece = piece[found[-1][-1].nbytes :]
+    return found
 
 
 # ---- reading
@@ -161,6 +167,7 @@ def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 def read(
     path: Path,
+    keys: FileKeys | None = None,
     *,
     pin: bool = False,
     threads: Executor | None = None,
@@ -171,20 +178,21 @@ def read(
 
     Args:
         path: the file.
+        keys: of a sealed archive, whose files alone are read then; None for files in the clear.
         pin: read into page-locked memory.
         threads: read what is longer than a chunk on these, after this returns; None for all of it before.
         failed: called with what failed and the file's status if a thread cannot go on, before anyone who waits hears.
         ended: called once, when the file is closed.
 
-    Raises CorruptError where it is damaged, VersionError where it is later, and OSError and MemoryError where the
-    machine cannot read it now.
+    Raises CorruptError where it is damaged, ForeignFile where it is not of these keys, VersionError where it is later,
+    and OSError and MemoryError where the machine cannot read it now.
     """
     handle, begun = -1, False
     reading: _Reading | None = None
     try:
         handle = opened(path)
-        reading = _Reading(handle, pin)
-        if threads is None or reading.chunks <= 1:
+        reading = _Reading(handle, keys, pin)
+        if threads is None or reading.few:
             reading.rest()
         else:
             begun = True  # the threads close the file
@@ -197,29 +205,34 @@ def read(
             ended()
 
 
-def peek(path: Path) -> KVFile:
-    """Return a file's fields, and its ids, unchecked: for a look at many. Raises as `read`."""
-    import torch
+def peek(path: Path, keys: FileKeys | None = None) -> KVFile:
+    """Return a file without its parts: for a look at many. Raises as `read`."""
+    with _opened(path) as handle:
+        return replace(_Reading(handle, keys, pin=False).file, parts={})
 
+
+def owner_of(path: Path, keys: FileKeys | None = None) -> bytes:
+    """Return the tenant that a file names, also where there is no key of it. Raises as `read`."""
+    with _opened(path) as handle:
+        return bytes.fromhex(_Header(handle, keys).meta["tenant"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     handle = opened(path)
     try:
-        header = _Header(handle)
-        head: dict[str, torch.Tensor] = {}
-        if (place := header.places.get("ids")) is not None:
-            kind, shape, at = place
-            head["ids"] = torch.empty(shape, dtype=getattr(torch, kind))
-            if os.preadv(handle, [_bytes(head["ids"])], at) != head["ids"].nbytes:
-                raise CorruptError("the file ends too early")
-        return header.file(head, {})
+        yield handle
     finally:
         os.close(handle)
 
 
 class _Header:
-    """The header of a file: its fields, and of each tensor type, shape and place. Raises as `read`."""
+    """The header of a file: its fields, and type and shape of each tensor. ``seal``: None for a file of other keys.
 
-    def __init__(self, handle: int) -> None:
-        import xxhash
+    Raises as `read`.
+    """
+
+    def __init__(self, handle: int, keys: FileKeys | None) -> None:
         from safetensors import SafetensorError, safe_open
 
         beginning = os.pread(handle, 8 + MAX_HEADER, 0)
@@ -227,51 +240,70 @@ class _Header:
         if not 8 < end <= len(beginning):
             raise CorruptError("the header is longer than the file, or than any")
         self.bytes = beginning[:end]
-        if os.pread(handle, CHECKSUM, end) != xxhash.xxh3_128_digest(self.bytes):
-            raise CorruptError("the checksum is not that of the header: damaged, or no file of KV")
+        row = os.pread(handle, CHECKSUM, end)
+        self.seal: Clear | Sealed | None = CLEAR
         try:
             # the library maps the file, and is asked for the header alone
             with safe_open(f"/dev/fd/{handle}", "pt") as file:
                 self.meta = file.metadata() or {}
                 slices = {name: file.get_slice(name) for name in file.offset_keys()}
                 shapes = [(name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()]
+            if row != CLEAR.of_header(self.bytes):
+                self.seal = _seal_of(self.meta, keys)
+                if self.seal is not None and row != self.seal.of_header(self.bytes):
+                    raise CorruptError("the key of its tenant does not open it: damaged, or from before an erasure")
+            elif keys is not None:
+                self.seal = None
         except (SafetensorError, OverflowError) as exc:
             raise CorruptError(f"no file of KV ({exc})") from exc
         if (version := number_in(self.meta.get("format"), NAME)) is None:
             raise CorruptError(f"expected the format {FORMAT}, found {str(self.meta.get('format'))[:40]!r}")
         if set(self.meta) != VERSIONS.of(version):
             raise CorruptError("fields are missing, or there are others")
-        self.places: dict[str, tuple[str, tuple[int, ...], int]] = {}
-        at = end
+        self.kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, kind, shape in shapes:
             if kind not in DTYPES or (kind == "BF16" and not name.startswith(PREFIX)):
                 raise CorruptError(f"tensor {name[:40]!r} is of the type {kind}")
-            self.places[name] = DTYPES[kind], shape, at
-            at += _size(DTYPES[kind], shape)
-        if next(iter(self.places), None) != SUMS:
+            self.kinds[name] = DTYPES[kind], shape
+        if next(iter(self.kinds), None) != SUMS:
             raise CorruptError("no checksums come first")
         try:
             self.start = int(self.meta["start"]) if self.meta["start"].isdigit() else -1
-            self._names = {name: bytes.fromhex(self.meta[name]) for name in ("space", "name", "tenant", "parent")}
+            self._names = {name: bytes.fromhex(self.meta[name]) for name in ("space", "name", "tenant")}
         except ValueError as exc:
             raise CorruptError(f"no header of a file of KV ({exc})") from exc
         if not 0 <= self.start <= MAX_POSITION:
             raise CorruptError("a start that cannot be")
 
-    def file(self, head: Tensors, parts: Tensors) -> KVFile:
+    def file(self, head: dict[str, torch.Tensor], parts: Tensors) -> KVFile:
         """Return the contents of the file with these tensors."""
+        parent = head.pop(PARENT, None)
         return KVFile(
-            self.meta["form"], head=head, parts=parts, start=self.start, label=self.meta["label"], **self._names
-        )
+            self.meta["form"], head=head, parts=parts, start=self.start, label=self.meta["label"],
+            parent=b"" if parent is None else parent.numpy().tobytes(), **self._names,
+        )  # fmt: skip
+
+
+def _seal_of(meta: Mapping[str, str], keys: FileKeys | None) -> Sealed | None:
+    """Return what opens a file that names tenant and salt, None where there is no key. Raises CorruptError."""
+    try:
+        owner, salt = (bytes.fromhex(meta[name]) for name in ("tenant", "salt"))
+    except (KeyError, ValueError):
+        owner = salt = b""
+    if not salt:
+        raise CorruptError("the checksum is not that of the header: damaged, or no file of KV")
+    return None if keys is None else keys.seal(owner, salt)
 
 
 class _Reading:
-    """A file of which the header and the first chunks were read and checked. Raises as `read`."""
+    """A file of which the header and the chunks of the head were read and checked. Raises as `read`."""
 
-    def __init__(self, handle: int, pin: bool) -> None:
+    def __init__(self, handle: int, keys: FileKeys | None, pin: bool) -> None:
         self._handle, self.stat = handle, os.fstat(handle)
-        header = _Header(handle)
-        kinds = {name: place[:2] for name, place in header.places.items()}
+        header = _Header(handle, keys)
+        if header.seal is None:
+            raise ForeignFile(bytes.fromhex(header.meta["tenant"]))
+        self._seal, kinds = header.seal, header.kinds
         heads = [name for name in kinds if name != SUMS and not name.startswith(PREFIX)]
         parts = sorted((n for n in kinds if n.startswith(PREFIX)), key=lambda name: (_size(*kinds[name]), name))
         filled = [name for name in kinds if _size(*kinds[name])]  # where an empty one lies says nothing
@@ -279,14 +311,15 @@ class _Reading:
             raise CorruptError("the parts do not lie last, in the order of their sizes, or are too many")
         tensors = _memory({name: kinds[name] for name in (*heads, *parts)}, pin)
         head = {name: tensors.pop(name) for name in heads}
-        self._before = sum(t.nbytes for t in head.values())
-        self._views = list(_chunks([_bytes(t) for t in (*head.values(), *tensors.values())]))
+        own = _chunks([_bytes(t) for t in head.values()])
+        self._views = own + _chunks([_bytes(t) for t in tensors.values()])
+        self.few = len(self._views) - len(own) <= 1  # chunks of parts
+        self._ends = list(itertools.accumulate(sum(view.nbytes for view in views) for views in self._views))
         self.chunks = len(self._views)
         if kinds[SUMS] != ("uint8", (1 + self.chunks, CHECKSUM)):
             raise CorruptError("expected a checksum for each chunk")
         self._data = len(header.bytes) + CHECKSUM * (1 + self.chunks)
         self._parts = ArrivingParts(tensors)
-        self.file = header.file(head, self._parts if tensors else {})
         self._lock = Lock()
         self._done = bytearray(self.chunks)
         self._there = 0  # chunks from the front
@@ -296,9 +329,11 @@ class _Reading:
         self._sums = [sums[at : at + CHECKSUM] for at in range(0, len(sums), CHECKSUM)]
         if len(self._sums) != 1 + self.chunks:
             raise CorruptError("the file ends too early")
-        self._numbers = itertools.count(-(-self._before // CHUNK))
-        for number in range(-(-self._before // CHUNK)):
+        self._before = self._ends[len(own) - 1] if own else 0
+        self._numbers = itertools.count(len(own))
+        for number in range(len(own)):
             self._bring(number)
+        self.file = header.file(head, self._parts if tensors else {})
 
     def rest(self) -> None:
         """Read all chunks that are left."""
@@ -339,10 +374,8 @@ class _Reading:
 
     def _bring(self, number: int) -> None:
         """Read and check one chunk."""
-        import xxhash
-
         views = self._views[number]
-        at = self._data + number * CHUNK
+        at = self._data + (self._ends[number - 1] if number else 0)
         left = list(views)
         while left:
             count = os.preadv(self._handle, left, at)
@@ -353,17 +386,14 @@ class _Reading:
                 count -= left.pop(0).nbytes
             if count:
                 left[0] = left[0][count:]
-        state = xxhash.xxh3_128()
-        for view in views:
-            state.update(view)
-        if state.digest() != self._sums[1 + number]:
+        if not self._seal.opened(1 + number, views, self._sums[1 + number]):
             raise CorruptError("the checksum is not that of the bytes: damaged")
         with self._lock:
             self._done[number] = 1
             while self._there < self.chunks and self._done[self._there]:
                 self._there += 1
             there = self._there
-        self._parts.arrive(there * CHUNK - self._before)
+        self._parts.arrive(self._ends[there - 1] - self._before if there else 0)
 
 
 def _size(kind: str, shape: Sequence[int]) -> int:

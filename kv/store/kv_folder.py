@@ -11,7 +11,8 @@ and its failures are told.
 
 The lock file is a ledger of the bytes of all files, so the folder is listed when it is full, and not at each write.
 Regular files with names of the format's own are counted, read and removed only, and no symbolic link below the folder
-is followed. A writer holds a lock on its `.part` file, so what a killed one left is known at once.
+is followed. Of a sealed archive files are encrypted (`file_keys.py`), and what does not open is not there. A writer
+holds a lock on its `.part` file, so what a killed one left is known at once.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from pltz.kv.errors import MemoryFailed, WarmFileError
+from pltz.kv.errors import ForeignFile, MemoryFailed, WarmFileError
 from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store import kv_file
+from pltz.kv.store.file_keys import CLEAR, SALT, Clear, FileKeys, Sealed
 from pltz.kv.store.kv_file import KVFile, KVFileWriter
 from pltz.kv.store.trie import Rank, names_of, root_of
 from pltz.plt_codec import SIZE, CorruptError, PltzError, UsageError, VersionError
+
+if TYPE_CHECKING:
+    from pltz.archive import Archive
 
 log = logging.getLogger("pltz.kv")
 
@@ -87,6 +93,7 @@ class KVFolder:
     ``space``: names target and pages, 16 bytes. ``budget``: bytes that all files together may take. ``block``: ids of a
     block. ``rank``: of the last block of a run; those of a lower rank are evicted first. None: those used last stay.
     ``pin``: read into page-locked memory. ``damaged``, ``written``, ``evicted``, ``failed``: counts of this process.
+    ``keys``: of the sealed archive that the files are of, None for none. ``changes``: of these keys so far.
 
     Raises UsageError where the folder cannot be made, and for a budget that is not above zero.
     """
@@ -107,12 +114,15 @@ class KVFolder:
             Path(folder).resolve(), space, budget, block, rank, pin,
         )  # fmt: skip
         self.folder = self.root / space.hex()
-        self.damaged = self.written = self.evicted = self.failed = 0
+        self.damaged = self.written = self.evicted = self.failed = self.changes = 0
+        self.keys: FileKeys | None = None
+        self._archive: bytes | None = None  # id of the sealed one, b"" for open ones
         self._runs: dict[Path, BlockRun | None] = {}  # None: a file that is no run
         self._at: dict[bytes, list[BlockRun]] = {}  # by the names of their blocks
         self._seen = 0  # time of the folder's change when it was listed last
         self._lock = Lock()  # over counts, threads and runs
         self._under_way = 0
+        self._foreign: dict[bytes, set[Path]] = {}  # files of no key at hand, by the owners that they name
         self._threads: ThreadPoolExecutor | None = None
         try:
             private_folder(self.folder)
@@ -122,10 +132,43 @@ class KVFolder:
         except OSError as exc:
             raise UsageError(f"cannot keep KV in {self.root}: {exc.strerror or exc}") from exc
 
-    def path(self, name: bytes, form: str) -> Path:
+    def admit(self, archive: Archive, tenants: Iterable[str] = ()) -> bool:
+        """Take the newest keys that an archive has of tenants, in its thread. Returns whether any is another.
+
+        Files of a sealed archive are encrypted from now on, those of an open one are not. Raises UsageError where the
+        files are not of this sealed archive.
+        """
+        settings = archive.parts.settings
+        own = settings.archive if settings.sealed else b""
+        if self._archive not in (None, own):
+            raise UsageError("this store keeps the KV of another archive, and one of them is sealed: open one for each")
+        self._archive = own
+        if own and self.keys is None:
+            self.keys = FileKeys(archive)
+        changed = {} if self.keys is None else self.keys.found(archive, tenants)
+        if self.keys is None or not changed:
+            return False
+        self.changes += 1  # first: nothing that was read before is written by another key
+        self.keys.take(changed)
+        with self._lock:  # what was there opens no more, and what did not open may
+            paths = [path for path, run in self._runs.items() if run is not None and run.tenant in changed]
+            paths += [path for owner in changed for path in self._foreign.pop(owner, ())]
+        for path in paths:
+            self._forget(path)
+        self._seen = 0
+        self.look()
+        return True
+
+    def owner(self, tenant: str) -> bytes:
+        """Return what stands for a tenant in its files."""
+        return root_of(tenant) if self.keys is None else self.keys.owner(tenant)
+
+    def path(self, name: bytes, form: str, owner: bytes = b"") -> Path:
         """Return where a file is or would be. Raises UsageError for a bad name."""
         if not FORM.fullmatch(form) or len(name) != 32:
             raise UsageError(f"expected a name of 32 bytes, and a form of letters a to z, digits and hyphens: {form!r}")
+        if self.keys is not None and form not in LASTING:
+            name = self.keys.name(owner, name)
         return self.folder / f"{name.hex()}.{form}.safetensors"
 
     # ---- looking
@@ -168,12 +211,17 @@ class KVFolder:
         run = None
         if match is not None and match[2] not in (IDS, WHOLE, *LASTING):
             try:
-                file = kv_file.peek(path)
+                file = kv_file.peek(path, self.keys)
                 ids = file.head["ids"].numpy().reshape(-1)
                 names = names_of(file.parent, ids, self.block)
-                if not names or names[-1].hex() != match[1] or file.start % self.block:
+                if not names or self.path(names[-1], match[2], file.tenant) != path or file.start % self.block:
                     raise CorruptError("not the blocks that its name says")
                 run = BlockRun(path, match[2], file.tenant, names, file.start // self.block, file.parent)
+            except ForeignFile as exc:
+                with self._lock:
+                    if not self._foreign:
+                        log.info("files of KV in %s are not used: %s", self.folder, exc)
+                    self._foreign.setdefault(exc.owner, set()).add(path)
             except (PltzError, KeyError) as exc:
                 self._broke(path, exc)
                 return
@@ -190,6 +238,8 @@ class KVFolder:
     def _forget(self, path: Path) -> None:
         with self._lock:
             run = self._runs.pop(path, None)
+            for paths in self._foreign.values():
+                paths.discard(path)
             for name in () if run is None else run.names:
                 left = [one for one in self._at[name] if one is not run]
                 if left:
@@ -210,12 +260,12 @@ class KVFolder:
 
     # ---- reading
 
-    def read(self, name: bytes, form: str) -> KVFile | None:
+    def read(self, name: bytes, form: str, owner: bytes = b"") -> KVFile | None:
         """Return a file, or None where it is missing, unavailable now, or damaged. Its parts may still arrive.
 
-        A damaged file is removed, also where the damage is found later.
+        A damaged file is removed, also where the damage is found later. ``owner``: whose it is, of a sealed archive.
         """
-        path = self.path(name, form)
+        path = self.path(name, form, owner)
         told = False
 
         def failed(failure: Exception, stat: os.stat_result) -> None:
@@ -232,8 +282,8 @@ class KVFolder:
             self._threads = self._threads or ThreadPoolExecutor(THREADS, "pltz-read")
             threads = self._threads if self._under_way <= UNDER_WAY else None
         try:
-            file = kv_file.read(path, pin=self.pin, threads=threads, failed=failed, ended=ended)
-            if (file.space, file.name, file.form) != (self.space, name, form):
+            file = kv_file.read(path, self.keys, pin=self.pin, threads=threads, failed=failed, ended=ended)
+            if file.space != self.space or path.name != f"{file.name.hex()}.{file.form}.safetensors":
                 raise CorruptError("a file of another form, target or block")
         except (PltzError, OSError, RuntimeError, MemoryError) as exc:
             if not told and not isinstance(exc, FileNotFoundError | NotADirectoryError):
@@ -245,12 +295,16 @@ class KVFolder:
 
     def _broke(self, path: Path, failure: Exception, stat: os.stat_result | None = None) -> None:
         """Count a failure, and remove a damaged file, unless another took its place. ``stat``: of the damaged one."""
+        if isinstance(failure, ForeignFile):
+            return
         if isinstance(failure, OSError | MemoryError):  # too many open files: the file may be sound
             self._refused("cannot read", path, failure)
             return
         with self._lock:
             self.damaged += 1
-        log.warning("removed a damaged file of KV, which is computed again: %s: %s", path, failure)
+            count = self.damaged
+        if not count & count - 1:  # of a sealed archive there are many after an erasure
+            log.warning("removed a damaged file of KV, which is computed again: %s (the %d.): %s", path, count, failure)
         with suppress(OSError):
             self._remove(path, stat)
 
@@ -286,14 +340,20 @@ class KVFolder:
 
         Returns False if there is no room, the disk fails, a file cannot hold it, or it is not wanted.
         """
-        path = self.path(file.name, file.form)
+        path = self.path(file.name, file.form, file.tenant)
+        seal: Clear | Sealed | None = CLEAR
+        if self.keys is not None:
+            seal = self.keys.seal(file.tenant, os.urandom(SALT))
+            file = replace(file, name=bytes.fromhex(path.name[:64]))
         try:
+            if seal is None:
+                raise ForeignFile(file.tenant)
             with suppress(FileNotFoundError):
                 known = S_ISREG(path.lstat().st_mode)
                 if known:
                     os.utime(path, follow_symlinks=False)
                 return known
-            if not self._write(path, KVFileWriter(file), wanted, sync=False):
+            if not self._write(path, KVFileWriter(file, seal), wanted, sync=False):
                 return False
         except PltzError as exc:
             log.info("a file does not hold %s: %s", path, exc)
@@ -344,10 +404,10 @@ class KVFolder:
                     with suppress(PltzError, OSError):
                         yield kv_file.peek(file.path)
 
-    def names(self, form: str) -> set[bytes]:
-        """Return the names of the complete files of a form."""
+    def paths(self, form: str) -> set[Path]:
+        """Return the complete files of a form."""
         with suppress(OSError):
-            return {file.name for file in self._files_in(self.folder) if file.whole and file.form == form}
+            return {file.path for file in self._files_in(self.folder) if file.whole and file.form == form}
         return set()
 
     def claim(self, name: bytes) -> int | None:
@@ -367,12 +427,13 @@ class KVFolder:
             return None
         return handle
 
-    def remove(self, name: bytes, form: str) -> None:
+    def remove(self, name: bytes, form: str, owner: bytes = b"") -> None:
         """Remove a file. Raises MemoryFailed where it is still there."""
+        path = self.path(name, form, owner)
         try:
-            self._remove(self.path(name, form))
+            self._remove(path)
         except OSError as exc:
-            raise MemoryFailed(f"cannot remove {self.path(name, form)} ({exc.strerror})") from exc
+            raise MemoryFailed(f"cannot remove {path} ({exc.strerror})") from exc
 
     def _write(self, path: Path, writer: KVFileWriter, wanted: Callable[[], bool], *, sync: bool) -> bool:
         begun = self._begin(path, writer.size)
@@ -413,7 +474,8 @@ class KVFolder:
         def may_have(file: _File) -> bool:
             return file.form not in (IDS, WHOLE, *LASTING) and not (file.whole and file.path in known)
 
-        self._remove_all(lambda file: file.path in paths or file.name in names or may_have(file))
+        stored = set(names) if self.keys is None else self.keys.all_names(names)
+        self._remove_all(lambda file: file.path in paths or file.name in stored or may_have(file))
 
     def expire(self, before: float) -> None:
         """Remove what was used last before a time, in seconds since 1970, but nothing that must stay.
@@ -423,14 +485,14 @@ class KVFolder:
         self._remove_all(lambda file: file.form not in LASTING and file.used < before)
 
     def clear(self, tenant: bytes | None = None) -> None:
-        """Remove all files of this target but those that must stay, or those of a tenant. Raises as `discard`."""
+        """Remove all files of this target but those that must stay, or those of an `owner`. Raises as `discard`."""
         if tenant is None:
             self._remove_all(lambda file: file.form not in LASTING)
             return
 
         def theirs(file: _File) -> bool:
             try:
-                return file.form not in LASTING and kv_file.peek(file.path).tenant == tenant
+                return file.form not in LASTING and kv_file.owner_of(file.path, self.keys) == tenant
             except (PltzError, MemoryError):
                 return file.form not in LASTING  # nobody can say whose it is
 
@@ -475,7 +537,9 @@ class KVFolder:
     def _evict(self, size: int) -> int:
         """Make room for ``size`` bytes, and for the next writes, unless it is there. Returns the bytes of all files."""
         rank = self.rank or (lambda name: 0.0)
-        files = sorted(self._files(), key=lambda f: (rank(f.name), f.used, f.path))
+        runs = self._runs.copy()
+        last = {path: run.names[-1] for path, run in runs.items() if run is not None}
+        files = sorted(self._files(), key=lambda f: (rank(last.get(f.path, f.name)), f.used, f.path))
         total = sum(file.size for file in files)
         leaving = [file for file in files if not file.whole and _is_left(file.path)]
         leaving += [file for file in files if file.whole and file.form not in LASTING]
@@ -537,18 +601,24 @@ class KVFolder:
         return opened(self.root / "lock", os.O_RDWR | more)
 
 
-def clear_all(folder: str | os.PathLike[str], tenants: Iterable[str] | None = None) -> None:
+def clear_all(
+    folder: str | os.PathLike[str], tenants: Iterable[str] | None = None, archive: Archive | None = None
+) -> None:
     """Remove the KV and tokens of tenants, all of None, of every target from a folder, as `KVFolder.clear` does.
 
+    ``archive``: whose tenants they are. Where that is sealed, what tenants of these names have in the clear goes, too.
     Raises UsageError for what is no folder of KV, and WarmFileError.
     """
-    root, owners = Path(folder).resolve(), None if tenants is None else [root_of(tenant) for tenant in tenants]
+    root, tenants = Path(folder).resolve(), None if tenants is None else list(tenants)
     if not (root / "lock").is_file():
         raise UsageError(f"expected a folder of KV, found none at {root}")
     for space in root.iterdir():
         if SPACE.fullmatch(space.name) and S_ISDIR(space.lstat().st_mode):
             files = KVFolder(root, bytes.fromhex(space.name), 1)
-            for owner in [None] if owners is None else owners:
+            if archive is not None:
+                files.admit(archive, tenants or ())
+            owners = {None} if tenants is None else {of(tenant) for tenant in tenants for of in (root_of, files.owner)}
+            for owner in owners:
                 files.clear(owner)
 
 

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -37,9 +37,12 @@ from pltz.models import cache_of
 from pltz.plt_codec import CorruptError, digest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from transformers import DynamicCache
 
+    from pltz.archive import Archive
     from pltz.kv.store.trie import Ids
     from pltz.models import Target
 
@@ -83,15 +86,15 @@ class Snapshots:
         self, tenant: str, ids: Ids, device: torch.device, *, apart: str = "", bound: Bound | float = EXACT
     ) -> FoundKV:
         """Return the cache of the longest known beginning of ids, and the logits of its last id. It is the caller's."""
-        names = _names(root_of(tenant, apart), ids)
+        names, owner = _names(root_of(tenant, apart), ids), self._owner(tenant)
         with self._lock:
-            files = set() if self.folder is None else self.folder.names(WHOLE)
+            files = set() if self.folder is None else self.folder.paths(WHOLE)
             for tokens in range(len(names), 0, -1):
                 name = names[tokens - 1]
                 if (found := self._held.get(name)) is not None:
                     self._held.move_to_end(name)
                     return self._found(len(ids), tokens, DEVICE, copy.deepcopy(found.cache), found.logits)
-                if name in files and (one := self._load(name, device)) is not None:
+                if files and (one := self._load(name, owner, files, device)) is not None:
                     return self._found(len(ids), tokens, DISK, *one)
             self._stats.miss_tokens += len(ids)
         return FoundKV()
@@ -106,12 +109,13 @@ class Snapshots:
         with self._lock:
             self._stats.inserted += 1
             if parts.nbytes <= self.memory_bytes:
-                self._held[name] = _Held(root_of(tenant), copy.deepcopy(cache), logits.clone(), parts.nbytes)
+                self._held[name] = _Held(self._owner(tenant), copy.deepcopy(cache), logits.clone(), parts.nbytes)
                 while sum(held.size for held in self._held.values()) > self.memory_bytes:
                     self._held.popitem(last=False)
         if self.folder is not None:
             head = {"layers": layout}
-            file = KVFile(WHOLE, self.folder.space, name, head, {"kv": parts}, root_of(tenant), root, len(ids))
+            owner = self._owner(tenant)
+            file = KVFile(WHOLE, self.folder.space, name, head, {"kv": parts}, owner, start=len(ids))
             self._stats.dropped += not self.folder.write(file)
 
     def discard(self, tenant: str, ids: Ids, *, apart: str = "") -> None:
@@ -125,12 +129,17 @@ class Snapshots:
 
     def clear(self, tenant: str | None = None) -> None:
         """Forget everything, or all of a tenant, in memory and files. Raises as `discard`."""
-        root = None if tenant is None else root_of(tenant)
+        owner = None if tenant is None else self._owner(tenant)
         with self._lock:
-            for name in [name for name, held in self._held.items() if root in (None, held.owner)]:
+            for name in [name for name, held in self._held.items() if owner in (None, held.owner)]:
                 del self._held[name]
         if self.folder is not None:
-            self.folder.clear(root)
+            self.folder.clear(owner)
+
+    def admit(self, archive: Archive, tenants: Iterable[str] = ()) -> None:
+        """Keep files by the newest keys of tenants, as `KVStore.admit`."""
+        if self.folder is not None:
+            self.folder.admit(archive, tenants)
 
     def expire(self, seconds: float) -> None:
         """Forget files that were not used for so long. Raises as `discard`."""
@@ -151,6 +160,9 @@ class Snapshots:
     def close(self) -> None:
         """Do nothing: all is written."""
 
+    def _owner(self, tenant: str) -> bytes:
+        return root_of(tenant) if self.folder is None else self.folder.owner(tenant)
+
     def _found(self, asked: int, tokens: int, tier: str, cache: DynamicCache, logits: torch.Tensor) -> FoundKV:
         self._hits[tier] += tokens
         self._stats.hit_tokens += tokens
@@ -158,10 +170,13 @@ class Snapshots:
         whole = logits if tokens == asked else None
         return FoundKV(tokens, cache=cache, tiers=Counter({tier: tokens}), logits=whole)
 
-    def _load(self, name: bytes, device: torch.device) -> tuple[DynamicCache, torch.Tensor] | None:
+    def _load(
+        self, name: bytes, owner: bytes, files: set[Path], device: torch.device
+    ) -> tuple[DynamicCache, torch.Tensor] | None:
         """Return the cache and the logits of a file, None where it is gone or damaged; it is removed then."""
         assert self.folder is not None
-        file = self.folder.read(name, WHOLE)
+        there = self.folder.path(name, WHOLE, owner) in files
+        file = self.folder.read(name, WHOLE, owner) if there else None
         if file is None:
             return None
         try:
@@ -169,7 +184,7 @@ class Snapshots:
         except (CorruptError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
             self._stats.failed += 1
             with suppress(MemoryFailed):
-                self.folder.remove(name, WHOLE)
+                self.folder.remove(name, WHOLE, owner)
             return None
 
 

@@ -26,7 +26,7 @@ import logging
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pltz.archive import Archive
     from pltz.kv.pool.slab import Slab
     from pltz.kv.store.trie import Ids
     from pltz.models import Target
@@ -118,13 +119,14 @@ class FoundKV:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A run that waits to be written. ``gone``: one of its blocks was discarded since."""
+    """A run that waits to be written. ``keys``: `KVFolder.changes` then. ``gone``: a block was discarded since."""
 
     file: KVFile
     ids: NDArray[np.int32]
     mass: NDArray[np.float32] | None
     names: list[bytes]
     size: int
+    keys: int
     gone: bool = False
 
 
@@ -334,7 +336,7 @@ class KVStore:
                     if len(held) < at or self.trie.get(names[at]) is not None or self._erasures > erasures:
                         break  # others changed what was there, or it has to go
                     lost = None if form is self.rows else form
-                    self._add(new, held, root_of(tenant), span, rows, sinks, pool.device, lost=lost)
+                    self._add(new, held, tenant, span, rows, sinks, pool.device, apart=apart, lost=lost)
                 except PoolFull:
                     break
                 finally:
@@ -384,7 +386,7 @@ class KVStore:
         pool = self._pool()
         if len(ids) < session.packed or session.pool is not pool:
             raise UsageError("expected a session of this pool, and the ids of all its packed tokens")
-        root = root_of(tenant, apart)
+        root, owner = root_of(tenant, apart), self._owner(tenant)
         array = np.asarray(ids[: session.packed], np.int32)
         parent, added = None, 0
         with self._lock:
@@ -405,7 +407,7 @@ class KVStore:
                     else:
                         own = array[step * self.block : (step + 1) * self.block]
                         above = root if parent is None else parent.name
-                        node = Node(name, above, parent, root_of(tenant), own, step * self.block, blocks, lost=lost)
+                        node = Node(name, above, parent, owner, own, step * self.block, blocks, lost=lost)
                         self._enter(node)
                     added += 1
                 parent = node
@@ -444,7 +446,7 @@ class KVStore:
                 if kv.shape[3] != len(span):
                     raise UsageError(f"expected KV of {len(span)} tokens, got {kv.shape[3]}")
                 seen = None if mass is None else mass[at * self.block : len(names) * self.block]
-                kept = self._keep(names, at, held, tenant, span, kv, seen)
+                kept = self._keep(names, at, held, tenant, apart, span, kv, seen)
             finally:
                 self._release(held)
             self._stats.inserted += kept
@@ -462,8 +464,8 @@ class KVStore:
                 self._ends.popitem(last=False)
 
     def _keep(
-        self, names: list[bytes], at: int, held: list[Node], tenant: str, ids: NDArray[np.int32], kv: torch.Tensor,
-        mass: NDArray[np.float32] | None,
+        self, names: list[bytes], at: int, held: list[Node], tenant: str, apart: str, ids: NDArray[np.int32],
+        kv: torch.Tensor, mass: NDArray[np.float32] | None,
     ) -> int:  # fmt: skip
         """Put new blocks into the fastest tier that has room for all. Returns how many that are. Lock held."""
         count, sinks = len(names) - at, kv[:, :, :, : self.pages.sinks]
@@ -472,7 +474,7 @@ class KVStore:
             for slab in (self.pool.device, self.pool.host):
                 try:
                     if slab is not None:
-                        self._add(names[at:], held, root_of(tenant), ids, rows, sinks, slab, mass=mass)
+                        self._add(names[at:], held, tenant, ids, rows, sinks, slab, apart=apart, mass=mass)
                         return count
                 except PoolFull:
                     continue
@@ -481,14 +483,15 @@ class KVStore:
             return 0
         at, kv, ids = at + more, kv[:, :, :, more * self.block :], ids[more * self.block :]
         mass = None if mass is None else mass[more * self.block :]
-        above = names[at - 1] if at else root_of(tenant)
+        above = names[at - 1] if at else root_of(tenant, apart)
         span = Span(ids, at * self.block)
         parts = {"kv": kv} if self.lossy else self.rows.encode(kv, span)
-        return (count - more) * self._write_behind(names[at:], root_of(tenant), above, span, parts, mass)
+        return (count - more) * self._write_behind(names[at:], self._owner(tenant), above, span, parts, mass)
 
     def _add(
-        self, names: Sequence[bytes], held: list[Node], tenant: bytes, ids: NDArray[np.int32], rows: Any,
-        sinks: torch.Tensor, slab: Slab, *, mass: NDArray[np.float32] | None = None, lost: KVCodec | None = None,
+        self, names: Sequence[bytes], held: list[Node], tenant: str, ids: NDArray[np.int32], rows: Any,
+        sinks: torch.Tensor, slab: Slab, *, apart: str, mass: NDArray[np.float32] | None = None,
+        lost: KVCodec | None = None,
     ) -> None:  # fmt: skip
         """Add blocks after those of ``held``, in new pages of a slab. Raises PoolFull. Lock held."""
         first = len(held) * self.block
@@ -499,11 +502,11 @@ class KVStore:
         except BaseException:
             slab.release(blocks)
             raise
-        parent = held[-1] if held else None
+        parent, owner, root = held[-1] if held else None, self._owner(tenant), root_of(tenant, apart)
         for n, name in enumerate(names):
             own = slice(n * self.block, (n + 1) * self.block)
             node = Node(
-                name, tenant if parent is None else parent.name, parent, tenant, ids[own], first + own.start,
+                name, root if parent is None else parent.name, parent, owner, ids[own], first + own.start,
                 [blocks[n], *(more if n == 0 else [])], slab is not self._pool().device, lost,
                 None if mass is None else mass[own],
             )  # fmt: skip
@@ -596,14 +599,23 @@ class KVStore:
 
     def clear(self, tenant: str | None = None) -> None:
         """Forget everything, or all of a tenant, in every tier. Raises as `discard`."""
-        root = None if tenant is None else root_of(tenant)
+        owner = None if tenant is None else self._owner(tenant)
         with self._lock:
             for node in self.trie:
-                if node.parent is None and root in (None, node.tenant):
+                if node.parent is None and owner in (None, node.tenant):
                     self._free(self.trie.remove(node))
-            self._cancel({name for one in self._waiting if root in (None, one.file.tenant) for name in one.names})
+            self._cancel({name for one in self._waiting if owner in (None, one.file.tenant) for name in one.names})
         if self.folder is not None:
-            self.folder.clear(root)
+            self.folder.clear(owner)
+
+    def admit(self, archive: Archive, tenants: Iterable[str] = ()) -> None:
+        """Keep files by the newest keys of tenants, where an archive is sealed (`KVFolder.admit`). In its thread.
+
+        What waits to be written is not, where a key is another: something of it may be erased.
+        """
+        if self.folder is not None and self.folder.admit(archive, tenants):
+            with self._lock:
+                self._cancel({name for one in self._waiting for name in one.names})
 
     def _reclaim(self, missing: int, *, spilled: bool) -> bool:
         """Give up blocks of a slab that only the trie holds, until enough are free. Returns whether there were any."""
@@ -682,10 +694,10 @@ class KVStore:
         size = sum(part.nbytes for part in parts.values())
         if self._waiting and sum(one.size for one in self._waiting) + size > self.queue_bytes:
             return False
-        head = {"ids": torch.from_numpy(np.ascontiguousarray(span.ids))}
+        head = {"ids": torch.from_numpy(np.array(span.ids))}
         name = self.form.name
         file = KVFile(name, self.folder.space, names[-1], head, parts, tenant, above, span.start)
-        one = _Waiting(file, span.ids, mass, names, size)
+        one = _Waiting(file, span.ids, mass, names, size, self.folder.changes)
         self._waiting.append(one)
         self._writer = self._writer or ThreadPoolExecutor(1, "pltz-kv-write")
         self._writing = [future for future in self._writing if not future.done()]
@@ -695,13 +707,13 @@ class KVStore:
     def _write(self, one: _Waiting) -> None:
         """Write a run. An error is counted, and costs this run only. In the writer's thread."""
         assert self.folder is not None
-        kept = False
+        folder, kept = self.folder, False
         try:
             file = one.file
             if self.lossy and not one.gone:
                 parts = self.form.encode(file.parts["kv"], Span(one.ids, file.start, one.mass))
                 file = KVFile(file.form, file.space, file.name, file.head, parts, file.tenant, file.parent, file.start)
-            kept = not one.gone and self.folder.write(file, lambda: not one.gone)
+            kept = not one.gone and folder.write(file, lambda: not one.gone and one.keys == folder.changes)
         except Exception as exc:  # noqa: BLE001 - nobody waits here who could be told
             with self._lock:
                 self._stats.failed += len(one.names)
@@ -732,6 +744,9 @@ class KVStore:
             writer.shutdown()
 
     # ---- parts
+
+    def _owner(self, tenant: str) -> bytes:
+        return root_of(tenant) if self.folder is None else self.folder.owner(tenant)
 
     def _names(self, tenant: str, ids: Ids, apart: str, last: int = 1) -> list[bytes]:
         """Return the names of the full blocks of all but the last ids."""
@@ -802,7 +817,7 @@ class KVStore:
     def _load(self, run: BlockRun) -> KVFile | None:
         """Return a run's file, whose parts its form takes, or None where it is gone or damaged."""
         assert self.folder is not None
-        file = self.folder.read(run.names[-1], run.form)
+        file = self.folder.read(run.names[-1], run.form, run.tenant)
         if file is None:
             self.folder.forget(run)
             return None

@@ -52,7 +52,7 @@ def names_of(above: bytes, ids: Ids, block: int) -> list[bytes]:
 class Node:
     """A block in memory: its pages, and for the first of a prefix the sinks after them.
 
-    ``ids``: its own, (block,). ``tenant``: `root_of` whose it is. ``above``: name of the block before it, or root.
+    ``ids``: its own, (block,). ``tenant``: its `KVFolder.owner`. ``above``: name of the block before it, or root.
     ``lost``: a form that it was in, and that lost something. ``mass``: (block,), the attention that each id received,
     where that was seen. ``used``: seconds since 1970.
     """

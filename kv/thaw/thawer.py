@@ -14,9 +14,9 @@
   one piece of work, whenever they come.
 * Segments that several sessions of a batch share are decoded once and prefilled once, first.
 * KV is named by its ids and the tenant, so it is served only under the ids it was computed from.
-* A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
-  thawed over files (`FORMAT.md`). The ids of a version in the clear are kept, in memory and with the store's files, so
-  it is not read again.
+* A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. Its files of KV are
+  encrypted, by keys of its tenants (`FORMAT.md`). The ids of a version in the clear are kept, in memory and with the
+  store's files, so it is not read again.
 * A target whose layers keep windows, latents or states has no KV in blocks: whole caches are kept (`Snapshots`).
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
   catalogue and records), ``wait`` (for a batch under way), ``decode``, ``lookup`` (the store, including
@@ -47,7 +47,6 @@ from pltz.kv.store.kv_file import KVFile
 from pltz.kv.store.kv_folder import IDS
 from pltz.kv.store.snapshots import Snapshots
 from pltz.kv.store.store import KVStore
-from pltz.kv.store.trie import root_of
 from pltz.kv.thaw.cache_kv import can_cut, cut, join
 from pltz.kv.thaw.stage_timer import StageTimer
 from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
@@ -89,6 +88,7 @@ class _ThawRequest:
 
     ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
     ``beyond``: ids by which the session is longer than the contexts of these.
+    ``keys``: changes of the keys of files when it was admitted.
     ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``asked_at``,
     ``admitted_at``: when the first caller asked, and when the version was known, in seconds of the performance counter.
     ``ran``: number of ids in ``cache``. ``at``: number of segments all of whose ids are. ``hot``: number of ids found
@@ -99,6 +99,7 @@ class _ThawRequest:
     version: Version
     asked_at: float
     admitted_at: float
+    keys: int = 0
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
@@ -173,7 +174,8 @@ class Thawer:
         max_age: seconds for which a thaw may rely on what the archive object saw before; None: as the archive says. A
             thaw serves the newest version that any process had acknowledged so long before.
 
-    Raises UsageError for a sealed archive with a store that has a folder, and for the store of another target.
+    Raises UsageError for the store of another target, and for one whose files are of another archive where one of the
+    two is sealed.
     """
 
     def __init__(
@@ -189,12 +191,12 @@ class Thawer:
         max_kl_recall: float | None = None,
         max_age: float | None = None,
     ) -> None:
-        parts, self.target, self.hot = archive.parts, as_target(target), hot
+        parts, self.target, self.hot, self._archive = archive.parts, as_target(target), hot, archive
         self._sealed = parts.settings.sealed
-        if self._sealed and hot is not None and hot.folder is not None:
-            raise UsageError("this archive is sealed, and files of KV are in the clear: use a store without a folder")
         if hot is not None and hot.fingerprint not in (b"", self.target.fingerprint):
             raise UsageError("this store has the KV of another target: open one for this")
+        if hot is not None:
+            hot.admit(archive)
         self._catalog, self._directory, self._towers = parts.catalog, parts.directory, parts.reader
         self._any_target, self._chunk, self._together = any_target, chunk, together
         self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
@@ -252,6 +254,8 @@ class Thawer:
         """Return the request of each, or its error, all by one look at the archive."""
         try:
             with self._reading, self._catalog.one_look(self._max_age):
+                if self._sealed and self.hot is not None:
+                    self.hot.admit(self._archive, {one.tenant for one in wanted})
                 return [self._admit(one) for one in wanted]
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
@@ -266,7 +270,7 @@ class Thawer:
         with self._lock:
             request = self._requests.get(version.id)
             if request is None:
-                request = _ThawRequest(version, asked_at, time.perf_counter())
+                request = _ThawRequest(version, asked_at, time.perf_counter(), self._changes())
                 self._requests[version.id] = request
                 self._waiting.append(request)
             return request
@@ -369,7 +373,7 @@ class Thawer:
         if (found := self._towers_known.get(version.id)) is not None:
             self._towers_known.move_to_end(version.id)
             return found
-        folder = None if self.hot is None else self.hot.folder
+        folder = None if self.hot is None or self._sealed else self.hot.folder
         file = None if folder is None else folder.read(_ids_name(version), IDS)
         if file is None:
             return None
@@ -401,7 +405,7 @@ class Thawer:
                 "cuts": torch.from_numpy(np.cumsum([len(part) for _, part in tower.segments]).astype(np.int32)),
                 "segments": torch.from_numpy(np.stack(rows)),
             }
-            name, owner = _ids_name(tower.version), root_of(tower.version.tenant)
+            name, owner = _ids_name(tower.version), self.hot.folder.owner(tower.version.tenant)
             self.hot.folder.write(KVFile(IDS, self.hot.folder.space, name, head, tenant=owner))
 
     def _known_segments(self) -> dict[bytes, KnownSegment]:
@@ -534,24 +538,27 @@ class Thawer:
             return None
         return Watch([request.new for request in group])
 
+    def _changes(self) -> int:
+        return 0 if self.hot is None or self.hot.folder is None else self.hot.folder.changes
+
     def _insert(self, request: _ThawRequest) -> None:
         """Offer the store what was computed, where nothing was lost on the way."""
         import torch
 
-        cache, ids = request.cache, request.target_tokens.ids
-        if self.hot is None or cache is None or request.lossy or request.hot == len(ids):
+        hot, cache, ids = self.hot, request.cache, request.target_tokens.ids
+        if hot is None or cache is None or request.lossy or request.hot == len(ids):
             return
-        if isinstance(self.hot, Snapshots):
-            assert request.logits is not None
-            with suppress(torch.OutOfMemoryError):
-                self.hot.keep(request.version.tenant, ids, cache, request.logits)
-            return
-        if not can_cut(cache):
-            return
-        mass = None if request.watch is None else request.watch.mass(request.place, len(ids))
-        with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
-            offered = partial(cut, cache)
-            self.hot.keep(request.version.tenant, ids, offered, mass, logits=request.logits)
+        tenant, logits = request.version.tenant, request.logits
+        # out of memory: the session is hot, but none of it is kept. Keys change under the lock alone
+        with suppress(torch.OutOfMemoryError), self._reading if self._sealed else nullcontext():
+            if request.keys != self._changes():  # something was erased meanwhile, perhaps this
+                return
+            if isinstance(hot, Snapshots):
+                assert logits is not None
+                hot.keep(tenant, ids, cache, logits)
+            elif can_cut(cache):
+                mass = None if request.watch is None else request.watch.mass(request.place, len(ids))
+                hot.keep(tenant, ids, partial(cut, cache), mass, logits=logits)
 
 
 def _ids_name(version: Version) -> bytes:

@@ -193,8 +193,6 @@ def serve(
     folder = Path(journal or f"{place.rstrip('/')}.journal")
     archive = Archive.open(place, bundle=bundle, **archive_key(place))
     archive.parts.want_key()
-    if disk is not None and archive.parts.settings.sealed:
-        raise UsageError("this archive is sealed, and the files in --disk DIR are in the clear: leave it out")
     with bound(host, port) as address:  # before the model is loaded
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLocks(folder).take(LOCK)

@@ -82,15 +82,16 @@ def chat_ids(
     without them; and the errors of `Target.render`.
     """
     head = [{"role": "system", "content": system}] if system else []
-    if tools and not all(tool["function"]["name"] in "\n".join(_head_lines(target, (), tools)) for tool in tools):
+    written = "\n".join(_head_lines(target, (), tools)) if tools else ""
+    if not all(tool["function"]["name"] in written for tool in tools):
         raise ContentError("this model's chat template writes no tools: leave them out")
     if not len(before):
         chat = {"messages": [*head, *messages], "tools": list(tools) or None}
         return target.render(chat, add_generation_prompt=True)
     if tools or system:
         begun = target.tokenizer.decode(list(before), clean_up_tokenization_spaces=False)
-        heads = [head] if system else [[], [{"role": "system", "content": FORMER[1]}]]
-        if not any(all(line in begun for line in _head_lines(target, one, tools)) for one in heads):
+        heads, whole = [head] if system else [[], [{"role": "system", "content": FORMER[1]}]], set(begun.splitlines())
+        if not any(all(line in begun for line in _head_lines(target, one, tools) - whole) for one in heads):
             raise ContentError("this session began with other instructions or tools: leave these out, or begin anew")
     former = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), FORMER, strict=True)]
     text = _written(target, [*former, *messages], tools, add_generation_prompt=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive import Erased, NotFound
+from pltz.archive import Erased, NotFound, StoreError
 from pltz.kv.thaw.thawed import check_target
 from pltz.kv.thaw.thawer import Thawer
 from pltz.plt_codec import PltzError
@@ -49,7 +49,7 @@ TIERS = {"device": "hot", "host": "warm", "disk": "disk"}  # of a store, as clie
 log = logging.getLogger("pltz.serve")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ServedSession:
     """Hold one session.
 
@@ -96,6 +96,7 @@ class Sessions:
         self.acknowledged = self.thaws = self.freezes = 0
         self._target = scheduler.target
         self._archive, self._thawer = archive, Thawer(archive, scheduler.target, max_age=0.0)
+        scheduler.store.admit(archive, [tenant])
         self._records: OrderedDict[str, ServedSession] = OrderedDict()  # the least recently used first
         self._reader = ThreadPoolExecutor(1, "pltz-serve-archive")
         self._looking = asyncio.Lock()  # a look reads what no claim waits for: one at a time stands before a claim
@@ -190,7 +191,14 @@ class Sessions:
         if not settled:
             raise Refused(503, "the archive has not taken the journal yet: see /health, and try it again")
         for record, ids, busy in snapshots:
-            found = await self._read(record.name)
+            try:
+                found = await self._read(record.name)
+            except PltzError as exc:
+                record.stuck = not isinstance(exc, StoreError)
+                if not record.stuck or len(records) == 1:
+                    raise
+                log.warning("the archive does not give session %r, which stays in memory: %s", record.name, exc)
+                continue  # the others go cold
             if record.ids is not ids or record.busy != busy or ids is None:
                 continue
             record.stuck = not np.array_equal(found, ids)
@@ -217,20 +225,30 @@ class Sessions:
             log.warning("sessions do not go cold now: %s", exc)
 
     async def audit(self) -> None:
-        """Drop the KV of cold sessions that the archive has no more: erased, or forgotten, by whatever process."""
-        cold = [one for one in self._records.values() if one.ids is None and not one.busy and one.block]
+        """Drop sessions that the archive has no more, erased or forgotten by whatever process, and their KV."""
+        idle = [(one, one.ids) for one in self._records.values() if not one.busy and one.tokens]
         loop = asyncio.get_running_loop()
-        gone = await loop.run_in_executor(self._reader, self._absent, [one.name for one in cold])
-        for record in cold:
-            if record.name in gone and record.ids is None and not record.busy:
-                work = partial(self.scheduler.store.erase, record.block)
-                await asyncio.wrap_future(self.scheduler.call(work))
-                self._records.pop(record.name, None)
+        settled = await loop.run_in_executor(self._settler, self._settled)
+        gone = await loop.run_in_executor(self._reader, self._absent, [one.name for one, _ in idle])
+        for record, ids in idle:
+            if record.name in gone and record.ids is ids and not record.busy and (ids is None or settled):
+                del self._records[record.name]  # first: it may be begun anew meanwhile
+                if record.block:
+                    work = partial(self.scheduler.store.erase, record.block)
+                    await asyncio.wrap_future(self.scheduler.call(work))
+
+    def _settled(self) -> bool:
+        """Return whether the archive took all that was acknowledged so far, and nothing was laid aside."""
+        try:
+            return self.hook.settle(1.0) and not self.hook.status()["worker"].get("rejected", 0)
+        except OSError:
+            return False
 
     def _absent(self, names: Sequence[str]) -> set[str]:
         """Return which of some sessions the archive does not have."""
         found = set()
         with self._archive.parts.catalog.one_look(0.0):
+            self.scheduler.store.admit(self._archive, [self.tenant])
             for name in names:
                 try:
                     self._archive.directory.version(name, self.tenant)
@@ -301,6 +319,7 @@ class Sessions:
         except NotFound:
             return np.zeros(0, np.int32)
         with self._archive.parts.catalog.one_look(None):
+            self.scheduler.store.admit(self._archive, [self.tenant])
             frozen_for = self._archive.directory.version(name, self.tenant, None).target
         check_target(frozen_for if any(frozen_for) else None, self._target.fingerprint)
         return np.asarray(ids, np.int32)

@@ -73,13 +73,13 @@ def test_a_target_is_calibrated_and_measured(
     assert there.exit_code == 2 and "--force" in there.output
     done = run(
         "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
-        "--forms", "q8,predictive", "--greedy", "2", *SMALL,
+        "--forms", "q8,predictive", *SMALL,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     rows = {row["form"]: row for row in json.loads(done.stdout)["rows"]}
     assert rows["control"]["kl"] < 1e-4
     # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
-    assert 8 < rows["q8"]["bits"] <= 11 and rows["q8"]["agreement"]["median"] <= 2
+    assert 8 < rows["q8"]["bits"] <= 11
     assert sum(name.startswith("predictive") for name in rows) == len(result["receipts"]) - 2 >= 10
     point = {row["point"]: row for row in result["receipts"]}[-8]
     bound = run(
@@ -130,26 +130,26 @@ def test_a_run_goes_on_where_it_was(
         assert done.exit_code == 0, done.output
         return {row["form"]: row for row in json.loads(done.stdout)["rows"]}
 
-    rows("--sessions", "3", "--forms", "q8", "--greedy", "2")
+    rows("--sessions", "3", "--forms", "q8")
     assert measured == [(1, ["q8"])] * 3
-    first = rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2")
+    first = rows("--sessions", "3", "--forms", "q8,q4")
     assert measured == [(1, ["q4"])] * 3
     whole = file.read_bytes()
-    assert rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2") == first and not measured
+    assert rows("--sessions", "3", "--forms", "q8,q4") == first and not measured
     file.write_bytes(whole[:-30])  # killed while it wrote the last line
-    again = rows("--sessions", "3", "--forms", "q8,q4", "--greedy", "2")
+    again = rows("--sessions", "3", "--forms", "q8,q4")
     assert measured == [(1, ["q4"])] and again["q8"] == first["q8"]
     assert again["q4"]["kl"] == pytest.approx(first["q4"]["kl"], rel=1e-3)
-    more = rows("--sessions", "4", "--forms", "q8,q4", "--greedy", "2")
+    more = rows("--sessions", "4", "--forms", "q8,q4")
     assert measured == [(1, ["q8", "q4"])]
-    assert more["control"]["sessions"] == more["q4"]["sessions"] == 4 and "agreement" in more["q8"]
+    assert more["control"]["sessions"] == more["q4"]["sessions"] == 4
     plain = run(*(word for word in common if word not in ("--resume", str(file))), "--sessions", "3", "--forms", "q8")
     assert json.loads(plain.stdout)["rows"][1]["kl"] == pytest.approx(first["q8"]["kl"], rel=1e-3)
-    other = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "3")
+    other = run(*common, "--sessions", "3", "--forms", "q8", "--new", "20")
     assert other.exit_code == 2 and "another setting" in other.output
     for broken in (b"{}", b"text\n", whole + b"{}\n", whole + b"\xff\n", whole + b"[1]\n"):
         file.write_bytes(broken)
-        refused = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "2")
+        refused = run(*common, "--sessions", "3", "--forms", "q8")
         assert refused.exit_code == 2 and file.read_bytes() == broken, broken
     nowhere = run(*common, "--resume", str(tmp_path / "no" / "file"), "--forms", "q8")
     assert nowhere.exit_code == 2 and "cannot keep rows" in nowhere.output

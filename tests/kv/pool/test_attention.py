@@ -30,15 +30,13 @@ def view_of(kind: str, block: int, dim: int, half: int, dtype: torch.dtype, laye
     return LayerView(pool.device, layer, table, packed, int(packed.max()), exact[0], exact[1], real, most)
 
 
-def expected(
-    view: LayerView, query: torch.Tensor, scaling: float, group: int = GROUP
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention by torch over unpacked KV, and the weights (B, query heads, most + columns)."""
+def expected(view: LayerView, query: torch.Tensor, scaling: float, group: int = GROUP) -> torch.Tensor:
+    """Return the attention by torch over unpacked KV."""
     keys, values, real = (part.double() if part.is_floating_point() else part for part in view.unpacked())
     keys, values = (part.nan_to_num().repeat_interleave(group, 1) for part in (keys, values))
     scores = (query.double()[:, :, None] @ keys.mT)[:, :, 0] * scaling
     weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
-    return (weights[:, :, None] @ values)[:, :, 0], weights
+    return (weights[:, :, None] @ values)[:, :, 0]
 
 
 SHAPES = [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 16, 64, 16), ("q8", 256, 20, 8), ("raw", 16, 20, 8),
@@ -51,14 +49,8 @@ SHAPES = [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 16, 64, 16), ("q8", 2
 def test_compiled_attention_is_that_over_unpacked_kv(kind: str, block: int, dim: int, half: int, widest: int) -> None:
     view = view_of(kind, block, dim, half, torch.float32)
     query = torch.randn(len(LENGTHS), HEADS * GROUP, dim, generator=torch.Generator().manual_seed(3))
-    mass = torch.zeros(len(LENGTHS), HEADS, view.table.shape[1])
-    found = cpu_attention.attend(view, query, 0.3, mass, widest)
-    right, weights = expected(view, query, 0.3)
+    found, right = cpu_attention.attend(view, query, 0.3, widest), expected(view, query, 0.3)
     assert (found - right).abs().max() < 2e-5 * right.abs().max()
-    pages = torch.nn.functional.pad(weights[:, :, : view.most], (0, view.table.shape[1] * block - view.most))
-    by_block = pages.unflatten(2, (-1, block)).sum(3).unflatten(1, (HEADS, GROUP)).sum(2)
-    assert (mass - by_block).abs().max() < 2e-5 * GROUP
-    assert 0.3 < float(mass[2].sum()) / (HEADS * GROUP) < 1
 
 
 @pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")

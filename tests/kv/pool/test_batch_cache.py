@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pltz.datasets import sample_sessions
-from pltz.kv.pool import cpu_attention
 from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
@@ -90,20 +89,6 @@ def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: li
     assert (short.tokens, short.packed, len(short.blocks)) == (60, 60, 4)
     assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60])
     assert again.extract(1, 3).kv().shape[3] == 3
-
-
-@pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
-def test_attention_of_blocks_is_watched(target: Target, texts: list[list[int]]) -> None:
-    pool = BlockPool.of(target, "q8", 4096)
-    cache = BatchKVCache.merge([session_of(target, pool, ids) for ids in texts], keep=16)
-    with pytest.raises(UsageError, match="watch"):
-        cache.block_mass(0, 4)
-    cache.watch()
-    generated(target, cache, cache.inputs(NEW), 100)
-    heads = target.model.config.num_attention_heads
-    for row, table in enumerate(cache.tables):
-        mass = cache.block_mass(row, heads)
-        assert mass.shape == (len(table),) and (mass > 0).all() and 0.05 < mass.sum() < 1
 
 
 def test_beams_share_blocks(target: Target, texts: list[list[int]]) -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pltz.experiments.compose.raw_codec import RAW
 from pltz.kv.port.bound import RECALL, Bound, limits
-from pltz.kv.port.codec import RAW, loss, recall_loss, serves
+from pltz.kv.port.codec import loss, recall_loss, serves
 from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec.errors import UsageError
 from tests.kv.store.test_store import Rounded

@@ -70,7 +70,7 @@ def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -
     assert match is None or torch.equal(match.kv(), kv_of(IDS)[:, :, :, :found])
 
 
-def test_a_tenant_finds_its_own_alone_and_a_session_what_is_kept_apart() -> None:
+def test_a_tenant_finds_its_own_alone_and_a_session_what_is_kept_apart(tmp_path: Path) -> None:
     store = store_of()
     keep(store, IDS[:64])
     assert not read(store, IDS[:65], "other").tokens and not read(store, IDS[1:66]).tokens
@@ -79,6 +79,11 @@ def test_a_tenant_finds_its_own_alone_and_a_session_what_is_kept_apart() -> None
     assert store.match("acme", IDS, apart="two") is None
     own = store.match("acme", IDS, apart="one")
     assert own is not None and own.tokens == 32
+    store = store_of(tmp_path, blocks=0)
+    store.keep("acme", IDS[:32], cut_of(IDS[:32]), apart="one")
+    store.close()
+    store = store_of(tmp_path, blocks=0)
+    assert store.read("acme", IDS, CPU, apart="one").tokens == 32 and not store.read("acme", IDS, CPU).tokens
 
 
 @KINDS

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.bridged import BridgedCodec
@@ -33,7 +32,7 @@ from pltz.models.target.target import ControlTokenWarning, Target
 from pltz.plt_codec.errors import ContentError, ModelError, PltzError, TargetMismatch, TokenizerMismatch, UsageError
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.failing import raising
-from tests.kv.store.conftest import by_model, chat
+from tests.kv.store.conftest import chat
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
 ROOM = 8192  # tokens
@@ -417,22 +416,6 @@ def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> 
     as_if_new(thawer_of(cold, kin, any_target=True).thaw("other"), kin, range(9))
     with pytest.raises(NotFound):
         thawer.thaw("nobody")
-
-
-def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
-    kin: Target, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sealed = SessionArchive.create(tmp_path / "sealed", [bundle], key=Secret(b"k" * 32, 0))
-    by_model(sealed)
-    list(sealed.put([PutRequest("one", Session("ids", np.arange(50)))]))
-    with pytest.raises(UsageError, match="in the clear"):
-        thawer_of(sealed, kin, KVStore.open(kin, **DISK, folder=tmp_path / "warm"))
-    counted = Counted(sealed, kin, monkeypatch)
-    thawer = thawer_of(sealed, kin, KVStore.open(kin, ROOM))
-    thawer.thaw("one")
-    counted.take()
-    thawer.thaw("one")
-    assert counted.take() == (50, 0, 0)
 
 
 def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(

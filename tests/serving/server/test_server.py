@@ -127,17 +127,23 @@ def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> 
         assert record.ids is None and client.ask("GET", "/sessions/one")[1]["tokens"] == record.tokens > 0
 
 
-def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(target: Target, tmp_path: Path) -> None:
+SEALED = pytest.mark.parametrize("key", [{}, {"passphrase": "correct horse"}], ids=["open", "sealed"])
+
+
+@SEALED
+def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(
+    target: Target, tmp_path: Path, key: dict[str, str]
+) -> None:
     room = {"folder": tmp_path / "kv", "disk_bytes": 1 << 28}
     turns = [[SYSTEM, user("Where is order 7? " * 20)], [user("Can I change the address?")], [user("Thanks!")]]
     said = []
-    with served(target, tmp_path, store=room) as (client, service):
+    with served(target, tmp_path, store=room, **key) as (client, service):
         for turn in turns[:2]:
             said.append(client.post(CHAT, messages=turn, session="one", max_tokens=8, temperature=0))
             assert client.post("/freeze", session="one")["tier"] in ("cold", "disk")  # it is written beside
             assert eventually(lambda: client.ask("GET", "/sessions/one")[1]["tier"] == "disk", 60)
         assert client.ask("GET", "/sessions")[1]["tiers"]["disk"] == 1 and not len(service.store.trie)
-    with served(target, tmp_path, store=room) as (client, service):
+    with served(target, tmp_path, store=room, **key) as (client, service):
         assert client.ask("GET", "/sessions/one")[1]["tier"] == "disk"
         last = client.post(CHAT, messages=turns[2], session="one", max_tokens=8, temperature=0)
         before = said[1]["session"]["tokens"]
@@ -150,23 +156,30 @@ def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(target
     assert [one["choices"][0]["message"] for one in alone] == [one["choices"][0]["message"] for one in (*said, last)]
 
 
+@SEALED
 def test_kv_of_a_session_that_is_erased_or_old_goes_from_files(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: dict[str, Any]
 ) -> None:
+    """Of a sealed archive with that of all others of its tenant, whose key goes."""
     monkeypatch.setattr("pltz.serving.server.service.AUDIT", 0.2)
     room = {"folder": tmp_path / "kv", "disk_bytes": 1 << 28}
 
     def files() -> list[Path]:
         return list((tmp_path / "kv").glob("*/*.safetensors"))
 
-    with served(target, tmp_path, store=room) as (client, service):
-        for name in ("one", "two"):
+    with served(target, tmp_path, store=room, **key) as (client, service):
+        for name in ("one", "two", "hot"):
             client.post(CHAT, messages=[user(f"Who is {name}? " * 20)], session=name, max_tokens=4)
-            client.post("/freeze", session=name)
+            if name != "hot":
+                client.post("/freeze", session=name)
         assert eventually(lambda: len(files()) == 2, 60)
-        Archive.open(tmp_path / "cold", bundle="nano").forget("one")
-        assert eventually(lambda: len(files()) == 1, 60)
-        assert client.ask("GET", "/sessions/one")[0] == 404
+        archive = Archive.open(tmp_path / "cold", bundle="nano", **key)
+        assert eventually(lambda: len([*archive.list()]) == 3, 60) and len(service.store.trie)
+        for name in ("one", "hot"):
+            archive.erase(name, tenant="default") if key else archive.forget(name)
+        assert eventually(lambda: len(files()) == 1 - len(key), 60)
+        assert eventually(lambda: not len(service.store.trie), 60), "nor in memory"
+        assert [client.ask("GET", f"/sessions/{name}")[0] for name in ("one", "hot", "two")] == [404, 404, 200]
         service.max_age = 0.1
         assert eventually(lambda: not files(), 60)
 

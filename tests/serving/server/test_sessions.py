@@ -1,7 +1,7 @@
 """Sessions go cold only where the archive gives exactly their ids, and nobody used them meanwhile."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pltz.archive.errors import Erased, NotFound
+from pltz.archive.errors import Erased, LostError, NotFound, StoreError
+from pltz.plt_codec.errors import PltzError
 from pltz.serving.server.errors import Refused
 from pltz.serving.server.sessions import ServedSession, Sessions, digest
 
@@ -25,12 +26,13 @@ def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
         future.set_result(work())
         return future
 
-    drop = options.pop("drop", lambda name: None)
+    drop, erase = options.pop("drop", lambda name: None), options.pop("erase", None)
     scheduler: Any = SimpleNamespace(
         target=SimpleNamespace(fingerprint=bytes(16)), call=call, let_go=lambda name, ids: drop(name),
-        block=lambda name, ids: b"", store=SimpleNamespace(tier=lambda block: ""),
+        block=lambda name, ids: b"", store=SimpleNamespace(tier=lambda block: "", admit=lambda *_: None, erase=erase),
     )  # fmt: skip
-    hook: Any = SimpleNamespace(settle=options.pop("settle", lambda seconds: True))
+    aside = {"worker": {"rejected": options.pop("aside", 0)}}
+    hook: Any = SimpleNamespace(settle=options.pop("settle", lambda seconds: True), status=lambda: aside)
     archive: Any = None
     with patch("pltz.serving.server.sessions.Thawer"):
         made = Sessions(scheduler, hook, archive, **options)
@@ -95,6 +97,50 @@ def test_ids_that_the_archive_does_not_give_stay_in_memory(found: np.ndarray) ->
     record = record_of(sessions, "a")
     asyncio.run(sessions.freeze([record]))
     assert record.ids is IDS and record.stuck and sessions.freezes == 0
+    sessions.close()
+
+
+def test_a_session_that_cannot_be_read_keeps_no_other_from_going_cold() -> None:
+    failure: PltzError = StoreError("the disk does not answer")
+
+    def read(name: str) -> np.ndarray:
+        if name == "lost":
+            raise failure
+        return IDS.copy()
+
+    sessions = sessions_of(read)
+    lost, other = record_of(sessions, "lost"), record_of(sessions, "other")
+    with pytest.raises(StoreError):
+        asyncio.run(sessions.freeze([lost, other]))
+    assert not lost.stuck and other.ids is IDS, "all are tried again"
+    failure = LostError("a pack is damaged")
+    asyncio.run(sessions.freeze([lost, other]))
+    assert lost.stuck and lost.ids is IDS and other.ids is None
+    with pytest.raises(LostError):
+        asyncio.run(sessions.freeze([lost]))
+    sessions.close()
+
+
+@pytest.mark.parametrize("how", ["erased", "in the journal", "laid aside", "another turn"])
+def test_what_the_archive_has_no_more_leaves_memory(how: str) -> None:
+    """Whether it went cold or not: but for what the archive may not have had yet."""
+    erased: list[bytes] = []
+    sessions = sessions_of(
+        lambda name: IDS, settle=lambda seconds: how != "in the journal", aside=how == "laid aside", erase=erased.append
+    )
+
+    def absent(names: Sequence[str]) -> set[str]:
+        if how == "another turn":
+            hot.ids = IDS.copy()
+        return set(names) - {"there"}
+
+    sessions._absent = absent  # type: ignore[method-assign]
+    hot, cold, there = (record_of(sessions, name, ids) for name, ids in (("hot", IDS), ("cold", None), ("there", IDS)))
+    for record in (hot, cold, there):
+        record.block = record.name.encode()
+    asyncio.run(sessions.audit())
+    assert list(sessions._records) == (["there"] if how == "erased" else ["hot", "there"])
+    assert erased == ([b"hot", b"cold"] if how == "erased" else [b"cold"])
     sessions.close()
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from pltz.models.target.target import Target
+from pltz.serving.server import reply_text
 from pltz.serving.server.tools import CallReader
 from tests.serving.server.opened import Client, served
 
@@ -173,3 +174,22 @@ def test_tools_that_cannot_be_are_refused(client: Client, target: Target, monkey
     assert "tool_call_id" in refused({"messages": [{"role": "tool", "content": "x", "tool_call_id": []}]})
     monkeypatch.setattr(target.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
     assert "writes no tools" in refused({"tools": [WEATHER]})
+
+
+def test_many_tools_are_written_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many a request names, others do not wait for as many renderings of all of them."""
+    written = list[int]()
+    inner = reply_text._written
+
+    def counted(target: Target, chat: Any, tools: Any, **options: Any) -> str:
+        written.append(len(tools))
+        return inner(target, chat, tools, **options)
+
+    monkeypatch.setattr(target.tokenizer, "chat_template", TAGGED)
+    monkeypatch.setattr(reply_text, "_written", counted)
+    tools = [{"type": "function", "function": {"name": f"tool{n}", "parameters": {}}} for n in range(128)]
+    message = [{"role": "user", "content": "Hi"}]
+    begun = reply_text.chat_ids(target, message, [], tools)
+    assert written.count(128) == 1
+    reply_text.chat_ids(target, message, [*begun, *sorted(target.eos_ids)[:1]], tools)
+    assert written.count(128) <= 5
