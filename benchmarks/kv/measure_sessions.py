@@ -1,10 +1,10 @@
 """Measure the memory of `pltz serve` over many sessions, which come and go cold.
 
-    python -m pltz.benchmarks.kv.measure_sessions                  # 10,000 sessions of mini-llama, some minutes
-    python -m pltz.benchmarks.kv.measure_sessions --sessions 2000 --disk
+    python -m pltz.benchmarks.kv.measure_sessions                  # 12,000 sessions of mini-llama
+    python -m pltz.benchmarks.kv.measure_sessions --sessions 2000 --prompt 64 --disk
 
 Each session has one turn of a prompt of its own, and goes cold after `--idle` seconds. Resident memory of the server's
-process is read when so many were acknowledged, and again when all are cold. The last line is JSON.
+process is read at every tenth of them, and again when all are cold. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import local
 
 from pltz.benchmarks.kv.measure_serve import server
 
-TOKENS, NEW, CLIENTS = 64, 4, 16
+CLIENTS = 16
 HERE = local()
 
 
@@ -41,10 +41,10 @@ def ask(port: int, method: str, path: str, body: object = None) -> dict[str, obj
     return found
 
 
-def turn(port: int, number: int) -> None:
+def turn(port: int, number: int, tokens: int) -> None:
     """Run the turn of a session."""
-    prompt = [5 + (number * 7919 + n * 31) % 9000 for n in range(TOKENS)]
-    body = {"prompt": prompt, "max_tokens": NEW, "temperature": 0, "session": f"s/{number}"}
+    prompt = [5 + (number * 7919 + n * 31) % 9000 for n in range(tokens)]
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "session": f"s/{number}"}
     ask(port, "POST", "/v1/completions", body)
 
 
@@ -52,17 +52,18 @@ def main() -> None:
     """Print resident memory by sessions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="mini-llama")
-    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--sessions", type=int, default=12_000)
+    parser.add_argument("--prompt", type=int, default=16, help="tokens")
     parser.add_argument("--idle", type=float, default=2.0)
     parser.add_argument("--disk", action="store_true", help="keep KV in files, too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         more = ["--disk", f"{folder}/kv", "--disk-bytes", "2000000000"] if given.disk else []
-        words = ["--idle", str(given.idle), "--tokens", "16384", "--dtype", "float32", *more]
+        words = ["--idle", str(given.idle), "--tokens", "4096", "--dtype", "float32", *more]
         with server(given.model, Path(folder), words) as (port, pid), ThreadPoolExecutor(CLIENTS) as clients:
             rows, done, begun = [], 0, time.monotonic()
-            for goal in sorted({given.sessions // 10, given.sessions // 2, given.sessions}):
-                list(clients.map(lambda number: turn(port, number), range(done, goal)))
+            for goal in sorted({given.sessions * tenth // 10 for tenth in range(1, 11)}):
+                list(clients.map(lambda number: turn(port, number, given.prompt), range(done, goal)))
                 done = goal
                 rows.append({"sessions": done, "rss_mb": round(resident(pid), 1), "s": round(time.monotonic() - begun)})
                 print(rows[-1], flush=True)
