@@ -34,17 +34,7 @@ from numpy.typing import NDArray
 
 from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.calibrate.outcome_file import OutcomeFile
-from pltz.kv.engines.streams import (
-    BASE,
-    ESCAPE,
-    HALF,
-    MEAN_UNIT,
-    PRECISION,
-    SYMBOLS,
-    TABLES,
-    Tables,
-    contexts,
-)
+from pltz.kv.engines.streams import BASE, ESCAPE, HALF, MEAN_UNIT, PRECISION, SYMBOLS, TABLES, Tables, contexts
 from pltz.kv.kv_forms import row_forms
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import KVCodec, Span
@@ -77,7 +67,6 @@ LEAST_RANK = 8  # width / 8 is the lowest rank: the transforms of targets with m
 SAMPLES = 2  # sampled tokens after each id, per row
 REPEATED = 6  # of a context the share of an early passage that is repeated
 PRIOR_COUNT = 50.0  # of the Laplace distribution in each table
-
 
 
 @dataclass(frozen=True)
@@ -475,9 +464,7 @@ class Fit:
         return KVShape(layers, heads, dim, self.embedding.shape[1])
 
 
-def receipts(
-    target: Target, rotary: Rotary, found: Calibration, held: NDArray[np.int32], plan: Plan
-) -> Calibration:
+def receipts(target: Target, rotary: Rotary, found: Calibration, held: NDArray[np.int32], plan: Plan) -> Calibration:
     """Return the calibration with receipts of all forms, measured on held-out rows.
 
     First at SCORED_POINTS. Then the points that ``plan.bounds`` choose, until each chosen one is a measured one, at

@@ -291,5 +291,3 @@ def _wait(device: torch.device) -> None:
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-

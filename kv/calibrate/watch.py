@@ -115,9 +115,7 @@ class Watch(TorchFunctionMode):
                 scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
             self._add(row, scores.flatten(0, 1).softmax(-1))
 
-    def kernel(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, given: Mapping[str, Any]
-    ) -> None:
+    def kernel(self, module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, given: Mapping[str, Any]) -> None:
         """Look at a call of a kernel that shows no weights.
 
         Args:

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, size
-from pltz.cli import (
-    VERSION,
-    ArchiveCommand,
-    nonempty,
-    one_meant,
-    open_archive,
-    options,
-    pairs,
-    place_given,
-    write_text,
-)
+from pltz.cli import VERSION, ArchiveCommand, nonempty, one_meant, open_archive, options, pairs, place_given, write_text
 from pltz.coding import DEFAULT_TARGET
 from pltz.plt_codec import ContentError, ModelError, UsageError
 
@@ -64,12 +54,7 @@ if TYPE_CHECKING:
 @options.TARGET
 @click.option("--any-target", is_flag=True, help="Allow a target the file was not frozen for.")
 @click.option(
-    "--continue",
-    "more",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Let the target write N more tokens.",
+    "--continue", "more", type=click.IntRange(min=0), default=0, metavar="N", help="Let the target write N more tokens."
 )
 @options.THREADS
 @options.DEVICE

@@ -81,14 +81,7 @@ class AgentMemory:
     The target's model attends by `use_pages` from then on. An agent that is in use here is refused to others.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        store: KVStore,
-        *,
-        keep: int = KEEP,
-        save_each: bool = True,
-    ) -> None:
+    def __init__(self, target: Target, store: KVStore, *, keep: int = KEEP, save_each: bool = True) -> None:
         from pltz.kv.pool.page_attention import use_pages
 
         if store.pool is None:

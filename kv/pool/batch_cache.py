@@ -87,18 +87,13 @@ class BatchKVCache(Cache):
             ids[row, -len(more) :] = more
             mask[row, self.length - done : self.length] = mask[row, -len(more) :] = 1
         device = self.exact.device
-        return {
-            "input_ids": torch.from_numpy(ids).to(device),
-            "attention_mask": torch.from_numpy(mask).to(device),
-        }
+        return {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
 
     def view(self, layer: int) -> LayerView:
         """Return what attention reads of a layer."""
         keys, values = self.exact[layer, 0], self.exact[layer, 1]
         most = max(self.packed)
-        return LayerView(
-            self.pool.device, layer, self.table, self.counts, most, keys, values, self.real, self.columns
-        )
+        return LayerView(self.pool.device, layer, self.table, self.counts, most, keys, values, self.real, self.columns)
 
     def open(self, count: int) -> None:
         """Make room for a pass of ``count`` columns, which are tokens unless `mark` says otherwise."""

@@ -205,9 +205,7 @@ class _BlockCopy(ctypes.Structure):
     ]  # fmt: skip
 
 
-def launch(
-    kernels: cuda.Launcher, source: Tensors, blocks: Numbers, target: Tensors, to: Numbers, ctas: int
-) -> None:
+def launch(kernels: cuda.Launcher, source: Tensors, blocks: Numbers, target: Tensors, to: Numbers, ctas: int) -> None:
     """Start the kernel that copies blocks of one or two tensors in the current stream, with at most so many CTAs."""
     copy = _BlockCopy(parts=len(source), layers=len(next(iter(source.values()))))
     words = 0

@@ -32,9 +32,7 @@ class HostEngine:
     ``embedded``: (T, hidden) float32, the embeddings of the span's ids on the engine's device.
     """
 
-    def __init__(
-        self, layers: Sequence[Layer], shape: KVShape, tables: Tables, rotary: Rotary, point: float
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], shape: KVShape, tables: Tables, rotary: Rotary, point: float) -> None:
         self._layers, self._shape, self._tables, self._rotary, self._point = layers, shape, tables, rotary, point
 
     def encode(self, kv: torch.Tensor, span: Span, embedded: torch.Tensor, classes: NDArray[np.uint8]) -> Parts:

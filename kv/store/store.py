@@ -370,13 +370,7 @@ class KVStore:
     # ---- taking in
 
     def insert(
-        self,
-        tenant: str,
-        ids: Ids,
-        session: PackedSession,
-        *,
-        apart: str = "",
-        lost: KVCodec | None = None,
+        self, tenant: str, ids: Ids, session: PackedSession, *, apart: str = "", lost: KVCodec | None = None
     ) -> int:
         """Offer the full blocks of a session. Returns how many are new here.
 

@@ -8,9 +8,8 @@ With the same tokenizer and chat template the ids are the tokens themselves. Of 
 conversation that the agent had (`datasets.conversation`), rendered as with another tokenizer.
 
 With another tokenizer or template the ids are those of the rendered chat. No cut of them matches a cut of the archive's
-tokens. So all ids belong to the last segment, and are shared only by sessions that share the whole tower.
-Sessions archived as the ids a target saw (`bridged.BridgedCodec`) map to the same ids again, segment by
-segment.
+tokens. So all ids belong to the last segment, and are shared only by sessions that share the whole tower. Sessions
+archived as the ids a target saw (`bridged.BridgedCodec`) map to the same ids again, segment by segment.
 """
 
 from __future__ import annotations
@@ -99,8 +98,6 @@ class TargetTokenReader:
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
         session = session or self._sessions.session(tower)
         if kind == "ids" and not self._same:
-            raise TokenizerMismatch(
-                "these ids belong to the bundle's tokenizer, and the target has another one"
-            )
+            raise TokenizerMismatch("these ids belong to the bundle's tokenizer, and the target has another one")
         ids = np.asarray(as_seen_by(self._target, session).value, np.int32)
         return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])

@@ -115,9 +115,7 @@ def thaw(
     """
     stages = dict(timings or {})
     if taken := stages.keys() & {"check", "prefill", "total"}:
-        raise UsageError(
-            f"expected the caller's own stages in timings, found {sorted(taken)}, which thaw measures"
-        )
+        raise UsageError(f"expected the caller's own stages in timings, found {sorted(taken)}, which thaw measures")
     # the ids are checked before the target computes anything
     start = time.perf_counter()
     if frozen_for is not None and not any_target:  # the fingerprint reads every weight, so compute it only if needed

@@ -86,14 +86,12 @@ class Wanted(NamedTuple):
 class _ThawRequest:
     """One version being thawed, for all callers that asked for it.
 
-    ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
-    ``beyond``: ids by which the session is longer than the contexts of these.
-    ``keys``: changes of the keys of files when it was admitted.
-    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``asked_at``,
-    ``admitted_at``: when the first caller asked, and when the version was known, in seconds of the performance counter.
-    ``ran``: number of ids in ``cache``. ``at``: number of segments all of whose ids are. ``hot``: number of ids found
-    hot. ``logits``: of the last id done, where known. ``watch``: of the pass that ended the request, in which it was
-    row ``place``.
+    ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts. ``beyond``: ids by which the session is
+    longer than the contexts of these. ``keys``: changes of the keys of files when it was admitted. ``lossy``: whether
+    some of it is in a form that is not exact, whatever its receipt says. ``asked_at``, ``admitted_at``: when the first
+    caller asked, and when the version was known, in seconds of the performance counter. ``ran``: number of ids in
+    ``cache``. ``at``: number of segments all of whose ids are. ``hot``: number of ids found hot. ``logits``: of the
+    last id done, where known. ``watch``: of the pass that ended the request, in which it was row ``place``.
     """
 
     version: Version
@@ -242,8 +240,7 @@ class Thawer:
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
         """Make sessions hot. Returns for each one the result of `thaw`, or the error it would raise.
 
-        All their KV is on the device at once when this returns. The stages' times are those of the session's
-        batch.
+        All their KV is on the device at once when this returns. The stages' times are those of the session's batch.
         """
         requests = self._admit_all(wanted)
         return [one if isinstance(one, PltzError) else self._answer(one) for one in requests]

@@ -63,9 +63,7 @@ def app_of(shelf: Shelf, token: str, once: str = "") -> Starlette:
             if not _same(request.path_params["token"], token):
                 return await _elsewhere(request)
             try:
-                return await asyncio.to_thread(
-                    handler, shelf, {**request.query_params, **request.path_params}
-                )
+                return await asyncio.to_thread(handler, shelf, {**request.query_params, **request.path_params})
             except PltzError as exc:
                 status = 404 if isinstance(exc, NotFound) else status_of(exc)
                 found = f"<!doctype html>{page.said_part((), str(exc))}"
@@ -115,9 +113,7 @@ def said(shelf: Shelf, given: Mapping[str, str]) -> Response:
     """Answer with what a search found; while the index of words catches up, with how far it is."""
     words, again = given.get("q", "").strip(), shelf.indexing
     if again:
-        found = page.said_part(
-            (), f"the index of words has {again[0]:,} of {again[1]:,} parts of sessions", again=True
-        )
+        found = page.said_part((), f"the index of words has {again[0]:,} of {again[1]:,} parts of sessions", again=True)
     elif len(words) < 2 and words.isascii():
         found = page.said_part((), "")
     else:
@@ -129,9 +125,7 @@ def said(shelf: Shelf, given: Mapping[str, str]) -> Response:
 
 
 def _read(shelf: Shelf, given: Mapping[str, str]) -> Reading:
-    return shelf.read(
-        given.get("tenant", "default"), given.get("name", ""), _version(given), given.get("part", "")
-    )
+    return shelf.read(given.get("tenant", "default"), given.get("name", ""), _version(given), given.get("part", ""))
 
 
 def _version(given: Mapping[str, str]) -> VersionName | None:
@@ -171,8 +165,5 @@ def download(shelf: Shelf, given: Mapping[str, str]) -> Response:
     else:
         raise NotFound(f"no form {form!r}: {', '.join(page.DOWNLOADS)}")
     name = quote(f"{file.stem.name}{suffix}", safe="", errors="replace")
-    headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
-        "Content-Security-Policy": "sandbox",
-    }
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "Content-Security-Policy": "sandbox"}
     return StreamingResponse(body, headers=HEADERS | headers, media_type=kind)

@@ -50,9 +50,7 @@ def link(path: str, words: object, **given: object) -> str:
     '<a href="read?name=a%2F7">&lt;7&gt;</a>'
     """
     path, mark, place = path.partition("#")
-    query = urlencode(
-        {key: value for key, value in given.items() if value not in ("", None)}, errors="replace"
-    )
+    query = urlencode({key: value for key, value in given.items() if value not in ("", None)}, errors="replace")
     return f'<a href="{html.escape(f"{path}?{query}{mark}{place}")}">{shown(str(words))}</a>'
 
 
@@ -137,9 +135,7 @@ def read_page(reading: Reading, parts: Sequence[str], versions: Sequence[int], b
     rows = [link("./", "all sessions")]
     rows += [link(f"get/{form}", words, **this) for form, words in DOWNLOADS.items()]
     if len(turns) > TURNS:
-        rows.append(
-            f"<span>turns {begin + 1:,} to {min(begin + TURNS, len(turns)):,} of {len(turns):,}</span>"
-        )
+        rows.append(f"<span>turns {begin + 1:,} to {min(begin + TURNS, len(turns)):,} of {len(turns):,}</span>")
     for words, at in (("earlier", begin - TURNS), ("later", begin + TURNS)):
         if -TURNS < at < len(turns):
             rows.append(link("read", words, **this, turn=max(0, at) + 1))

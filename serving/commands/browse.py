@@ -26,9 +26,7 @@ HOST, TOKEN = "127.0.0.1", 24  # bytes of a token
     short_help="Browse sessions: list, search, read, download.",
     examples=["pltz browse -r /data/cold", "pltz browse --port 8001 --no-open"],
 )
-@click.option(
-    "--port", metavar="N", type=click.IntRange(0, 65535), default=0, help="Port.  [default: a free one]"
-)
+@click.option("--port", metavar="N", type=click.IntRange(0, 65535), default=0, help="Port.  [default: a free one]")
 @click.option("--no-open", is_flag=True, help="Print the address and start no browser.")
 @REDACT
 @options.JSON

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pltz.serving.eviction.worker import Drained
 
 
-
 @click.group(cls=OrderedGroup, short_help="Inspect or drain the journal of an eviction hook.")
 def hook() -> None:
     """Inspect the journal that a serving process's eviction hook writes, and put it into an archive.

@@ -104,9 +104,7 @@ class ArchiveOptions:
 
 
 # The command takes them as ``into``, an `ArchiveOptions`.
-archive_options: Decorator = together(
-    ArchiveOptions, "into", TOKENIZER, TENANT, BUNDLE, THREADS
-)
+archive_options: Decorator = together(ArchiveOptions, "into", TOKENIZER, TENANT, BUNDLE, THREADS)
 
 
 @click.group(cls=OrderedGroup, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
@@ -122,7 +120,7 @@ def llama() -> None:
     cls=ArchiveCommand,
     short_help="Put the session in a slot of a server into an archive.",
     examples=[
-        "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive cold --tokenizer t.json",
+        "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive cold --tokenizer t.json"
     ],
 )
 @URL
@@ -163,9 +161,7 @@ def freeze(
 @llama.command(
     cls=ArchiveCommand,
     short_help="Bring a session back into a slot of a server.",
-    examples=[
-        "pltz llama thaw http://127.0.0.1:8080 chat-7 --slot 0 --archive /data/cold --tokenizer tokenizer.json"
-    ],
+    examples=["pltz llama thaw http://127.0.0.1:8080 chat-7 --slot 0 --archive /data/cold --tokenizer tokenizer.json"],
 )
 @URL
 @NAME
@@ -176,9 +172,7 @@ def freeze(
     help="Slot to fill. A slot that the server does not have is refused.  [default: the server's choice]",
 )
 @click.option(
-    "--any-target",
-    is_flag=True,
-    help="Allow any weights and adapters. Needed where those of the session are unknown.",
+    "--any-target", is_flag=True, help="Allow any weights and adapters. Needed where those of the session are unknown."
 )
 @click.option(
     "--slots", metavar="DIR", help="The server's --slot-save-path: restore a file that pltz llama watch kept."
@@ -217,9 +211,7 @@ def thaw(
 
         server.check_thaw(found.target, any_target=any_target)
         SlotKeeper(server, slots, 0, variant=variant).restore(name, found.ids, slot, tenant=into.tenant)
-    hot = server.thaw(
-        found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
-    )
+    hot = server.thaw(found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target)
     report = {"slot": hot.slot, "tokens": hot.tokens, "cached": hot.cached}
     times = {"prefill_ms": round(hot.prefill_ms, 1), "total_ms": round(hot.total_ms, 1)}
     if as_json:
@@ -332,11 +324,7 @@ def watch(
 @ADAPTER
 @JSON
 def import_(
-    files: tuple[str, ...],
-    into: ArchiveOptions,
-    model: str | None,
-    adapter: str | None,
-    as_json: bool,
+    files: tuple[str, ...], into: ArchiveOptions, model: str | None, adapter: str | None, as_json: bool
 ) -> None:
     """Put the sessions in slot files of llama-server (its --slot-save-path) into an archive.
 
@@ -374,13 +362,7 @@ def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
 
 def _report(puts: "list[PutReceipt]", failures: list[tuple[str, str]], as_json: bool) -> None:
     frozen = [
-        {
-            "name": p.name,
-            "tokens": p.tokens,
-            "bytes": p.size,
-            "unchanged": p.unchanged,
-            "target": _target(p),
-        }
+        {"name": p.name, "tokens": p.tokens, "bytes": p.size, "unchanged": p.unchanged, "target": _target(p)}
         for p in puts
     ]
     if as_json:

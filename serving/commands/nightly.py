@@ -32,12 +32,7 @@ SHOWN = 20  # refused sessions printed
 @options.PROGRESS
 @options.JSON
 def nightly(
-    path: str | None,
-    example: bool,
-    url: str | None,
-    dry_run: bool,
-    progress: bool | None,
-    as_json: bool,
+    path: str | None, example: bool, url: str | None, dry_run: bool, progress: bool | None, as_json: bool
 ) -> None:
     """Put new sessions from JSONL files, databases, slot files and the hook's journal into an archive.
 
@@ -111,9 +106,7 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(("not stored", left))
     # A line per step that ran.
     if done := report["retention"]:
-        lines.append(
-            (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
-        )
+        lines.append((f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}"))
         for rule in done["rules"]:
             found = f"{counted(rule.get('versions', 0), 'version')} of {counted(rule.get('sessions', 0), 'session')}"
             lines.append((f"  by {rule['rule']}", found))
@@ -127,16 +120,11 @@ def as_text(report: dict[str, Any]) -> str:
         saved = f"{size(done['expected'])} saved, about" if report["dry_run"] else f"{done['left']:,} left"
         lines.append((f"{would}shrunk", f"{done['shrunk']:,} of {counted(done['fresh'], 'record')}, {saved}"))
     if done := report["collect"]:
-        lines.append(
-            (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")
-        )
+        lines.append((f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed"))
     if done := report["verify"]:
         state = "sound" if done["sound"] else "DAMAGED: pltz archive verify lists the lost sessions"
         lines.append(
-            (
-                "verified",
-                f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
-            )
+            ("verified", f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}")
         )
     if before := report.get("before"):
         ago = duration(max(0.0, report["started"] - before["started"]))

@@ -212,13 +212,20 @@ def serve(
             settings=HookSettings(flush_seconds=0.01),
         )
         form = None if calibration is None else kv_forms(target, calibration, max_kl=max_kl)["predictive"]
-        store = KVStore.open(
-            target, tokens, host_tokens, disk_bytes if disk else 0, kind=pages, folder=disk, form=form
-        )
+        store = KVStore.open(target, tokens, host_tokens, disk_bytes if disk else 0, kind=pages, folder=disk, form=form)
         name = served_model_name or os.path.basename(model.rstrip("/")) or model
         service = Service(
-            target, store, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, new=new,
-            max_age=max_age, positions=max_model_len,
+            target,
+            store,
+            hook,
+            archive,
+            name=name,
+            tenant=tenant,
+            idle=idle,
+            rows=rows,
+            new=new,
+            max_age=max_age,
+            positions=max_model_len,
             bound=EXACT if form is None else Bound.of(max_kl),
         )
         names = [f"[{host}]" if ":" in host else host, *allowed_host]
@@ -283,9 +290,7 @@ def _no_address(host: str, port: int, error: OSError) -> UsageError:
     return UsageError(f"cannot listen on {host}, port {port}: {error.strerror}: choose another address or --port")
 
 
-def _run(
-    service: "Service", listening: socket.socket, names: list[str], key: str | None, as_json: bool
-) -> None:
+def _run(service: "Service", listening: socket.socket, names: list[str], key: str | None, as_json: bool) -> None:
     """Listen, say where, and serve until a signal ends it. Turns that are too long then end by an error."""
     import asyncio
 

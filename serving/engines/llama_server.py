@@ -51,10 +51,9 @@ Ids = Sequence[int] | Tokens
 class Completion:
     """A reply.
 
-    ``ids``: (T,) int64, prompt and answer, to the last sampled token. ``new``: how many of them are the
-    answer. ``slot``: the slot of its KV. ``cached``: prompt tokens that were hot. ``truncated``: it filled
-    the context, so a thaw needs a longer one. ``adapter``: the LoRA adapters in use, as
-    `LlamaServer.adapter`.
+    ``ids``: (T,) int64, prompt and answer, to the last sampled token. ``new``: how many of them are the answer.
+    ``slot``: the slot of its KV. ``cached``: prompt tokens that were hot. ``truncated``: it filled the context, so a
+    thaw needs a longer one. ``adapter``: the LoRA adapters in use, as `LlamaServer.adapter`.
     """
 
     ids: Tokens
@@ -119,12 +118,7 @@ class LlamaServer:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        model: str | Path | None = None,
-        timeout: float = TIMEOUT,
+        self, url: str, *, api_key: str | None = None, model: str | Path | None = None, timeout: float = TIMEOUT
     ) -> None:
         if not re.match(r"https?://", url):
             raise UsageError(f"expected a URL such as http://127.0.0.1:8080, found {url!r}")
@@ -203,9 +197,7 @@ class LlamaServer:
 
         Raises ContentError and ModelError.
         """
-        reply = _object(
-            self._call("/apply-template", {"messages": list(messages), **options}), "/apply-template"
-        )
+        reply = _object(self._call("/apply-template", {"messages": list(messages), **options}), "/apply-template")
         return self.tokenize(str(reply.get("prompt", "")))
 
     # ---- serving
@@ -253,18 +245,9 @@ class LlamaServer:
 
         ``finished``: its last reply. Raises UsageError and ModelError, as `target` does.
         """
-        return EvictionRequest(
-            session, finished.ids, tenant=tenant, target=self.target, adapter=finished.adapter
-        )
+        return EvictionRequest(session, finished.ids, tenant=tenant, target=self.target, adapter=finished.adapter)
 
-    def thaw(
-        self,
-        ids: Ids,
-        *,
-        slot: int = -1,
-        frozen_for: bytes | None = None,
-        any_target: bool = False,
-    ) -> Hot:
+    def thaw(self, ids: Ids, *, slot: int = -1, frozen_for: bytes | None = None, any_target: bool = False) -> Hot:
         """Bring a session's KV back by one prefill of its ids, without sampling.
 
         The next request that begins with these ids finds them hot.
@@ -277,8 +260,7 @@ class LlamaServer:
 
         Raises:
             TargetMismatch: other weights or adapters are in use.
-            UsageError: no such slot; the weights served here (``model``) or those of the session are not
-                known.
+            UsageError: no such slot; the weights served here (``model``) or those of the session are not known.
             ContentError: ids outside the vocabulary, or too many for a slot.
             ModelError: the server fails.
         """
@@ -377,9 +359,7 @@ class LlamaServer:
             with suppress(OSError):
                 path.unlink()
         if len(ids) != saved:
-            raise ModelError(
-                f"expected the {saved} tokens that the server saved, found {len(ids)} in its slot file"
-            )
+            raise ModelError(f"expected the {saved} tokens that the server saved, found {len(ids)} in its slot file")
         return ids
 
     def erase(self, slot: int) -> int:
@@ -418,9 +398,7 @@ class LlamaServer:
         if array.ndim == 1 and not array.size:
             return np.zeros(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ContentError(
-                f"expected token ids from {where}, found {type(value).__name__} of {array.dtype}"
-            )
+            raise ContentError(f"expected token ids from {where}, found {type(value).__name__} of {array.dtype}")
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:
             raise ContentError(
@@ -445,9 +423,7 @@ class LlamaServer:
                 raise ContentError(f"llama-server refuses {path}: {said}") from exc
             raise ModelError(f"llama-server answers {exc.code} to {path}: {said}") from exc
         except (OSError, ValueError, HTTPException) as exc:  # no connection, a timeout, no HTTP
-            raise ModelError(
-                f"no answer from llama-server at {self.url}: {getattr(exc, 'reason', exc)}"
-            ) from exc
+            raise ModelError(f"no answer from llama-server at {self.url}: {getattr(exc, 'reason', exc)}") from exc
 
 
 def fingerprint_gguf(path: str | Path) -> bytes:
@@ -504,9 +480,7 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _object(value: object, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ModelError(
-            f"expected an object from {path}, found {type(value).__name__}: is this llama-server?"
-        )
+        raise ModelError(f"expected an object from {path}, found {type(value).__name__}: is this llama-server?")
     return value
 
 

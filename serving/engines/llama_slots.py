@@ -24,14 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pltz.archive import Tokens
-from pltz.plt_codec import (
-    ContentError,
-    CorruptError,
-    FormatError,
-    OpaqueContentError,
-    UsageError,
-    VersionError,
-)
+from pltz.plt_codec import ContentError, CorruptError, FormatError, OpaqueContentError, UsageError, VersionError
 
 Path = str | os.PathLike[str]
 

@@ -15,8 +15,7 @@ def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | 
         target: fingerprint of the served weights, 16 bytes; None if unknown.
         adapter: the adapter in use; None for none.
 
-    Raises TargetMismatch; UsageError where it cannot be decided, because ``target`` or ``frozen_for`` is not
-    known.
+    Raises TargetMismatch; UsageError where it cannot be decided, because ``target`` or ``frozen_for`` is not known.
     """
     if frozen_for is None:
         if adapter is not None:

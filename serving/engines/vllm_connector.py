@@ -120,9 +120,7 @@ class PltzPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # likewise
 class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # likewise
     """A connector that gives each finished request to the eviction hook. Only its scheduler half does anything."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._hook: EvictionHook | None = None
         self._watch: FigureWatch | None = None

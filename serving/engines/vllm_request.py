@@ -8,9 +8,8 @@ A client, or better the gateway before it, names the session in the request, bes
      "kv_transfer_params": {"pltz": {"session": "chat-7", "tenant": "acme"}}}
 
 ``prefixes`` and ``base`` may be added: the number of tokens in a shared beginning, and its name
-(`eviction.EvictionRequest`). Without a name, vLLM's own ``session_id`` is used. vLLM shares KV only among
-requests of equal salt, and so does the archive. The salt goes to the hook, and nothing is found or shared
-across salts.
+(`eviction.EvictionRequest`). Without a name, vLLM's own ``session_id`` is used. vLLM shares KV only among requests of
+equal salt, and so does the archive. The salt goes to the hook, and nothing is found or shared across salts.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class VllmEngine:
     target: bytes | None = None
     unnamed: bool = False
 
-    def evicted(
-        self, finished: Request, session: str = "", *, tenant: str = "default"
-    ) -> EvictionRequest | None:
+    def evicted(self, finished: Request, session: str = "", *, tenant: str = "default") -> EvictionRequest | None:
         """Return the request that hands a finished vLLM request to the hook.
 
         Returns None for a request without a name or a generation, and for one that was not served.

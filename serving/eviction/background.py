@@ -153,9 +153,7 @@ class Process:
             child.wait()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(
-            command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-        )
+        child = subprocess.Popen(command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
         assert child.stdin is not None
         with suppress(OSError):  # it died at once: the listener handles that
             child.stdin.write(self._config)

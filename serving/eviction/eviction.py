@@ -45,8 +45,7 @@ class EvictionRequest(NamedTuple):
         session: its name in the archive. The same name again is its next version.
         token_ids: all tokens in the KV and the last one sampled, (T,). A list, tuple, numpy array or CPU
             torch tensor, or bytes, 4 per id, little-endian. Copied by `on_evict`.
-        salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see
-            `ids.tenant_of`.
+        salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see `ids.tenant_of`.
         prefixes: token counts at which shared beginnings end, such as a system prompt. They are hints: those
             that do not fit are left out.
         base: name under which the first prefix is shared with all tenants. None shares it within the tenant.

@@ -15,14 +15,12 @@ lose it.
 The worker runs in a process of its own at low priority, which leaves the GIL to the serving loop. A hook without an
 archive has none: drain its journal by `worker.drain`, `pltz hook drain` or the nightly job.
 
-Back-pressure: the journal takes evictions as long as the disk or ``journal_bytes`` allows. Where it cannot be
-written, evictions wait in memory up to ``memory_bytes``. After that, new ones are refused, or the oldest ones
-in memory are dropped if ``when_full`` says so. Both are counted. An eviction that was reported durable is
-never dropped.
+Back-pressure: the journal takes evictions as long as the disk or ``journal_bytes`` allows. Where it cannot be written,
+evictions wait in memory up to ``memory_bytes``. After that, new ones are refused, or the oldest ones in memory are
+dropped if ``when_full`` says so. Both are counted. An eviction that was reported durable is never dropped.
 
-The journal holds tokens in the clear, even for a sealed archive, because the worker needs them. Only its
-owner can read its directory (mode 0700). Put it on an encrypted disk where the archive is sealed (FORMAT.md,
-"Tokens in the clear").
+The journal holds tokens in the clear, even for a sealed archive, because the worker needs them. Only its owner can read
+its directory (mode 0700). Put it on an encrypted disk where the archive is sealed (FORMAT.md, "Tokens in the clear").
 """
 
 from __future__ import annotations
@@ -90,9 +88,7 @@ class EvictionHook:
         self.disk, self.target = disk, target or NONE
         self.background: Process | None = None
         self.backlog = JournalReader(disk, locks)
-        self._journal = Journal(
-            disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes
-        )
+        self._journal = Journal(disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes)
         self._pid = os.getpid()
         self._worker_ended = threading.Event()
         self._aside = 0  # sessions that the worker laid aside
@@ -119,8 +115,7 @@ class EvictionHook:
 
         Args:
             archive: where the worker puts sessions; it must exist. None for no worker.
-            tokenizer: the served model's tokenizer.json, as bytes or a path; None if its ids are the bundle's
-                own.
+            tokenizer: the served model's tokenizer.json, as bytes or a path; None if its ids are the bundle's own.
             target: fingerprint of the served weights (`Target.fingerprint`), 16 bytes.
             bundle, key: used to open the archive. A sealed one needs its key (`keys.Secret`).
 

@@ -128,9 +128,7 @@ class HookCollector:
             yield self._core.GaugeMetricFamily(f"pltz_hook_{name}", text, value=found[name])
         for name, text in COUNTER_TEXTS.items():
             yield self._core.CounterMetricFamily(f"pltz_hook_{name}", text, value=found[name])
-        refused = self._core.CounterMetricFamily(
-            "pltz_hook_refused", "Evictions not taken.", labels=["reason"]
-        )
+        refused = self._core.CounterMetricFamily("pltz_hook_refused", "Evictions not taken.", labels=["reason"])
         for reason, count in status["refused"].items():
             refused.add_metric([reason], count)
         yield refused

@@ -62,13 +62,12 @@ Pending = tuple[EntryFrame, JournalEntry]
 class Drained:
     """The result of moving a journal to an archive.
 
-    ``stored``: entries that became a version, ``by_model`` of them by the model. ``unchanged``: entries the
-    archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``: entries laid
-    aside; ``refused``: (tenant, name, reason) of the last of them. ``erased``: entries of sessions that were
-    erased from the archive; they are dropped, and nothing of them stays in the journal. ``damaged``: bytes laid aside
-    that were no entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments
-    of a newer version, left alone. ``until``: time of the last archived entry. ``busy``: another worker had the
-    journal. ``failure``: why it stopped.
+    ``stored``: entries that became a version, ``by_model`` of them by the model. ``unchanged``: entries the archive had
+    already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``: entries laid aside; ``refused``:
+    (tenant, name, reason) of the last of them. ``erased``: entries of sessions that were erased from the archive; they
+    are dropped, and nothing of them stays in the journal. ``damaged``: bytes laid aside that were no entries. ``lost``:
+    segments that are gone although no worker deleted them. ``left``: bytes of segments of a newer version, left alone.
+    ``until``: time of the last archived entry. ``busy``: another worker had the journal. ``failure``: why it stopped.
     """
 
     stored: int = 0
@@ -131,8 +130,7 @@ class Worker:
     ) -> Drained:
         """Archive the entries that are there now.
 
-        ``wait``: seconds to wait for another worker. ``until``: monotonic time at which to stop, between
-        commits.
+        ``wait``: seconds to wait for another worker. ``until``: monotonic time at which to stop, between commits.
 
         Raises StoreError, WriterFailed and Fenced: marked entries are archived, the rest stays. Raises
         KeyMismatch, FormatError and ModelError where the archive cannot be opened.
@@ -261,9 +259,7 @@ class Worker:
         try:
             found = Settings.decode(archive.store.read(SETTINGS, 0, MAX_SIZE)).archive
         except FileNotFoundError as exc:
-            raise ArchiveError(
-                f"the archive is gone ({SETTINGS} is missing): bring it back, nothing is lost"
-            ) from exc
+            raise ArchiveError(f"the archive is gone ({SETTINGS} is missing): bring it back, nothing is lost") from exc
         if found != wanted:
             raise ArchiveError(
                 f"expected the archive {wanted.hex()}, found another in its place, {found.hex()}: "
@@ -337,9 +333,7 @@ def drain(
     if not isinstance(journal, str | os.PathLike):
         raise UsageError("expected the directory of a journal")
     if not Path(journal).is_dir():
-        raise UsageError(
-            f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
-        )
+        raise UsageError(f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with")
 
     def open_archive() -> Archive:
         if isinstance(archive, Archive):

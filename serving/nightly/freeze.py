@@ -23,16 +23,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from pltz.archive import (
-    Archive,
-    Fenced,
-    NotFound,
-    PutReceipt,
-    PutRequest,
-    RecentTowers,
-    VerifiedSegments,
-    opener,
-)
+from pltz.archive import Archive, Fenced, NotFound, PutReceipt, PutRequest, RecentTowers, VerifiedSegments, opener
 from pltz.coding import HostWork, Workers, codecs_of, helpers
 from pltz.models import Bundle
 from pltz.plt_codec import (

@@ -58,11 +58,7 @@ Seen = Callable[[RunStats], None]
 
 
 def run(
-    config: Config,
-    *,
-    dry_run: bool = False,
-    seen: Seen | None = None,
-    begin: Callable[[str], None] | None = None,
+    config: Config, *, dry_run: bool = False, seen: Seen | None = None, begin: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Do one run and return its report, which is also in the state folder.
 
@@ -98,9 +94,7 @@ def run(
 class _NightlyRun:
     """A run, step by step. ``failures``: the parts that could not be done now."""
 
-    def __init__(
-        self, config: Config, dry_run: bool, seen: Seen | None, begin: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, config: Config, dry_run: bool, seen: Seen | None, begin: Callable[[str], None] | None) -> None:
         self.config, self.dry_run, self.seen, self.begin = config, dry_run, seen, begin
         self.failures: list[str] = []
         self.steps: dict[str, dict[str, float]] = {}
@@ -141,9 +135,7 @@ class _NightlyRun:
             "seconds": round(time.monotonic() - clock, 3),
             "archive": {"place": self.config.archive, **stat},
             "totals": total.facts(),
-            "sources": [
-                {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
-            ],
+            "sources": [{"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)],
             "retention": forgotten,
             "shrink": shrunk,
             "collect": collected,

@@ -2,9 +2,8 @@
 
 Spec: FORMAT.md.
 
-Every file appears complete and synced or not at all, through the archive's own store. The lock is the
-system's (flock), so a killed run frees it. On a network file system it holds as far as that system's locks
-do.
+Every file appears complete and synced or not at all, through the archive's own store. The lock is the system's (flock),
+so a killed run frees it. On a network file system it holds as far as that system's locks do.
 """
 
 from __future__ import annotations
@@ -73,9 +72,7 @@ class StateFolder:
         try:
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise StoreError(
-                f"cannot lock the state folder {self.root}: {reason(exc)}; nothing was done"
-            ) from exc
+            raise StoreError(f"cannot lock the state folder {self.root}: {reason(exc)}; nothing was done") from exc
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,9 +174,7 @@ def check_place(root: str, archive: str) -> None:
         ours, theirs = Path(root).resolve(), Path(archive).resolve()
         kept = {*(ours / folder for folder in FOLDERS), *(theirs / folder for folder in ARCHIVE_FOLDERS)}
         if ours == theirs or kept & {ours, theirs, *ours.parents, *theirs.parents}:
-            raise UsageError(
-                f"expected a folder of its own as state, found {root} with the archive at {archive}"
-            )
+            raise UsageError(f"expected a folder of its own as state, found {root} with the archive at {archive}")
     if "://" in root:
         raise UsageError(
             f"expected a folder as state, found {root}: for many machines, name one on a shared file system"

@@ -142,9 +142,7 @@ class Answer:
         return {
             "tokens": [self._word(one) for one, _ in tokens],
             "token_logprobs": [found.logprob for _, found in tokens],
-            "top_logprobs": [
-                {self._word(other): logprob for other, logprob in found.top} for _, found in tokens
-            ],
+            "top_logprobs": [{self._word(other): logprob for other, logprob in found.top} for _, found in tokens],
             "text_offset": offsets,
         }
 

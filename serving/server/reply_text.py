@@ -124,5 +124,3 @@ def _written(target: Target, chat: list[dict[str, Any]], tools: Sequence[dict[st
 def prompt_ids(target: Target, prompt: str | Sequence[int]) -> list[int]:
     """Return the ids of a prompt. Raises ContentError."""
     return target.tokenize(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
-
-

@@ -94,9 +94,7 @@ def _messages(given: Any) -> list[Any]:
 class ResponseAnswer(Answer):
     """A reply in the form of a response, whole or as events."""
 
-    def __init__(
-        self, ask: Ask, body: Mapping[str, Any], model: str, target: Target, replies: Sequence[Reply]
-    ) -> None:
+    def __init__(self, ask: Ask, body: Mapping[str, Any], model: str, target: Target, replies: Sequence[Reply]) -> None:
         super().__init__(True, model, target, replies, ask.tool_names)
         self._body, self._ask = body, ask
         self._id = ask.session or f"resp_{uuid.uuid4().hex}"

@@ -85,10 +85,9 @@ class Turn:
 
     ``ids``: all ids that the model sees first, at least one. ``session``: whose KV it begins with, and leaves; None
     leaves that of its prompt. ``halts``: called with each new id; True ends the turn. ``new``: ids so far.
-    ``likelihoods``: of them, where they are asked for.
-    ``lost``: a form that lost something of its beginning. ``tiers``: ids whose KV was there, by where it was: memory,
-    host or disk.
-    ``end``: "" while it runs, then one of ENDS. ``failure``: why, where the end is "error".
+    ``likelihoods``: of them, where they are asked for. ``lost``: a form that lost something of its beginning.
+    ``tiers``: ids whose KV was there, by where it was: memory, host or disk. ``end``: "" while it runs, then one of
+    ENDS. ``failure``: why, where the end is "error".
     """
 
     ids: Sequence[int]

@@ -61,9 +61,7 @@ class JournalEntry:
         ends = [0, *self.prefixes]
         steps = [b - a for a, b in itertools.pairwise(ends)]
         if len(steps) > MAX_PREFIXES or any(step <= 0 for step in steps) or ends[-1] > len(self.ids):
-            raise ContentError(
-                f"expected at most {MAX_PREFIXES} ascending prefixes within {len(self.ids)} tokens"
-            )
+            raise ContentError(f"expected at most {MAX_PREFIXES} ascending prefixes within {len(self.ids)} tokens")
         return steps
 
     @classmethod

@@ -157,10 +157,7 @@ class JournalReader:
 
         Returns False where there is no room. Raises OSError.
         """
-        file, data = (
-            segment.name.aside(frame.start, "refused"),
-            segment.name.frames(frame.start, [frame.body]),
-        )
+        file, data = (segment.name.aside(frame.start, "refused"), segment.name.frames(frame.start, [frame.body]))
         return self._aside(segment, file, data)
 
     def finish(self, segment: JournalSegment) -> bool:

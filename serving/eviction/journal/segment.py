@@ -92,9 +92,7 @@ class Name:
         """Return the frames of bodies, the first at offset ``at``."""
         parts: list[bytes] = []
         for body in bodies:
-            parts.append(
-                FRAME.pack(MARK, len(body), self._check(at, body)) + body + bytes(-len(body) % ALIGN)
-            )
+            parts.append(FRAME.pack(MARK, len(body), self._check(at, body)) + body + bytes(-len(body) % ALIGN))
             at += len(parts[-1])
         return b"".join(parts)
 
@@ -109,9 +107,7 @@ class Name:
     def done_of(self, rows: bytes) -> int:
         """Return the offset up to which the segment is archived. ``rows``: the bytes of its `.done`."""
         offsets = (ROW.unpack_from(rows, at)[0] for at in range(0, len(rows) - ROW.size + 1, ROW.size))
-        return max(
-            (o for n, o in enumerate(offsets) if rows[ROW.size * n :][: ROW.size] == self.row(o)), default=0
-        )
+        return max((o for n, o in enumerate(offsets) if rows[ROW.size * n :][: ROW.size] == self.row(o)), default=0)
 
     def _check(self, at: int, body: bytes | memoryview) -> bytes:
         return _hash(PLACE.pack(self.owner, self.number, at), len(body).to_bytes(4, "little"), body)
@@ -190,9 +186,7 @@ def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:
     """Return the offsets at which a frame may begin, (n,) int64, ascending."""
     words = np.frombuffer(data, "<u8", len(data) // ALIGN)
     mark = int.from_bytes(MARK, "little")
-    found = [
-        at + np.flatnonzero(words[at : at + CHUNK] & 0xFFFFFFFF == mark) for at in range(0, len(words), CHUNK)
-    ]
+    found = [at + np.flatnonzero(words[at : at + CHUNK] & 0xFFFFFFFF == mark) for at in range(0, len(words), CHUNK)]
     return np.concatenate([np.zeros(0, np.int64), *found]) * ALIGN
 
 

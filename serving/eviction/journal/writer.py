@@ -30,8 +30,7 @@ class Journal:
 
     Args:
         segment: bytes after which a new segment is begun.
-        quota: bytes that all journal files of the directory may take together, None for no limit but the
-            disk.
+        quota: bytes that all journal files of the directory may take together, None for no limit but the disk.
         kind: of the bodies.
 
     Raises StoreError where the directory cannot be made or locked.

@@ -14,10 +14,9 @@ query returns one row per session, with the columns
            json_object('messages', json_group_array(json_object('role', role, 'content', content))) AS session
     FROM (SELECT * FROM messages ORDER BY chat, number) GROUP BY chat
 
-It runs twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a
-whole. A range's rows go into a temporary file, and the database is released before the first of them is
-frozen. A session over ``max_bytes`` does not leave the database. While rows are fetched, SQLite blocks
-writers and PostgreSQL cannot vacuum.
+It runs twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole. A
+range's rows go into a temporary file, and the database is released before the first of them is frozen. A session over
+``max_bytes`` does not leave the database. While rows are fetched, SQLite blocks writers and PostgreSQL cannot vacuum.
 """
 
 from __future__ import annotations
@@ -39,14 +38,7 @@ from pltz.models import Bundle, Session
 from pltz.plt_codec import MAX_BYTES, ContentError, UsageError
 from pltz.serving.eviction.checked import Limits, Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
-from pltz.serving.nightly.sources.source import (
-    SHARD_SESSIONS,
-    Sink,
-    SourceEntry,
-    SourceShard,
-    Unreadable,
-    path_setting,
-)
+from pltz.serving.nightly.sources.source import SHARD_SESSIONS, Sink, SourceEntry, SourceShard, Unreadable, path_setting
 
 SHOWN = 80  # characters of a name
 TIMES = ("date", "timestamp", "timestamptz")  # of PostgreSQL
@@ -117,9 +109,7 @@ class DatabaseSource(ABC):
             own = {"session": f"CASE WHEN {fits} THEN session END AS session"}
             asked = [own.get(c, c) for c in ask(f"SELECT * FROM ({self._sql}) AS sessions LIMIT 0")[0]]
             asked.append(f"NOT ({fits}) AS too_long")
-            columns, rows = ask(
-                f"SELECT {', '.join(asked)} FROM ({self._sql}) AS sessions WHERE {where} ORDER BY name"
-            )
+            columns, rows = ask(f"SELECT {', '.join(asked)} FROM ({self._sql}) AS sessions WHERE {where} ORDER BY name")
             for row in rows:
                 yield self._entry(dict(zip(columns, row, strict=True)))
 

@@ -1,8 +1,7 @@
 """The journal of the eviction hook as a source: evicted sessions that no worker has archived yet.
 
-The journal has its own path into the archive (`pltz.serving.eviction.worker.drain`), which removes an entry
-only when it is durable there. So one process drains it as a whole, and there are no single entries to look
-at.
+The journal has its own path into the archive (`pltz.serving.eviction.worker.drain`), which removes an entry only when
+it is durable there. So one process drains it as a whole, and there are no single entries to look at.
 """
 
 from __future__ import annotations
@@ -45,12 +44,7 @@ class JournalSource:
         """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.serving.eviction import worker
 
-        drained = worker.drain(
-            self.path,
-            cold,
-            max_seconds=self.max_seconds or None,
-            wait=self.wait,
-        )
+        drained = worker.drain(self.path, cold, max_seconds=self.max_seconds or None, wait=self.wait)
         return self._tally(drained.as_fields())
 
     def _tally(self, done: Mapping[str, Any]) -> RunStats:
@@ -71,9 +65,7 @@ class JournalSource:
         if done["failure"]:
             tally.failures.append(f"source {self.name!r}: {done['failure']}")
         if done["damaged"]:
-            tally.failures.append(
-                f"source {self.name!r}: {done['damaged']} bytes are damaged, and laid aside"
-            )
+            tally.failures.append(f"source {self.name!r}: {done['damaged']} bytes are damaged, and laid aside")
         if done["lost"]:
             tally.failures.append(
                 f"source {self.name!r}: {done['lost']} files of the journal are gone, see pltz hook status"

@@ -223,9 +223,7 @@ def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[FileP
     with suppress(OSError), (root / path if root.is_dir() else root).open("rb") as file:
         while block := file.read(BLOCK):
             cut = (
-                block.find(b"\n", max(0, start + SHARD_BYTES - at)) + 1
-                if at + len(block) > start + SHARD_BYTES
-                else 0
+                block.find(b"\n", max(0, start + SHARD_BYTES - at)) + 1 if at + len(block) > start + SHARD_BYTES else 0
             )
             if cut:
                 yield FilePiece(path, stem, start, at + cut, first), at + cut - start

@@ -20,13 +20,7 @@ from pltz.models import Session
 from pltz.plt_codec import MAX_TOKENIZER, PltzError, UsageError, named_file
 from pltz.serving.eviction.checked import Word
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
-from pltz.serving.nightly.sources.source import (
-    SHARD_SESSIONS,
-    SourceEntry,
-    SourceShard,
-    Unreadable,
-    path_setting,
-)
+from pltz.serving.nightly.sources.source import SHARD_SESSIONS, SourceEntry, SourceShard, Unreadable, path_setting
 
 if TYPE_CHECKING:
     from pltz.models import Bundle
