@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.benchmarks.random_weights import random_weights
@@ -99,8 +98,8 @@ def by_model(archive: SessionArchive) -> None:
     cutter = archive.cold.commits.cutter
     cut = cutter._cut_session
 
-    def alone(request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None) -> NewSession:
-        found = cut(request, keep_opaque, begun)
+    def alone(request: PreparedRequest, *given: Any) -> NewSession:
+        found = cut(request, *given)
         assert isinstance(found, NewSession)
         return replace(found, otherwise=())
 
