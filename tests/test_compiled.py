@@ -9,9 +9,7 @@ import pytest
 from tests import compiled
 
 
-def test_a_file_is_made_once_and_a_change_of_anything_makes_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_made_once_and_any_change_makes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "folder", lambda: tmp_path)
     monkeypatch.setattr(compiled, "version", lambda compiler: f"version of {compiler}")
     made: list[Path] = []

@@ -120,8 +120,7 @@ def test_the_whole_error_tree_is_exported(module: ModuleType) -> None:
     tree = {
         name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, errors.PltzError)
     }
-    assert tree <= set(pltz.__all__)
-    assert all(getattr(pltz, name) is getattr(module, name) for name in tree)
+    assert tree <= set(pltz.__all__) and all(getattr(pltz, name) is getattr(module, name) for name in tree)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -202,11 +201,9 @@ def test_a_tokenizer_by_path_or_bytes(codec: Codec, stranger: Any, tmp_path: Pat
 def test_an_open_file_is_a_sequence_of_sessions(codec: Codec) -> None:
     texts = [f"text {i}" for i in range(600)]
     with pltz.open(pltz.compress(texts, bundle=codec), bundle=codec) as file:
-        assert len(file) == 600
-        assert file[7].value == b"text 7" and file[-1].value == b"text 599"
+        assert len(file) == 600 and file[7].value == b"text 7" and file[-1].value == b"text 599"
         assert [session.value for session in file[2:4]] == [b"text 2", b"text 3"]
-        assert [session.value.decode() for session in file] == texts
-        assert file.info(3).content.kind == "text"
+        assert [session.value.decode() for session in file] == texts and file.info(3).content.kind == "text"
         with pytest.raises(IndexError):
             file[600]
     with pytest.raises(pltz.UsageError, match="closed"):
@@ -304,8 +301,7 @@ def test_the_options_are_written_down_once() -> None:
     assert set(taken) == set(CodingKeywords.__annotations__)
     chosen = CompressOptions(layout="fast", keep_opaque=True)
     assert set(chosen.coding) == said - set(DecompressKeywords.__annotations__) - {"format", "exact", "dropped"}
-    assert CompressOptions().coding == taken
-    assert chosen.coding["layout"] == "fast" and chosen.coding["keep_opaque"]
+    assert CompressOptions().coding == taken and chosen.coding["layout"] == "fast" and chosen.coding["keep_opaque"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         chosen.layout = "default"  # type: ignore[misc]
 

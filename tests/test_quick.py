@@ -19,8 +19,7 @@ def test_own_tests_come_before_those_of_the_folder_and_of_the_room() -> None:
     found = selected(["archive/format/block.py"], TESTS)
     assert tuple(found[:3]) == (*ALWAYS, "tests/archive/format/test_block.py")
     assert folders(found)[:2] == ["tests", "tests/archive/format"]
-    assert {Path(test).parts[1] for test in found[2:]} == {"archive"}
-    assert len(found) == len(set(found))
+    assert {Path(test).parts[1] for test in found[2:]} == {"archive"} and len(found) == len(set(found))
 
 
 def test_the_nearest_tests_of_each_file_come_first() -> None:

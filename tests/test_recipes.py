@@ -141,5 +141,4 @@ def test_the_units_and_the_property_list_run_the_configuration_of_the_page() -> 
     plist = plistlib.loads(BLOCKS["xml"].code.encode())
     job = [word.replace("/Users/me", "%h") for word in plist["ProgramArguments"]]
     assert job == start.split() == ["%h/.local/bin/pltz", "nightly", "--config", job[3], "--no-progress"]
-    assert job[3].replace("%h", "~") in DOC.read_text()
-    assert plist["StartCalendarInterval"] == {"Minute": 30}
+    assert job[3].replace("%h", "~") in DOC.read_text() and plist["StartCalendarInterval"] == {"Minute": 30}

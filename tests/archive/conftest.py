@@ -1,66 +1,23 @@
-"""Fixtures of the archive's tests: a small codec and a small archive.
-
-The codec is zlib over 32-bit ids: exact, fast, without weights.
-"""
+"""Fixtures of the archive's tests: a small codec, a small archive, stores of each kind."""
 
 import http.client
 import os
 import threading
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.benchmarks.archive.seaweed import Seaweed, binary
-from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
-from pltz.plt_codec.container.frame import ALONE
-from pltz.plt_codec.errors import CorruptError
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
-
-
-class ZlibCodec(SegmentCodec):
-    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
-
-    tokenizer = b"zlib tokenizer.."
-
-    def __init__(self, mode: int = ALONE, bundle_id: bytes = b"zlib bundle....."):
-        self.mode, self.bundle_id = mode, bundle_id
-        self.fast = False
-        self.reach = 8192 if mode else 0  # zlib looks 32 KiB back
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        return [self._encode(p) for p in batch]
-
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        return [self._decode(c) for c in batch]
-
-    def _encode(self, plain: Plain) -> bytes:
-        coder = zlib.compressobj(9, zdict=self._dictionary(plain.above))
-        return coder.compress(np.asarray(plain.tokens, "<u4").tobytes()) + coder.flush()
-
-    def _decode(self, coded: Coded) -> Tokens:
-        try:
-            data = zlib.decompressobj(zdict=self._dictionary(coded.above)).decompress(coded.data, 4 * coded.count + 1)
-        except zlib.error as exc:
-            raise CorruptError(f"not deflated: {exc}") from exc
-        if len(data) != 4 * coded.count:
-            raise CorruptError(f"expected {coded.count} tokens, found {len(data)} bytes")
-        return np.frombuffer(data, "<u4").astype(np.int64)
-
-    def _dictionary(self, above: Tokens) -> bytes:
-        return np.asarray(above, "<u4").tobytes() if self.mode else b""
+from pltz.coding.log.log_coder import LogCoder
+from tests.archive.kit import RAW, SimDisk, TowerArchive, ZlibCodec, create
 
 
 @pytest.fixture
@@ -82,13 +39,32 @@ def disk() -> SimDisk:
 @pytest.fixture
 def archive(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
     """Make an empty archive on a simulated disk."""
-    return TowerArchive.create(DirectoryStore(disk), [codec])
+    return create(disk, codec)
 
 
 @pytest.fixture
 def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
     """Make an empty sealed archive on a simulated disk."""
-    return TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    return create(disk, codec, key=RAW)
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the bytes of the contents that the log coder encodes (above 0) and decodes (below 0)."""
+    found: list[int] = []
+    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
+
+    def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
+        found.extend(len(content) for content, _ in batch)
+        return encode(self, batch, *rest, **options)
+
+    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
+        found.extend(-count for _, count, _ in batch)
+        return decode(self, batch, *rest, **options)
+
+    monkeypatch.setattr(LogCoder, "encode_begun", encoding)
+    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
+    return found
 
 
 class S3Server:

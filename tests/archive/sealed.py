@@ -2,20 +2,18 @@
 
 import numpy as np
 
-from pltz.archive.encryption.keys import KeySource, Secret
+from pltz.archive.encryption.keys import KeySource
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive import kit
+from tests.archive.kit import RAW, NewSession, SegmentCodec, SimDisk, TowerArchive
+
+__all__ = ["PROMPT", "RAW", "chat", "records_of", "reopen", "tokens"]
 
 PROMPT = np.arange(30)
-RAW = Secret(b"sixteen bytes or more", 0)
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec, key: KeySource | None = RAW) -> TowerArchive:
-    return TowerArchive.open(DirectoryStore(disk), [codec], key=key)
+def reopen(disk: SimDisk, codec: SegmentCodec | None = None, key: KeySource | None = RAW) -> TowerArchive:
+    return kit.reopen(disk, codec, key)
 
 
 def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:

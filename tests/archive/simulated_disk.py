@@ -164,6 +164,12 @@ class SimDisk:
         self._count()
         self._write(path, inode, bytes(data))
 
+    def flip(self, path: str, at: int, bits: int = 1) -> None:
+        """Flip bits of a byte of a file."""
+        data = bytearray(self.seen.files()[path])
+        data[at] ^= bits
+        self.overwrite(path, bytes(data))
+
     def append(self, path: str, data: bytes) -> None:
         inode = self._inode(path)
         self._count()

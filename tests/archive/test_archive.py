@@ -20,6 +20,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import S3Server
 from tests.archive.towers import inside
+from tests.files import key_file
 
 BAD: Any = 2.5  # no session
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
@@ -51,10 +52,7 @@ def cold(tmp_path: Path, bundle: Bundle) -> pltz.Archive:
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    path.write_bytes(KEY)
-    path.chmod(0o600)
-    return path
+    return key_file(tmp_path / "key", KEY)
 
 
 @pytest.fixture
@@ -113,9 +111,7 @@ def test_archive_json_that_vanished_is_not_made_anew(cold: pltz.Archive, tmp_pat
         pltz.Archive.open(tmp_path / "cold", create=True)
 
 
-def test_no_bundle_is_loaded_to_list_and_forget(
-    cold: pltz.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bundle_is_loaded_to_forget(cold: pltz.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold.put("a", "b", tags={"x": "y"})
     monkeypatch.setattr(Bundle, "load", lambda *given, **options: pytest.fail("a bundle was loaded"))
     other = pltz.Archive.open(tmp_path / "cold")
@@ -124,9 +120,7 @@ def test_no_bundle_is_loaded_to_list_and_forget(
     assert names(other.forget("a")) == names(other.undelete("a")) == ["a"]
 
 
-def test_a_bundle_by_folder_and_more_to_read_with(
-    tmp_path: Path, bundle: Bundle, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_a_bundle_by_folder_and_more(tmp_path: Path, bundle: Bundle, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     weights = random_weights(7, vocab=1024, block=128)
     write_bundle(tmp_path / "other", "other", weights, tiny_tokenizer_json(1024), b"", {})
     pltz.Archive.open(tmp_path / "cold", create=True, bundle=tmp_path / "other").put(
@@ -211,8 +205,7 @@ def test_a_target_keeps_the_ids_it_would_see(cold: pltz.Archive, foreign: Path) 
     cold.put("chat", CHAT, target=stranger)
     cold.put("text", "plain", target=foreign)
     found = cold.get("chat")
-    assert found.kind == "ids" and found.target == stranger.fingerprint
-    assert found.ids.tolist() == stranger.render(CHAT)
+    assert found.kind == "ids" and found.target == stranger.fingerprint and found.ids.tolist() == stranger.render(CHAT)
     assert cold.get("text").ids.tolist() == stranger.tokenize("plain")
 
 
@@ -275,13 +268,11 @@ def test_a_short_put_reads_the_changes_of_others_once(
     cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
 ) -> None:
     other = pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1)
-    assert cold.put("a", "one").version == 1
-    assert other.put("a", "two").version == 2
+    assert cold.put("a", "one").version == 1 and other.put("a", "two").version == 2
     counted = list[None]()
     refresh = Catalog.look_now
     monkeypatch.setattr(Catalog, "look_now", lambda catalog: counted.append(refresh(catalog)))
-    assert cold.put("a", list(range(9)) * words if words > 9 else "three").version == 3
-    assert len(counted) == reads
+    assert cold.put("a", list(range(9)) * words if words > 9 else "three").version == 3 and len(counted) == reads
 
 
 def test_ids_are_only_what_are_ids(cold: pltz.Archive) -> None:
@@ -314,8 +305,7 @@ def test_forget_and_undelete(cold: pltz.Archive) -> None:
     with pytest.raises(pltz.NotFound, match="forgotten"):
         cold.get("s")
     assert [(v.version, v.forgotten) for v in cold.undelete("s", version=2)] == [(2, False)]
-    assert cold.get("s").value == b"two"
-    assert [v.version for v in cold.undelete("s")] == [1, 3]
+    assert cold.get("s").value == b"two" and [v.version for v in cold.undelete("s")] == [1, 3]
     with pytest.raises(pltz.NotFound, match="no forgotten versions"):
         cold.undelete("s")
     for call in (cold.forget, cold.undelete, cold.history):
@@ -364,8 +354,7 @@ def test_erase_says_what(sealed: pltz.Archive) -> None:
     with pytest.raises(pltz.UsageError, match="alone"):
         sealed.erase("a", base="prompts")
     assert sealed.erase("a", tenant="acme", dry_run=True).versions == 1
-    assert sealed.get("a", tenant="acme").ids[0] == 40 + ord("a") % 7
-    assert sealed.erase("a", tenant="acme").versions == 1
+    assert sealed.get("a", tenant="acme").ids[0] == 40 + ord("a") % 7 and sealed.erase("a", tenant="acme").versions == 1
     with pytest.raises(pltz.NotFound):
         sealed.get("a", tenant="acme")
     assert sealed.erase(tenant="acme", everything=True).versions == 1
@@ -421,8 +410,6 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
     (lambda cold: cold.verify(expect=BAD), "a string as expect"),
     (lambda cold: cold.erase(base=BAD), "a string as base"),
 ])
-def test_an_argument_of_a_wrong_type_is_named(
-    call: Callable[[pltz.Archive], object], argument: str, cold: pltz.Archive
-) -> None:
+def test_a_wrong_type_is_named(call: Callable[[pltz.Archive], object], argument: str, cold: pltz.Archive) -> None:
     with pytest.raises(UsageError, match=f"expected .*{argument}|{argument}"):
         call(cold)

@@ -8,13 +8,9 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from pltz.coding.codecs.codec import BytesCodec
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, create, reopen, repaired
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes, or more", 0)
@@ -29,15 +25,15 @@ def dropped(disk: SimDisk) -> SimDisk:
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "sealed"])
 @pytest.mark.parametrize("puts", [0, 1])
-def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | None, puts: int) -> None:
+def test_what_is_left_is_read_and_written(key: Secret | None, puts: int) -> None:
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    archive = create(disk, key=key)
     for n in range(puts):
         archive.put([NewSession(f"s{n}", [PROMPT, PROMPT[:n]])])
     copy = dropped(disk)
     assert not {"tmp", "index", "damaged", "lost"} & copy.seen.folders
     before = set(copy.seen.folders)
-    fresh = TowerArchive.open(DirectoryStore(copy), [codec], key=key)
+    fresh = reopen(copy, key=key)
     assert [v.name for v in fresh.ls()] == [f"s{n}" for n in range(puts)]
     assert fresh.verify(decode=True).sound and fresh.stat().packs == puts
     assert Repairer(DirectoryStore(copy), dry_run=True).run().whole
@@ -46,15 +42,15 @@ def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | Non
     fresh.write_index()
     for _ in range(2):
         fresh.collect(dead_share=0.01)
-    last = TowerArchive.open(DirectoryStore(copy), [codec], key=key)
+    last = reopen(copy, key=key)
     assert len(last.get("new").tokens) == 60 and last.verify(decode=True).sound
 
 
 @pytest.mark.parametrize("left", ["parity", "index"])
-def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(codec: SegmentCodec, left: str) -> None:
+def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(left: str) -> None:
     """Report that packs/ is missing where parity or an index names packs."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     archive.write_index()
@@ -63,7 +59,7 @@ def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(codec: SegmentCodec
     copy = dropped(SimDisk(state))
     for _ in range(2):
         with pytest.raises(StoreError, match="packs"):
-            TowerArchive.open(DirectoryStore(copy), [codec]).verify()
+            reopen(copy).verify()
         with pytest.raises(StoreError):
             DirectoryStore(copy).put(f"packs/{'0' * 32}", b"x")
     assert "packs" not in copy.seen.folders
@@ -93,5 +89,4 @@ def test_what_is_said_of_a_folder_that_is_lost_helps(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"packs/ is gone.*make an empty one and run pltz archive repair"):
         TowerArchive.open(place, [BytesCodec()]).verify()
     (place / "packs").mkdir()
-    assert Repairer(DirectoryStore(OsDisk(place))).run().whole
-    assert TowerArchive.open(place, [BytesCodec()]).verify(decode=True).sound
+    assert repaired(OsDisk(place)).whole and TowerArchive.open(place, [BytesCodec()]).verify(decode=True).sound

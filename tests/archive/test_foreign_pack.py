@@ -5,24 +5,15 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
-from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
-
-
-def reopened(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
-    return TowerArchive.open(DirectoryStore(disk), [codec])
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, create, reopen, repaired
 
 
 @pytest.fixture
-def other(codec: SegmentCodec) -> SimDisk:
+def other() -> SimDisk:
     """Make another archive with a session of its own."""
     disk = SimDisk(seed=7)
-    TowerArchive.create(DirectoryStore(disk), [codec]).put([_session("theirs", 9)])
+    create(disk).put([_session("theirs", 9)])
     return disk
 
 
@@ -41,13 +32,13 @@ def _session(name: str, first: int) -> NewSession:
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCodec, indexed: bool) -> None:
+def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, indexed: bool) -> None:
     """Refuse a foreign pack: its sessions were listed and read as if they were ours."""
     if indexed:
-        reopened(other, codec).write_index()
+        reopen(other).write_index()
         [(name, _)] = other.names("index")
         mixed.write_new(f"index/{name}", other.seen.files()[f"index/{name}"])
-    archive = reopened(mixed, codec)
+    archive = reopen(mixed)
     assert [v.name for v in archive.ls()] == ["ours"]
     with pytest.raises(PltzError):
         archive.get("theirs")
@@ -57,20 +48,19 @@ def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCo
     assert before.items() <= mixed.seen.files().items() | {(p, d) for p, d in before.items() if p[:9] == "manifest/"}
 
 
-def test_repair_moves_it_aside_and_saves_nothing_of_it(mixed: SimDisk, other: SimDisk, codec: SegmentCodec) -> None:
+def test_repair_moves_it_aside_and_saves_nothing_of_it(mixed: SimDisk, other: SimDisk) -> None:
     theirs = {p: d for p, d in other.seen.files().items() if p.startswith("packs/")}
     dry = Repairer(DirectoryStore(mixed), dry_run=True).run()
     assert theirs.items() <= mixed.seen.files().items()
-    done = Repairer(DirectoryStore(mixed)).run()
+    done = repaired(mixed)
     assert done.whole and not done.salvaged and len(done.aside) == 2 and dry.aside == done.aside
     files = mixed.seen.files()
     assert not theirs.keys() & files.keys()
     assert set(theirs.values()) <= {data for path, data in files.items() if path.startswith("damaged/")}
-    archive = reopened(mixed, codec)
+    archive = reopen(mixed)
     report = archive.verify(decode=True)
-    assert report.sound and not report.missing_copies
-    assert [v.name for v in archive.ls()] == ["ours"]
-    again = Repairer(DirectoryStore(mixed)).run()
+    assert report.sound and not report.missing_copies and [v.name for v in archive.ls()] == ["ours"]
+    again = repaired(mixed)
     assert again.whole and not again.aside and not again.restored
 
 
@@ -85,7 +75,7 @@ def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong
         disk.write_new(path, other.seen.files()[path])
     before = disk.seen.files()
     with pytest.raises(ArchiveError, match="bring the right archive"):
-        Repairer(DirectoryStore(disk)).run()
+        repaired(disk)
     assert disk.seen.files() == before
 
 
@@ -95,18 +85,16 @@ def test_where_there_are_no_packs_the_manifest_tells_whose_archive_json_it_is(
     ours = disk.seen.files()[SETTINGS]
     disk.unlink(SETTINGS)
     disk.write_new(SETTINGS, other.seen.files()[SETTINGS])
-    assert Repairer(DirectoryStore(disk)).run().whole and disk.seen.files()[SETTINGS] == ours
+    assert repaired(disk).whole and disk.seen.files()[SETTINGS] == ours
 
 
 @pytest.mark.usefixtures("archive")
-def test_where_there_are_no_packs_two_of_three_tell_whose_manifest_it_is(
-    disk: SimDisk, other: SimDisk, codec: SegmentCodec
-) -> None:
+def test_where_there_are_no_packs_two_of_three_tell_whose_manifest_it_is(disk: SimDisk, other: SimDisk) -> None:
     ours = disk.seen.files()[SETTINGS]
     [there] = (path for path in disk.seen.files() if path.startswith("manifest/0"))
     disk.unlink(there)
     disk.write_new(there, next(d for p, d in other.seen.files().items() if p.startswith("manifest/0")))
-    Repairer(DirectoryStore(disk)).run()
+    repaired(disk)
     assert disk.seen.files()[SETTINGS] == ours == disk.seen.files()[SETTINGS_COPY]
-    TowerArchive.open(DirectoryStore(disk), [codec]).put([NewSession("a", [np.arange(9)])])
-    assert TowerArchive.open(DirectoryStore(disk), [codec]).verify().sound
+    reopen(disk).put([NewSession("a", [np.arange(9)])])
+    assert reopen(disk).verify().sound

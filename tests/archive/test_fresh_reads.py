@@ -99,9 +99,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_a_read_may_rely_on_a_sight_so_old_and_no_older(
-    place: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
-) -> None:
+def test_a_read_relies_on_a_sight_so_old_alone(place: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> None:
     now = [1000.0]
     monkeypatch.setattr("pltz.archive.catalog.catalog.time.monotonic", lambda: now[0])
     archive = Archive.open(place, max_age=10)

@@ -9,15 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
 from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import RAW, NewSession, Secret, SimDisk, TowerArchive, create, reopen
 
 SIZE = 2000  # tokens per session, which do not compress
 KEYS: list[Secret | None] = [None, RAW]
@@ -58,10 +52,10 @@ def forget(archive: TowerArchive, numbers: list[int]) -> None:
     archive.forget([archive.version(f"s{n}") for n in numbers])
 
 
-def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
+def test_packs_without_anything_live_go_first() -> None:
     """Collect pack by pack where the live records of all condemned packs do not fit."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     disk.capacity = 1_800_000
     done = fill(archive)
     assert len(done[2:]) * 4 * SIZE > 2 * LEAST
@@ -72,10 +66,10 @@ def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
     assert fill(archive, 1000)
 
 
-def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
+def test_an_error_says_how_much_room_is_needed() -> None:
     """Refuse to collect one half-live pack that fills the disk: there is no room for a copy."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     archive.put([session(n) for n in range(100)])
     disk.capacity = disk.used + 20_000
     forget(archive, [*range(50)])
@@ -88,9 +82,9 @@ def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
     check(archive, [*range(50, 100)])
 
 
-def test_a_put_leaves_room_and_says_so(codec: SegmentCodec) -> None:
+def test_a_put_leaves_room_and_says_so() -> None:
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     archive.put([session(0)])
     disk.capacity = disk.used + LEAST - 1
     before = dict(disk.seen.files())
@@ -108,11 +102,9 @@ def test_a_put_leaves_room_and_says_so(codec: SegmentCodec) -> None:
         archive.put([session(3)])
 
 
-def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
-    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     done = []
     put = archive.store.put
 
@@ -127,8 +119,7 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
         done.append(number)
     forget(archive, done[:20])
     archive.collect()
-    assert archive.collect().deleted
-    assert any(problem.kind == "index" for problem in archive.problems)
+    assert archive.collect().deleted and any(problem.kind == "index" for problem in archive.problems)
     with pytest.raises(ArchiveError):
         archive.rebuild()
     check(archive, done[20:])
@@ -143,13 +134,13 @@ WAYS: dict[str, Callable[[TowerArchive], object]] = {
 
 @pytest.mark.parametrize("killed", ["erase", *WAYS])
 @pytest.mark.parametrize("key", [None, pytest.param(RAW, marks=pytest.mark.slow)], ids=["plain", "sealed"])
-def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, killed: str) -> None:
+def test_every_kill_on_a_full_disk(key: Secret | None, killed: str) -> None:
     """Cut the power while a full disk is emptied: live sessions are whole, and emptying resumes.
 
     One state in six is opened, and each of them where the environment sets PLTZ_ALL_FAULTS=1.
     """
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    archive = create(disk, key=key)
     capacity = disk.capacity = 620_000 if key else 520_000  # keys take space, too
     done = fill(archive)
     ways = dict(WAYS)
@@ -168,7 +159,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
             after = SimDisk(state, seed=9 + opened)
             after.capacity = capacity
             after._written = dict.fromkeys(after.seen.data, after.clock)
-            again = TowerArchive.open(DirectoryStore(after), [codec], key=key)
+            again = reopen(after, key=key)
             for kept in done[2:]:
                 assert np.array_equal(again.get(f"s{kept}").tokens, session(kept).segments[0]), name
             for following in list(ways.values())[number:]:
@@ -203,11 +194,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["plain", "sealed"])
-def test_a_real_full_disk_is_emptied_and_filled_again(
-    small_disk: Path, codec: SegmentCodec, key: Secret | None
-) -> None:
+def test_a_real_full_disk_is_emptied_and_filled_again(small_disk: Path, key: Secret | None) -> None:
     disk: Disk = OsDisk(small_disk)
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    archive = create(disk, key=key)
     done = fill(archive)
     gone, kept = done[::2], done[1::2]
     if key:
@@ -219,7 +208,7 @@ def test_a_real_full_disk_is_emptied_and_filled_again(
     forget(archive, gone)
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    check(TowerArchive.open(DirectoryStore(disk), [codec], key=key), kept)
+    check(reopen(disk, key=key), kept)
     more = fill(archive, 1000)
     assert more
-    check(TowerArchive.open(DirectoryStore(disk), [codec], key=key), kept + more)
+    check(reopen(disk, key=key), kept + more)

@@ -12,15 +12,12 @@ import pytest
 from pltz.archive.errors import MissingKeys
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.format.record import NOTHING, RUN
-from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.coding.codecs.logs import method_of
 from pltz.plt_codec.container.frame import FAST, TOWER
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
-from tests.archive.simulated_disk import DiskState, SimDisk
-from tests.archive.towers import TowerArchive, open_keys
+from tests.archive.kit import DirectoryStore, DiskState, NewSession, Repaired, Repairer, SimDisk, TowerArchive, repaired
+from tests.archive.towers import open_keys
 from tests.golden.archives.make import (
     FORGOTTEN,
     GREW,
@@ -134,8 +131,7 @@ def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_good_archives_are_read(name: str) -> None:
     disk = disk_of(name)
-    assert whole(opened(disk, name))
-    assert repair(disk, name).whole and whole(opened(disk, name))
+    assert whole(opened(disk, name)) and repair(disk, name).whole and whole(opened(disk, name))
 
 
 @pytest.mark.parametrize("name", GROWN)
@@ -190,8 +186,7 @@ def test_parts_of_a_session_are_read_as_they_were(name: str) -> None:
     assert told == {part: NOTHING if part else TOLD for part in wanted}
     # what the later versions have of the first is not forgotten with it
     marked = {(v.version, v.part) for v in archive.history("log") if v.forgotten}
-    assert marked == {(1, "agents/one")}
-    assert archive.verify(decode=True).sound and repair(disk, name).whole
+    assert marked == {(1, "agents/one")} and archive.verify(decode=True).sound and repair(disk, name).whole
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -223,9 +218,7 @@ def test_a_loss_is_told_until_it_is_acknowledged() -> None:
 def test_what_repair_makes_whole(name: str) -> None:
     disk = disk_of(name)
     archive = opened(disk, name)
-    assert readable(archive) == REPAIRED[name]
-    assert not archive.verify().sound
-    assert repair(disk, name).whole
+    assert readable(archive) == REPAIRED[name] and not archive.verify().sound and repair(disk, name).whole
     assert whole(opened(disk, name))
 
 
@@ -234,8 +227,7 @@ def test_what_is_not_opened_before_it_is_repaired(name: str) -> None:
     disk = disk_of(name)
     with pytest.raises(PltzError):
         opened(disk, name)
-    assert repair(disk, name).whole
-    assert whole(opened(disk, name))
+    assert repair(disk, name).whole and whole(opened(disk, name))
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -285,8 +277,7 @@ def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_fo
     assert read() and not opened(disk, "").verify().sound
     told = repair(disk, "")
     assert (told.salvaged, told.uncounted, told.whole) == (1, 1, False)
-    assert read() and not opened(disk, "").verify().sound
-    assert len(opened(disk, "").acknowledge()) == 1
+    assert read() and not opened(disk, "").verify().sound and len(opened(disk, "").acknowledge()) == 1
     assert whole(opened(disk, ""))
 
 
@@ -322,5 +313,5 @@ def test_without_the_archives_own_key_file_verify_and_repair_tell(name: str) -> 
     disk = disk_of(name)
     report = TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).verify()
     assert [p.name for p in report.problems] == [json.loads(disk.seen.files()["archive.json"])["archive"]]
-    told = Repairer(DirectoryStore(disk)).run()
+    told = repaired(disk)
     assert not told.whole and len(told.keyless) == 1

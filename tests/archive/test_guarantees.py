@@ -37,16 +37,13 @@ from pltz.archive.format.manifest import Manifest
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
-from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.writing.new_session import NewSession
+from pltz.archive.storage.store import Store
 from pltz.coding.codecs.codec import Coded
 from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import PltzError
-from tests.archive.conftest import ZlibCodec
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import DiskState, SimDisk
+from tests.archive.kit import RAW, DirectoryStore, DiskState, NewSession, SimDisk, TowerArchive, ZlibCodec, create
 from tests.archive.test_machine import NAMES, AlikeMachine
-from tests.archive.towers import Tower, TowerArchive, copy
+from tests.archive.towers import Tower, copy
 from tests.examples import examples
 
 SEEDS = range(2)
@@ -903,7 +900,7 @@ class SealedMachine(GuardedMachine):
 def foreign(folder: str, key: Any) -> bytes:
     """Return the bytes of a file of another archive, of a folder if there is one."""
     disk = SimDisk(seed=77)
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
+    archive = create(disk, key=key)
     archive.put([NewSession("a", [np.arange(9)], "x")])
     archive.write_index()
     files = disk.seen.files()

@@ -16,17 +16,12 @@ from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END, HEAD, TAIL, Parity, ParityLayout
 from pltz.archive.format.record import Context, Record
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
+from tests.archive.kit import DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, reopen, repaired
 from tests.archive.peek import peek, records
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 
 
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:
@@ -35,7 +30,7 @@ def smuggle(disk: SimDisk, builder: Builder) -> bytes:
     name = data[-24:-8]
     assert DirectoryStore(disk).put(f"packs/{name.hex()}", data)
     disk.write_new(f"parity/{name.hex()}", b"")
-    Repairer(DirectoryStore(disk)).run()
+    repaired(disk)
     return name
 
 
@@ -69,8 +64,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
             answers.add((first, "read"))
         except LostError:
             answers.add((first, "lost"))
-        assert fresh.get("b").tokens.tolist() == list(range(9))
-        assert not fresh.verify(decode=True).sound
+        assert fresh.get("b").tokens.tolist() == list(range(9)) and not fresh.verify(decode=True).sound
         if len(answers) == 2:
             break
     assert answers == {(True, "lost"), (False, "read")}
@@ -82,7 +76,7 @@ def name_anew(cold: Path) -> None:
         for path in (cold / folder).iterdir():
             if path.name != "archive.json":
                 path.unlink()
-    Repairer(DirectoryStore(OsDisk(cold))).run()
+    repaired(OsDisk(cold))
 
 
 def crafted(data: bytes, *, time: int | None = None, second_table: int | None = None) -> bytes:
@@ -117,23 +111,22 @@ def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: Seg
     named.chmod(0o600)
     named.write_bytes(replace(manifest, packs={data[-24:-8]: row}).encode())
     fresh = TowerArchive.open(tmp_path / "cold", [codec])
-    assert fresh.get("a").tokens.tolist() == tokens.tolist()
-    assert not fresh.verify().sound
+    assert fresh.get("a").tokens.tolist() == tokens.tolist() and not fresh.verify().sound
 
 
 @pytest.mark.parametrize("time", [1 << 62, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int) -> None:
+def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: TowerArchive, time: int) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = peek(archive, "a")[-1]
     builder = Builder(5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
     assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    fresh = reopen(disk)
     assert [v.name for v in fresh.ls()] == ["a"] and fresh.verify().unnamed == 1
     fresh.collect()
-    Repairer(DirectoryStore(disk)).run()
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    repaired(disk)
+    fresh = reopen(disk)
     assert [v.name for v in fresh.ls()] == ["a"] and fresh.verify().unnamed == 1
 
 
@@ -153,8 +146,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
         return crc32(data, seed)
 
     monkeypatch.setattr(zlib, "crc32", counted)
-    assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
-    assert summed[0] < 70 * len(data)
+    assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan()) and summed[0] < 70 * len(data)
 
 
 def small_records(count: int, archive: bytes = NONE) -> bytes:
@@ -181,15 +173,13 @@ def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec
     finally:
         tracemalloc.stop()
     print(f"{peak} at most in memory")
-    assert archive.stat().segments == 40_000 and not archive.problems
-    assert peak < 3 * len(data) + (8 << 20)
+    assert archive.stat().segments == 40_000 and not archive.problems and peak < 3 * len(data) + (8 << 20)
 
 
 def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.archive.format.pack.MAX_RECORDS", 5000)
     items = list(Pack.of(small_records(9000)).scan())
-    assert isinstance(items[-1], Damage) and "more than 5000 records" in items[-1].why
-    assert 5000 <= len(items) - 1 < 5128
+    assert isinstance(items[-1], Damage) and "more than 5000 records" in items[-1].why and 5000 <= len(items) - 1 < 5128
 
 
 def test_claims_over_the_window_do_not_move_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +197,7 @@ def test_claims_over_the_window_do_not_move_it_each_time(monkeypatch: pytest.Mon
         read += len(found)
         return found
 
-    assert sum(isinstance(item, Damage) for item in Pack(counted, len(data)).scan()) > 5000
-    assert read < 3 * len(data)
+    assert sum(isinstance(item, Damage) for item in Pack(counted, len(data)).scan()) > 5000 and read < 3 * len(data)
 
 
 def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
@@ -233,7 +222,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
+def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     [pack] = archive.catalog.listing.packs
     size = (1 << 32) - 1
@@ -246,11 +235,10 @@ def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive
     with suppress(ManifestLost):  # it looks at what it named
         archive.catalog.listing.publish(lambda manifest: replace(manifest, indexes=named))
     with pytest.raises(ManifestLost):
-        TowerArchive.open(DirectoryStore(disk), [codec])
-    Repairer(DirectoryStore(disk)).run()
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert [v.name for versions in fresh.catalog.lookup.histories() for v in versions] == ["a"]
-    assert fresh.verify().sound
+        reopen(disk)
+    repaired(disk)
+    fresh = reopen(disk)
+    assert [v.name for versions in fresh.catalog.lookup.histories() for v in versions] == ["a"] and fresh.verify().sound
 
 
 def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: TowerArchive) -> None:

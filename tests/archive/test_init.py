@@ -11,12 +11,9 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import FOLDERS, SETTINGS
-from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
-from tests.archive.simulated_disk import DiskState, SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, DiskState, NewSession, SegmentCodec, SimDisk, TowerArchive, create, reopen
 
 KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]
 CALLS = "make", "put", "read", "list", "delete", "shred"
@@ -107,7 +104,7 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
             states.setdefault((files, frozenset(state.folders)), state)
 
     disk.watch = watch
-    TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    create(disk, key=key)
     finished = whole = 0
     for state in states.values():
         store = DirectoryStore(SimDisk(state, seed=3))
@@ -122,23 +119,23 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
     assert finished > 200 and whole
 
 
-def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk, codec: SegmentCodec) -> None:
+def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk) -> None:
     """Refuse an init over an archive, whose keys it would destroy."""
-    TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
+    create(disk, key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
     settings = disk.read(SETTINGS, 0, 9999)
     disk.unlink(SETTINGS)
     before = dict(disk.seen.files())
     with pytest.raises(UsageError, match="repair"):
-        TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+        create(disk, key=KEYS[1])
     assert {p: d for p, d in disk.seen.files().items() if not p.startswith("tmp/")} == before
     disk.write_new(SETTINGS, settings)
-    assert len(TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[0]).get("a").tokens) == 9
+    assert len(reopen(disk, key=KEYS[0]).get("a").tokens) == 9
 
 
-def test_a_sealed_archive_without_its_key_says_what_to_do(disk: SimDisk, codec: SegmentCodec) -> None:
-    TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0])
+def test_a_sealed_archive_without_its_key_says_what_to_do(disk: SimDisk) -> None:
+    create(disk, key=KEYS[0])
     for path in [p for p in disk.seen.names if p.startswith("keys/")]:
         disk.unlink(path)
     with pytest.raises(CorruptError, match="run it again"):
-        TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[0])
+        reopen(disk, key=KEYS[0])
     assert set(FOLDERS) <= disk.seen.folders

@@ -10,8 +10,6 @@ import pytest
 from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.maintenance import join
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -22,10 +20,9 @@ from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
-from tests.archive.conftest import ZlibCodec
+from tests.archive.kit import NewSession, SimDisk, TowerArchive, ZlibCodec, create
 from tests.archive.peek import peek
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import SessionArchive, TowerArchive
+from tests.archive.towers import SessionArchive
 
 
 def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:
@@ -38,7 +35,7 @@ def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:
 
 def test_a_tower_that_claims_more_is_never_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
+    archive = create(disk)
     [receipt] = archive.put([NewSession("a", [np.arange(60), np.arange(50)])])
 
     class Never(ZlibCodec):
@@ -59,16 +56,13 @@ def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
 
 
-def test_a_session_archive_sends_large_sessions_to_ppmd(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_sessions_are_coded_by_ppmd(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ZSTD_ABOVE", 599)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     large = Session("chat", {"messages": [{"role": "user", "content": "large " * 100}]})
     ids = Session("ids", np.arange(150))
     [one, two] = cold.put([PutRequest("large", large), PutRequest("ids", ids)])
-    assert (one.method, two.method) == ("log + ppmd", "ppmd")
-    assert cold.get("large") == large and cold.get("ids") == ids
+    assert (one.method, two.method) == ("log + ppmd", "ppmd") and cold.get("large") == large and cold.get("ids") == ids
 
 
 def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_path: Path) -> None:
@@ -98,15 +92,12 @@ def test_a_token_archive_sends_large_sessions_to_ppmd(
     again = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers)
     assert [len(again.get_ids("s", version=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
     found = again.get_ids("s")
-    assert (found.ids == ids).all() and len(found.segments) == 3
-    assert found.version.tokenizer == tokenizer
+    assert (found.ids == ids).all() and len(found.segments) == 3 and found.version.tokenizer == tokenizer
     assert next(again.put(requests[2:])).unchanged
 
 
 @pytest.mark.parametrize("merge_turns", [True, False])
-def test_the_hook_joins_turns(
-    bundle: Bundle, tmp_path: Path, merge_turns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_join_turns(bundle: Bundle, tmp_path: Path, merge_turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "FEW", 0)
     cold = SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     for end in range(4, 21, 4):
@@ -114,5 +105,4 @@ def test_the_hook_joins_turns(
             hook.on_evict(EvictionRequest("a", [*range(end)]))
             assert hook.flush(20)
         drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, model_ids=True, merge_turns=merge_turns)
-    assert cold.get_ids("a").ids.tolist() == [*range(20)]
-    assert len(peek(cold, "a")) == (2 if merge_turns else 5)
+    assert cold.get_ids("a").ids.tolist() == [*range(20)] and len(peek(cold, "a")) == (2 if merge_turns else 5)

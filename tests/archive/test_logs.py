@@ -13,12 +13,10 @@ import pytest
 
 from pltz import PutReceipt, PutRequest
 from pltz.archive.archive import Archive
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.retention import Policy
 from pltz.archive.writing import commits, cut
 from pltz.archive.writing.commits import Pace
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LOG_TOKENIZER, LogCodec, method_of
 from pltz.coding.log import table
@@ -28,6 +26,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.frame import ALONE
 from pltz.plt_codec.errors import CorruptError
+from tests.archive.kit import NewSession, Secret
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, inside
 from tests.coding.log.sources import from_sources
@@ -59,25 +58,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "cold"
 
 
-@pytest.fixture
-def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collect the bytes of the contents that the log coder encodes (above 0) and decodes (below 0)."""
-    found: list[int] = []
-    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
-
-    def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
-        found.extend(len(content) for content, _ in batch)
-        return encode(self, batch, *rest, **options)
-
-    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
-        found.extend(-count for _, count, _ in batch)
-        return decode(self, batch, *rest, **options)
-
-    monkeypatch.setattr(LogCoder, "encode_begun", encoding)
-    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
-    return found
-
-
 def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
     first = put(SessionArchive.open(place), 40)
     coded.clear()
@@ -85,10 +65,8 @@ def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
     second = put(cold, 44)
     new = len(Session("chat", lines(44)).to_bytes()) - len(Session("chat", lines(40)).to_bytes())
     assert coded == [new, -new]  # coded and proved, and nothing else
-    assert (second.version, second.segments, second.tower) == (2, 1, 2)
-    assert second.size < first.size / 4
-    assert second.method in ("log + model", "log + ppmd")
-    assert second.opaque is not None and 60 <= second.opaque <= 64
+    assert (second.version, second.segments, second.tower) == (2, 1, 2) and second.size < first.size / 4
+    assert second.method in ("log + model", "log + ppmd") and second.opaque is not None and 60 <= second.opaque <= 64
     assert cold.get("log") == Session("chat", lines(44))
     assert SessionArchive.open(place).get("log", version=1) == Session("chat", lines(40))
 
@@ -97,8 +75,7 @@ def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
     put(SessionArchive.open(place), 40)
     coded.clear()
     receipt = put(SessionArchive.open(place), 40)
-    assert receipt.unchanged and receipt.size == 0 and receipt.method == "log"
-    assert coded == []
+    assert receipt.unchanged and receipt.size == 0 and receipt.method == "log" and coded == []
 
 
 @pytest.fixture
@@ -126,9 +103,7 @@ def put_and_stop(cold: SessionArchive, count: int, coded: list[int], after: floa
 
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize(("more", "model_logs"), [(9, True), (0, False)], ids=["grown, model", "unchanged, PPMd"])
-def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
-    place: Path, coded: list[int], more: int, model_logs: bool
-) -> None:
+def test_a_large_log_that_is_cut_off_goes_on(place: Path, coded: list[int], more: int, model_logs: bool) -> None:
     whole = len(Session("chat", lines(60)).to_bytes())
     put_and_stop(SessionArchive.open(place, model_logs=model_logs), 60, coded, 0.5)
     kept = sum(size for size in coded if size > 0)
@@ -144,8 +119,7 @@ def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
     assert (receipt.version, receipt.segments) == (1, sum(size > 0 for size in coded))
     cold = SessionArchive.open(place, model_logs=model_logs)
     assert cold.get("log") == Session("chat", lines(60 + more))
-    assert len(list(cold.archive.ls(forgotten=True, history=True))) == 1
-    assert put(cold, 60 + more).unchanged
+    assert len(list(cold.archive.ls(forgotten=True, history=True))) == 1 and put(cold, 60 + more).unchanged
     for _ in range(2):
         cold.archive.collect(grace=0, dead_share=0.01)
     assert SessionArchive.open(place).get("log") == Session("chat", lines(60 + more))
@@ -232,8 +206,7 @@ def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:
     changed = lines(60)
     changed[50] = {"changed": True}
     receipt = next(iter(cold.put([PutRequest("log", Session("chat", changed))])))
-    assert (receipt.segments, receipt.tower) == (1, 2)
-    assert SessionArchive.open(place).get("log").value == changed
+    assert (receipt.segments, receipt.tower) == (1, 2) and SessionArchive.open(place).get("log").value == changed
 
 
 def test_a_log_whose_table_is_made_otherwise_grows_alone(place: Path) -> None:
@@ -270,10 +243,8 @@ def test_texts_are_logs_too_and_chats_are_none(place: Path) -> None:
     chat = {"messages": talk}
     requests = [PutRequest("t", Session("text", text)), PutRequest("c", Session("chat", chat))]
     receipts = list(cold.put([*requests, PutRequest("l", Session("chat", talk))]))
-    assert receipts[0].method.startswith("log")
-    assert all(receipt.method in ("model", "zstd") for receipt in receipts[1:])
-    assert cold.get("t") == Session("text", text)
-    assert cold.get("l") == Session("chat", talk)
+    assert receipts[0].method.startswith("log") and all(receipt.method in ("model", "zstd") for receipt in receipts[1:])
+    assert cold.get("t") == Session("text", text) and cold.get("l") == Session("chat", talk)
 
 
 def test_maintenance_keeps_logs(place: Path) -> None:
@@ -289,8 +260,7 @@ def test_maintenance_keeps_logs(place: Path) -> None:
     for version, count in enumerate((40, 44, 48), 1):
         assert SessionArchive.open(place).get("log", version=version) == Session("chat", lines(count))
     grown = put(SessionArchive.open(place), 56)
-    assert grown.segments == 1
-    assert SessionArchive.open(place).get("log") == Session("chat", lines(56))
+    assert grown.segments == 1 and SessionArchive.open(place).get("log") == Session("chat", lines(56))
 
 
 def test_the_codec_checks_its_bytes() -> None:
@@ -298,12 +268,10 @@ def test_the_codec_checks_its_bytes() -> None:
     content = np.frombuffer(Session("chat", lines(12)).to_bytes(), np.uint8)
     none = content[:0]
     data = codec.encode([Plain(content, none), Plain(none, none)])
-    assert method_of(data[0])[0].startswith("log")
-    assert method_of(data[1]) == ("log + ppmd", 0)
+    assert method_of(data[0])[0].startswith("log") and method_of(data[1]) == ("log + ppmd", 0)
     assert codec.vouches(data[0], content) and not codec.vouches(data[0], content[1:])
     found = codec.decode([Coded(data[0], len(content), none), Coded(data[1], 0, none)])
-    assert [one.dtype for one in found] == [np.uint8, np.uint8]
-    assert np.array_equal(found[0], content)
+    assert [one.dtype for one in found] == [np.uint8, np.uint8] and np.array_equal(found[0], content)
     with pytest.raises(CorruptError):
         codec.decode([Coded(data[0][:-3], len(content), none)])
     assert codec.tokenizer == LOG_TOKENIZER != BytesCodec.tokenizer
@@ -311,9 +279,7 @@ def test_the_codec_checks_its_bytes() -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("more", [0, 4])
-def test_a_log_in_a_condemned_pack_grows_by_its_new_lines(
-    tmp_path: Path, coded: list[int], sealed: bool, more: int
-) -> None:
+def test_a_log_in_a_condemned_pack_grows_by_lines(tmp_path: Path, coded: list[int], sealed: bool, more: int) -> None:
     """After each night the log of the day before lay in a pack that `collect` had condemned, and was coded again."""
     key = Secret(b"k" * 32, 0) if sealed else None
     place = tmp_path / "cold"

@@ -22,7 +22,7 @@ from pltz.archive.writing.commits import StoredPart, put_parts
 from pltz.archive.writing.segments import Beginning
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.log import above, recall
-from pltz.coding.log.log_coder import LogCoder, parse
+from pltz.coding.log.log_coder import parse
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.frame import Method
@@ -50,25 +50,6 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "log.jsonl"
     path.write_bytes(written(0, 300))
     return path
-
-
-@pytest.fixture
-def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collect the bytes of the contents that are encoded (above 0) and decoded (below 0)."""
-    found: list[int] = []
-    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
-
-    def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
-        found.extend(len(content) for content, _ in batch)
-        return encode(self, batch, *rest, **options)
-
-    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
-        found.extend(-count for _, count, _ in batch)
-        return decode(self, batch, *rest, **options)
-
-    monkeypatch.setattr(LogCoder, "encode_begun", encoding)
-    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
-    return found
 
 
 @pytest.fixture(params=["open", "sealed"])
@@ -106,9 +87,7 @@ def test_a_long_log_comes_back_and_grows_by_its_new_lines(cold: Archive, log: Pa
     assert cold.verify(decode=True).sound
 
 
-def test_only_what_the_next_slice_is_coded_after_is_kept(
-    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_the_next_slice_is_after_is_kept(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     and_then = Beginning.and_then
 
@@ -133,9 +112,7 @@ def test_only_what_the_next_slice_is_coded_after_is_kept(
     assert len(kept) > 10 and max(kept) <= REACH + 2 * SLICE < log.stat().st_size
 
 
-def test_a_reader_keeps_only_what_the_next_slice_is_decoded_after(
-    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_keeps_what_the_next_slice_is_after(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(cold, log)
     monkeypatch.setattr(chain, "BATCH_TOKENS", REACH)
     [version] = cold.directory.ls()
@@ -165,9 +142,7 @@ def test_a_put_that_is_cut_off_goes_on(cold: Archive, log: Path, monkeypatch: py
     assert 0 < after.segments < after.tower and cold.get("log").value == log.read_bytes()
 
 
-def test_what_a_collector_takes_meanwhile_is_put_again(
-    cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_collector_takes_is_put_again(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in = ArchiveWriter.put
     calls = 0
 
@@ -251,8 +226,7 @@ def test_what_recalls_is_shrunk_copied_and_collected(
     done = cold.shrink()
     assert done.shrunk > 5 and not done.problems and recalling(cold) > before > 3
     cold.collect(grace=0, dead_share=0.0), cold.collect(grace=0)
-    assert recalling(cold) == before
-    assert cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound
+    assert recalling(cold) == before and cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound
     for module in (chain, reader):
         monkeypatch.setattr(module, "MAX_TOKENS", 1 << 20)
     with Archive.open(tmp_path / "copy", create=True, bundle="nano") as other:

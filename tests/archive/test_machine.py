@@ -24,13 +24,11 @@ from hypothesis.stateful import (
 
 from pltz.archive.errors import ArchiveError, NotFound, StoreError, WriterFailed
 from pltz.archive.storage.s3 import ObjectStore, RangedObject
-from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.archive.storage.store import Store
+from pltz.archive.writing.new_session import CommitReceipt
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.container.frame import TOWER
-from tests.archive.conftest import ZlibCodec
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, ZlibCodec
 from tests.examples import examples
 
 if TYPE_CHECKING:

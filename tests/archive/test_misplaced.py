@@ -18,14 +18,8 @@ from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS, FileIndex, MemoryIndex, build, by_section
 from pltz.archive.format.object_names import folder_of
-from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError
-from tests.archive.conftest import ZlibCodec
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import RAW, DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, ZlibCodec
 
 CODEC = ZlibCodec(1, b"zlib with tower.")
 SEEDS = range(2000) if os.environ.get("PLTZ_ALL_FAULTS") else range(24)

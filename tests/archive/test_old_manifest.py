@@ -10,15 +10,10 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.errors import NotFound, RolledBack
 from pltz.archive.format.object_names import MANIFEST
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.catalog.test_register import bring_back, kept_manifest, session, tokens
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive, copy
+from tests.archive.kit import RAW, DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, create, repaired
+from tests.archive.towers import copy
 
 Open = Callable[..., TowerArchive]
 
@@ -41,7 +36,7 @@ def expire(archive: TowerArchive) -> list[int]:
 
 
 def copied(archive: TowerArchive, codec: SegmentCodec) -> None:
-    other = TowerArchive.create(DirectoryStore(SimDisk(seed=5)), [codec])
+    other = create(SimDisk(seed=5))
     for _ in copy(archive, archive.ls(history=True), other):
         pass
 
@@ -67,9 +62,7 @@ def test_what_one_object_loaded_all_of_its_process_know(disk: SimDisk, opened: O
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_an_object_that_was_open_since_before_says_so(
-    disk: SimDisk, codec: SegmentCodec, opened: Open, work: str
-) -> None:
+def test_an_object_open_since_before_says_so(disk: SimDisk, codec: SegmentCodec, opened: Open, work: str) -> None:
     """It holds exactly the manifest that came back. Others of its machine put since."""
     early = opened()
     assert early.get("a").tokens.tolist() == tokens("a", 1)
@@ -80,8 +73,7 @@ def test_an_object_that_was_open_since_before_says_so(
     before = disk.seen.files()
     with pytest.raises(RolledBack):
         WORK[work](early, codec)
-    assert disk.seen.files() == before
-    assert len(Repairer(DirectoryStore(disk)).run().named) == 3
+    assert disk.seen.files() == before and len(repaired(disk).named) == 3
     assert opened().get("a").tokens.tolist() == tokens("a", 3) and opened().get("u").tokens.tolist() == tokens("u")
 
 
@@ -111,7 +103,7 @@ def test_what_an_older_look_decided_is_not_acknowledged(
     with pytest.raises(RolledBack):
         WORK[work](slow, codec)
     assert not todo
-    Repairer(DirectoryStore(disk)).run()
+    repaired(disk)
     assert opened().get("a").tokens.tolist() == tokens("a", 3)
 
 
@@ -135,10 +127,9 @@ def test_what_a_machine_put_that_saw_nothing_newer_stays_the_newest(disk: SimDis
             assert archive.get("a").tokens.tolist() == tokens("a", 4 + puts)
             assert archive.get("u").tokens.tolist() == tokens("u", 2)
 
-    assert len(Repairer(DirectoryStore(disk)).run().named) == 4
+    assert len(repaired(disk).named) == 4
     newest()
-    assert len(opened().history("a")) == 4 + puts
-    assert expire(opened()) == [*range(1, 4 + puts)]
+    assert len(opened().history("a")) == 4 + puts and expire(opened()) == [*range(1, 4 + puts)]
     for _ in range(3):
         opened().collect(dead_share=0.01)
         newest()
@@ -146,9 +137,7 @@ def test_what_a_machine_put_that_saw_nothing_newer_stays_the_newest(disk: SimDis
     assert opened().verify(decode=True).sound
 
 
-def test_turns_joined_with_what_an_older_manifest_hid_keep_their_order(
-    disk: SimDisk, tower_codec: SegmentCodec
-) -> None:
+def test_turns_joined_with_what_an_older_manifest_hid_keep_order(disk: SimDisk, tower_codec: SegmentCodec) -> None:
     turns = [np.array([65, *range(number, 40 + number)]) for number in range(8)]
 
     def at(count: int, fork: int = 0) -> NewSession:
@@ -163,7 +152,7 @@ def test_turns_joined_with_what_an_older_manifest_hid_keep_their_order(
         other.put([at(count)])
     bring_back(disk, kept)
     opened().put([at(1, fork=7)])
-    assert MANIFEST in Repairer(DirectoryStore(disk)).run().remade
+    assert MANIFEST in repaired(disk).remade
     archive = opened()
     for count in range(2, 8):
         archive.put_and_join([at(count)])

@@ -42,8 +42,7 @@ def test_sessions(shipped: Path, tmp_path: Path) -> None:
     assert stored.by_model
     archive = SessionArchive.open(place)
     list(archive.put([PutRequest("b", LATER)]))
-    assert archive.get("a") == CHAT and archive.get("b") == LATER
-    assert archive.archive.verify(decode=True).problems == []
+    assert archive.get("a") == CHAT and archive.get("b") == LATER and archive.archive.verify(decode=True).problems == []
 
 
 def test_token_ids_by_the_bridge(shipped: Path, tmp_path: Path) -> None:

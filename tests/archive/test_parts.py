@@ -10,18 +10,14 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.lookup import in_order
-from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import NotFound
+from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format.record import NOTHING, ContentFacts
 from pltz.archive.retention import Policy
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import ContentError
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive, copy
+from tests.archive.kit import RAW, DirectoryStore, NewSession, Repairer, Secret, SegmentCodec, SimDisk, TowerArchive
+from tests.archive.towers import copy
 
 KNOWN = ContentFacts("Where is the bug?", 7, 4711, 1_770_000_000_123_456_789, 1_770_000_000, 1_770_000_500)
 
@@ -80,11 +76,9 @@ def test_forgetting_a_version_keeps_what_later_ones_have_of_it(archive: TowerArc
     put(archive, main=[1, 5])
     first, second = archive.ls(history=True)
     assert archive.forget([first]) == 1 and archive.forget([first]) == 0
-    assert [v.version for v in archive.ls(history=True)] == [2]
-    assert state(archive) == {"": [1, 5], "a": [2]}
+    assert [v.version for v in archive.ls(history=True)] == [2] and state(archive) == {"": [1, 5], "a": [2]}
     # what was kept for the second goes with it, and comes back with it
-    assert archive.forget([second]) == 2 and not list(archive.ls())
-    assert archive.undelete([second]) == 2
+    assert archive.forget([second]) == 2 and not list(archive.ls()) and archive.undelete([second]) == 2
     assert state(archive) == {"": [1, 5], "a": [2]}
     # what is left of the first is there as long as the second needs it
     for _ in range(2):
@@ -101,8 +95,7 @@ def test_parts_are_erased_together(disk: SimDisk, tower_codec: SegmentCodec) -> 
     locked = TowerArchive.open(DirectoryStore(disk), [])
     assert sorted(len(v.each) for v in locked.ls()) == [2, 2]
     archive.erase("default", "log")
-    assert [v.name for v in archive.ls()] == ["other"]
-    assert state(archive, name="other") == {"": [1], "b": [9]}
+    assert [v.name for v in archive.ls()] == ["other"] and state(archive, name="other") == {"": [1], "b": [9]}
 
 
 def test_a_copy_has_the_same_versions_and_parts(archive: TowerArchive, tower_codec: SegmentCodec) -> None:
@@ -173,8 +166,7 @@ def test_a_forget_beside_a_put_keeps_what_the_new_version_has(
     put(archive, main=[1], a=[2])
     other, versions = reopened(archive, key), list(archive.ls())
     beside(archive, monkeypatch, lambda: put(other, main=[1, 5]))
-    assert archive.forget(versions) == 1
-    assert state(reopened(archive, key)) == {"": [1, 5], "a": [2]}
+    assert archive.forget(versions) == 1 and state(reopened(archive, key)) == {"": [1, 5], "a": [2]}
 
 
 def test_parts_of_one_key_are_not_put_at_once(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +198,41 @@ def test_the_library_puts_lists_and_gives_parts(tmp_path: Path) -> None:
         assert [v.version for v in cold.expire(Policy(keep_last=1))] == []
         assert [v.version for v in cold.forget("log")] == [1, 2] and not list(cold.list())
         assert [v.version for v in cold.undelete("log")] == [1, 2]
+
+
+# ---- A part that a lost pack may have is called lost, and never absent or as it was before
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Archive:
+    """An archive of which the pack with two parts of a session is given up, and one part was put since."""
+    place = tmp_path / "cold"
+    cold = Archive.open(place, create=True, bundle="nano")
+    cold.put("p", "the main part", part="")
+    cold.put("p", "one", part="a")
+    before = set(place.glob("packs/*"))
+    list(cold.put_many([PutRequest("p", "two", part="a"), PutRequest("p", "first", part="b/c")]))
+    for path in set(place.glob("packs/*")) - before:
+        path.unlink()
+        (place / "parity" / path.name).unlink()
+    cold = Archive.open(place, bundle="nano")
+    assert not Repairer(cold.parts.store).run().whole
+    cold = Archive.open(place, bundle="nano")
+    cold.put("p", "the main part goes on")
+    return Archive.open(place, bundle="nano")
+
+
+def test_what_a_lost_pack_may_have_is_not_called_absent_nor_old(cold: Archive) -> None:
+    assert cold.get("p").value == b"the main part goes on"  # it is newer than what was lost
+    for part in ("a", "b/c"):
+        with pytest.raises(LostError):
+            cold.get("p", part=part)
+    with pytest.raises(LostError):
+        list(cold.get_parts("p"))
+
+
+def test_a_part_that_is_nowhere_is_absent_where_nothing_is_lost(tmp_path: Path) -> None:
+    cold = Archive.open(tmp_path / "sound", create=True, bundle="nano")
+    cold.put("p", "one")
+    with pytest.raises(NotFound, match="has no part 'a'"):
+        cold.get("p", part="a")

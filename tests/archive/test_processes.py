@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, TowerArchive
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server

@@ -69,9 +69,7 @@ def test_many_sessions_are_decoded_side_by_side(grown: Archive, batches: list[in
     assert batches == [3] * 3  # a call for each turn, not for each turn of each session
 
 
-def test_a_group_has_no_more_tokens_than_the_budget(
-    grown: Archive, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_has_tokens_of_the_budget(grown: Archive, batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "BATCH_TOKENS", 300)
     seen: list[int] = []
     towers = TowerReader.towers
@@ -81,8 +79,7 @@ def test_a_group_has_no_more_tokens_than_the_budget(
         return towers(self, group)
 
     monkeypatch.setattr(TowerReader, "towers", counting)
-    assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8
-    assert seen == [2] * 4 and sum(batches) == 24
+    assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8 and seen == [2] * 4 and sum(batches) == 24
     monkeypatch.setattr(chain, "BATCH_TOKENS", 1)  # a session larger than the budget is read alone
     assert len(list(grown.get_many(["1", "2"]))) == 2 and seen[4:] == [1, 1]
 
@@ -93,9 +90,7 @@ def test_a_name_that_is_not_there_is_said_before_anything_is_decoded(grown: Arch
     assert batches == []
 
 
-def test_what_a_stream_of_requests_extends_is_decoded_side_by_side(
-    grown: Archive, batches: list[int], stream: Tokens
-) -> None:
+def test_what_a_stream_extends_is_decoded_side_by_side(grown: Archive, batches: list[int], stream: Tokens) -> None:
     requests = (PutRequest(str(n), turns(stream, n, 150)) for n in range(8))
     receipts = list(grown.put_many(requests))
     assert [r.version for r in receipts] == [4] * 8
@@ -129,5 +124,4 @@ def test_a_stream_is_read_ahead_within_a_budget(grown: Archive, monkeypatch: pyt
             yield PutRequest(f"new {n}", bytes([97 + n]) * 1000)
 
     receipts = grown.put_many(requests())
-    assert next(receipts).name == "new 0" and read == [0, 1, 2]
-    assert len(list(receipts)) == 8
+    assert next(receipts).name == "new 0" and read == [0, 1, 2] and len(list(receipts)) == 8

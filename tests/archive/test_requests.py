@@ -7,7 +7,6 @@ are names in indexes and in listings: nothing reads them.
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,49 +16,34 @@ import pytest
 from pltz.archive.catalog import listing
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import PackFront
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64, FileIndex
 from pltz.archive.format.object_names import folder_of, index, last_part, pack
-from pltz.archive.storage.disk import ticks
 from pltz.archive.storage.s3 import FRONT, RangedObject
-from pltz.archive.storage.seen import SeenGenerations
 from pltz.archive.storage.store import Content
-from pltz.archive.writing.new_session import NewSession
+from pltz.benchmarks.archive.simulate_scale import CountedBucket
 from pltz.plt_codec.identity import SIZE
-from tests.archive.conftest import ZlibCodec
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, Secret, TowerArchive, ZlibCodec
 
 COUNTS = [10, 1000, 100_000]
 PACK_SIZE = 1000  # bytes
 
 
-class CountedStore:
-    """A bucket in memory. Implements `store.Store`, and counts what would be requests. Indexes are kept once read."""
-
-    remote = True
-    kept: Sequence[str] = ()
+class CountedStore(CountedBucket):
+    """A bucket in memory that counts each call which would be a request. Indexes are kept once read."""
 
     def __init__(self) -> None:
-        self.seen = SeenGenerations()
+        super().__init__()
         self.objects: dict[str, bytes] = {}
-        self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()
         self.listed: Counter[str] = Counter()  # by folder
-        self.cached: set[str] = set()
         self.opened = list[str]()  # names of objects that were read whole
-
-    def make(self) -> None:
-        pass
 
     def put(self, name: str, data: bytes) -> bool:
         self.requests["put"] += 1
         return self.objects.setdefault(name, data) == data
-
-    def put_spare(self, name: str, data: bytes) -> None:
-        self.put(name, data)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         self.requests["read"] += 1
@@ -80,9 +64,6 @@ class CountedStore:
             self.cached.add(name)
         return Held(self._whole(name))
 
-    def stamp(self, name: str) -> None:
-        return None
-
     def list(self, folder: str) -> dict[str, int]:
         self.requests["list"] += 1
         self.listed[folder] += 1
@@ -98,35 +79,14 @@ class CountedStore:
         self.requests["load"] += 1
         return self.registers.get(register)
 
-    def earlier(self, register: str) -> Sequence[bytes]:
-        return []
-
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self.requests["swap"] += 1
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())
         return self.registers.get(register)
 
-    def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def settle(self, folder: str) -> None:
-        pass
-
-    def want_room(self) -> None:
-        """Do nothing: a bucket is never full."""
-
-    def left(self, age: int) -> Sequence[str]:
-        return []
-
     def now(self) -> int:
         return 1_000_000_000
-
-    def ticks(self) -> int:
-        return ticks()
-
-    def random(self, size: int) -> bytes:
-        return os.urandom(size)
 
     def _whole(self, name: str) -> bytes:
         if name not in self.objects:
@@ -329,16 +289,14 @@ def test_a_reader_that_meets_a_replaced_index_does_not_list(monkeypatch: pytest.
 
     archive.write_index()
     store.load = late  # type: ignore[method-assign]
-    assert reader.get("n3").tokens.tolist() == [*range(3, 12)]
-    assert not store.requests["list"]
+    assert reader.get("n3").tokens.tolist() == [*range(3, 12)] and not store.requests["list"]
 
 
 def test_verify_misses_archive_json_where_the_manifest_has_the_settings() -> None:
     store, _ = filled(0)
     del store.objects["archive.json"]
     archive = TowerArchive.open(store, [ZlibCodec()])
-    assert archive.get("a").tokens.tolist() == [*range(9)]
-    assert "archive.json" in archive.verify().missing_copies
+    assert archive.get("a").tokens.tolist() == [*range(9)] and "archive.json" in archive.verify().missing_copies
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -113,8 +113,7 @@ def test_versions_of_the_same_content_count_once() -> None:
     """Repair names the pack of a put that was cut off: what it had may have been put again since."""
     only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, PLACE, b"leaf")
     rows = [replace(only, moment=n, leaf_prefix=leaf) for n, leaf in enumerate((b"one.", b"two.", b"two."))]
-    assert expired(rows, Policy(keep_last=2), NOW) == []
-    assert expired(rows, Policy(keep_last=1), NOW) == rows[:1]
+    assert expired(rows, Policy(keep_last=2), NOW) == [] and expired(rows, Policy(keep_last=1), NOW) == rows[:1]
 
 
 def test_the_fullest_version_outlives_newer_ones() -> None:

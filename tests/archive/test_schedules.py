@@ -22,9 +22,8 @@ import pytest
 
 from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.maintenance.repair import Repairer
 from pltz.plt_codec.errors import PltzError
-from tests.archive.simulated_disk import DiskState
+from tests.archive.kit import DiskState, Repairer
 from tests.archive.test_guarantees import (
     Event,
     GuardedMachine,

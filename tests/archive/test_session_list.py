@@ -10,13 +10,8 @@ from pltz.archive.catalog.lookup import Version, as_sessions
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import object_names, session_list
 from pltz.archive.format.record import ContentFacts
-from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from tests.archive.conftest import ZlibCodec
-from tests.archive.simulated_disk import SimDisk
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, ZlibCodec, create, reopen
 from tests.archive.test_requests import CountedStore
-from tests.archive.towers import TowerArchive
 
 KEY = Secret(b"key", 0)
 KEYS = pytest.mark.parametrize("key", [None, KEY])
@@ -72,8 +67,7 @@ def test_lists_tell_what_packs_tell(key: Secret | None, at_once: int, monkeypatc
     found = list(reader.ls(forgotten=True, history=True))
     read = {name for name in store.opened if name.startswith("packs/")}
     assert len(read) == 2 < len(reader.catalog.listing.packs), "the packs of the two last puts"
-    assert facts(found) == whole(reader) and len(found) == 40
-    assert {v.name for v in found if v.forgotten} == {"s2", "s3"}
+    assert facts(found) == whole(reader) and len(found) == 40 and {v.name for v in found if v.forgotten} == {"s2", "s3"}
     for v in reader.ls(history=True):
         assert len(reader.tower(v).tokens) == len(reader.get(v.name, v.tenant, version=v.version).tokens)
     assert [v.name for v in reader.ls("b") if v.tags.get("n") == "5"] == ["s5"]
@@ -121,9 +115,7 @@ def test_without_a_sound_list_packs_are_read(key: Secret | None, harm: str) -> N
 
 @KEYS
 @pytest.mark.parametrize("indexed", [True, False])
-def test_what_a_collector_took_out_is_in_no_list(
-    key: Secret | None, indexed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_collected_is_in_no_list(key: Secret | None, indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was killed before it wrote the index: other records of what it moved are read."""
     store = filled(key)
     archive = opened(store, key)
@@ -149,8 +141,7 @@ def test_an_erased_name_is_read_in_no_list() -> None:
     archive.erase("a", "s10")
     assert {name: store.objects[name] for name in lists_in(store)} == before
     reader = opened(store, KEY)
-    assert "s10" not in {v.name for v in reader.ls("a")} and "s12" in {v.name for v in reader.ls("a")}
-    assert whole(reader)
+    assert "s10" not in {v.name for v in reader.ls("a")} and "s12" in {v.name for v in reader.ls("a")} and whole(reader)
     boxes = 0
     for name, data in before.items():
         digest = bytes.fromhex(object_names.last_part(name))
@@ -160,8 +151,7 @@ def test_an_erased_name_is_read_in_no_list() -> None:
                 assert reader.keys.gone(context, key)
                 with pytest.raises(Exception, match="erased"):
                     reader.keys.session(context, record)
-    assert boxes == 1
-    assert not any(b"s10" in data for data in before.values())
+    assert boxes == 1 and not any(b"s10" in data for data in before.values())
 
 
 def test_a_list_is_written_of_what_was_just_put(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +172,7 @@ def test_a_list_is_written_of_what_was_just_put(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_has_no_lists_and_reads_those_of_a_bucket() -> None:
     store, disk = filled(), SimDisk()
-    there = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
+    there = create(disk)
     there.put([NewSession("a", [np.arange(5)])])
     there.write_index()
     assert not [path for path in disk.seen.files() if path.startswith("list/")]
@@ -191,7 +181,7 @@ def test_a_folder_has_no_lists_and_reads_those_of_a_bucket() -> None:
     for name, data in store.objects.items():
         copied.write_new(name, data)
     copied.write_new("manifest/0000000000000001", store.registers["manifest"].data)
-    folder = TowerArchive.open(DirectoryStore(copied), [ZlibCodec()])
+    folder = reopen(copied)
     assert whole(folder) == whole(opened(store))
     folder.rebuild()
     assert not [path for path in copied.seen.files() if path.startswith("list/")]

@@ -3,7 +3,8 @@
 import itertools
 import random
 
-from tests.archive.simulated_disk import DiskState, SimDisk, _outcomes
+from tests.archive.kit import DiskState, SimDisk
+from tests.archive.simulated_disk import _outcomes
 
 
 def by_product(disk: SimDisk, *unread: str) -> list[DiskState]:

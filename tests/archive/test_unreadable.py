@@ -15,12 +15,9 @@ import pytest
 
 from pltz.archive.errors import LostError, StoreError, UnreadableError
 from pltz.archive.format.pack import Pack
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, TowerArchive
 
 DICE = np.random.default_rng(0)
 SIZE = 4000  # tokens per session, each a byte of its bitstring, without repeats

@@ -80,8 +80,7 @@ def test_only_what_is_new_is_decoded(cold: Archive) -> None:
     assert decoded(cold, "bell") == 3 and decoded(cold, "bell") == 0
     cold.put("b", chat("no more"), tenant="acme")
     cold.put("d", chat("a bell"), tenant="acme")
-    assert decoded(cold, "bell") == 2 and sorted(names(cold, "bell")) == ["a", "c", "d"]
-    assert names(cold, SECRET) == []
+    assert decoded(cold, "bell") == 2 and sorted(names(cold, "bell")) == ["a", "c", "d"] and names(cold, SECRET) == []
 
 
 def test_tenants_never_see_each_other(cold: Archive) -> None:
@@ -94,8 +93,7 @@ def test_tenants_never_see_each_other(cold: Archive) -> None:
 def test_files_say_nothing_and_are_their_users_alone(cold: Archive) -> None:
     list(cold.search("bell"))
     index = cold.word_index()
-    assert SECRET.encode()[2:] in images(index)
-    assert stat.S_IMODE(index.folder.stat().st_mode) == 0o700
+    assert SECRET.encode()[2:] in images(index) and stat.S_IMODE(index.folder.stat().st_mode) == 0o700
     for path in index.folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         for word in (SECRET, "bell", "acme"):
@@ -160,8 +158,7 @@ def test_a_damaged_index_is_made_again(cold: Archive, harm: str) -> None:
         (index.folder / STATE).write_bytes(b"7")
     else:
         (index.folder / STATE).unlink()
-    assert sorted(names(cold, "bell")) == wanted
-    assert decoded(cold, "bell") == 0
+    assert sorted(names(cold, "bell")) == wanted and decoded(cold, "bell") == 0
 
 
 def test_who_is_killed_has_written_what_was_decoded(cold: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +189,7 @@ def test_a_second_process_answers_from_what_is_there(cold: Archive, tmp_path: Pa
     assert len(names(cold, "bell")) == 4
 
 
-def test_what_others_take_out_meanwhile_is_not_put_in(
-    cold: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_take_out_is_not_put_in(cold: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry_of = word_index.entry_of
 
     def forgetting(version: Any, session: Any) -> Any:
@@ -213,8 +208,7 @@ def test_what_others_take_out_meanwhile_is_not_put_in(
     index = cold.word_index()
     index.load()  # a file that does not open any more is left
     assert not any(SECRET.encode()[2:] in shard.db.serialize() for shard in index.shards.values())
-    assert sorted(names(cold, "bell")) == ["a", "c"]
-    assert SECRET.encode()[2:] not in images(index)
+    assert sorted(names(cold, "bell")) == ["a", "c"] and SECRET.encode()[2:] not in images(index)
 
 
 def test_what_cannot_be_read_is_counted_each_time(cold: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +228,7 @@ def test_what_cannot_be_read_is_counted_each_time(cold: Archive, monkeypatch: py
             next(hits)
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    cold: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_written_is_named(cold: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(StoreError, match="search with --scan"):

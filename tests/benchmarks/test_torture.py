@@ -41,8 +41,7 @@ def test_a_short_run_is_sound(tmp_path: Path, mode: list[str]) -> None:
 @pytest.mark.parametrize("fault", ["early-put", "early-erase", "drop-pack"])
 def test_a_bug_that_is_put_in_is_found(tmp_path: Path, fault: str) -> None:
     result = tortured(tmp_path, "--sealed", "--seed", "1", "--kills", "60", "--every", "10", "--fault", fault)
-    assert not result["sound"] and result["wrong"]
-    assert (Path(result["folder"]) / "main/archive.json").exists()
+    assert not result["sound"] and result["wrong"] and (Path(result["folder"]) / "main/archive.json").exists()
 
 
 # ---- a child
@@ -71,8 +70,7 @@ def ended(child: Child) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_child_is_killed_before_its_call_and_was_heard_until_then(tmp_path: Path, call: int) -> None:
     child = Child("test", work, Fate(call=call), tmp_path / "log")
-    assert ended(child) == [{"ack": {"number": n}} for n in range(call)]
-    assert child.ending == "killed"
+    assert ended(child) == [{"ack": {"number": n}} for n in range(call)] and child.ending == "killed"
 
 
 def test_an_error_of_a_child_is_told(tmp_path: Path) -> None:
@@ -138,8 +136,7 @@ def test_an_erase_in_doubt_took_all_or_nothing(record: AcknowledgedRecord) -> No
     record.main[KEY].erasing = True
     assert wrong(record, row("01", "a", forgotten=True), row("02", "b")) == []
     record.main[KEY].erasing = True
-    assert wrong(record) == [] and KEY not in record.main
-    assert "erased, and opens" in wrong(record, opened={"<1>"})[0]
+    assert wrong(record) == [] and KEY not in record.main and "erased, and opens" in wrong(record, opened={"<1>"})[0]
     assert "was erased or never put" in wrong(record, row("02", "b"))[0]
 
 

@@ -19,9 +19,19 @@ def chat(turns: int, **more: Any) -> dict[str, Any]:
     return {"messages": [SYSTEM, *TURNS[:turns]], **more}
 
 
-def lines(done: Result) -> list[dict[str, Any]]:
+def ok(done: Result) -> Result:
+    """Check that a command ended well."""
     assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done
+
+
+def told(done: Result) -> Any:
+    """Return the JSON of the last line of a command that ended well."""
+    return json.loads(ok(done).stdout.splitlines()[-1])
+
+
+def lines(done: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ok(done).stdout.splitlines()]
 
 
 def into(folder: object) -> str:

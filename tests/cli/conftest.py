@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from pltz.cli.root import cli
 from pltz.datasets import sample_sessions
-from tests.cli.commands import Put, Run, lines
+from tests.cli.commands import Put, Run, lines, ok
 
 POSITIONS = 2048
 
@@ -91,8 +91,7 @@ def chats(tmp_path: Path) -> Path:
 def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
     """Freeze the four chats into a .pltz file."""
     path = tmp_path / "chats.pltz"
-    done = run("compress", chats, "-o", path)
-    assert done.exit_code == 0, done.output
+    ok(run("compress", chats, "-o", path))
     return path
 
 

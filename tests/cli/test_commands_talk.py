@@ -50,8 +50,7 @@ def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kin
 def test_help_topics(run: Run) -> None:
     assert all(f"{code} {meaning}" in " ".join(run("help").stdout.split()) for code, meaning in EXIT_CODES)
     assert run("help", "archive", "put").stdout == run("archive", "put", "--help").stdout
-    assert run("help").stdout == run("--help").stdout
-    assert "Exit codes" not in run("archive", "put", "--help").stdout
+    assert run("help").stdout == run("--help").stdout and "Exit codes" not in run("archive", "put", "--help").stdout
     assert run("help", "inspct").exit_code == 2
 
 

@@ -13,16 +13,13 @@ from pltz.cli.ui.output import Output
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import UsageError
-
-Run = Callable[..., Result]
+from tests.cli.commands import Run, ok
 
 
 def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) -> None:
-    done = run("decompress", frozen, "-o", tmp_path / "back.jsonl")
-    assert done.exit_code == 0, done.output
+    ok(run("decompress", frozen, "-o", tmp_path / "back.jsonl"))
     before, after = (chats.read_text("utf8").splitlines(), (tmp_path / "back.jsonl").read_text("utf8").splitlines())
-    assert [json.loads(line) for line in after] == [json.loads(line) for line in before]
-    assert '"n":1.0' in after[1]
+    assert [json.loads(line) for line in after] == [json.loads(line) for line in before] and '"n":1.0' in after[1]
 
 
 def test_summary(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
@@ -37,8 +34,7 @@ def test_summary(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
 
 def test_stdin_and_stdout(run: Run, tiny: Path, chats: Path) -> None:
     packed = run("compress", "-", "-o", "-", input=chats.read_bytes())
-    assert packed.exit_code == 0 and packed.stdout_bytes[:4] == b"PLTZ"
-    assert "4 sessions" in packed.stderr
+    assert packed.exit_code == 0 and packed.stdout_bytes[:4] == b"PLTZ" and "4 sessions" in packed.stderr
     back = run("decompress", "-", "--session", 2, input=packed.stdout_bytes)
     assert json.loads(back.stdout) == json.loads(chats.read_text("utf8").splitlines()[2])
 
@@ -69,8 +65,7 @@ def test_ids_of_another_tokenizer(
     tokenizer, ids, out = tmp_path / "tokenizer.json", tmp_path / "ids.json", tmp_path / "a.pltz"
     tokenizer.write_bytes(tiny_tokenizer_json(700))
     ids.write_text(json.dumps(list(range(100, 690))))
-    done = run("compress", ids, "--format", "ids", "--tokenizer", tokenizer, "-o", out)
-    assert done.exit_code == 0, done.output
+    ok(run("compress", ids, "--format", "ids", "--tokenizer", tokenizer, "-o", out))
     back = run("decompress", out, "--tokenizer", tokenizer)
     assert json.loads(back.stdout) == list(range(100, 690))
 
@@ -79,8 +74,7 @@ def test_a_target_keeps_its_own_ids(run: Run, tiny: Path, chats: Path, tmp_path:
     assert run("compress", chats, "--target", "mini-llama", "-o", tmp_path / "a.pltz").exit_code == 5, "no messages"
     spoken = tmp_path / "spoken.jsonl"
     spoken.write_bytes(b"".join(chats.read_bytes().splitlines(keepends=True)[:3]))
-    done = run("compress", spoken, "--target", "mini-llama", "-o", tmp_path / "a.pltz", "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("compress", spoken, "--target", "mini-llama", "-o", tmp_path / "a.pltz", "--json"))
     assert json.loads(done.stdout)["sessions"] == 3
     assert Reader((tmp_path / "a.pltz").read_bytes()).header.target_fingerprint is not None
     back = run("decompress", tmp_path / "a.pltz", "--target", "mini-llama")
@@ -103,8 +97,7 @@ def test_progress_is_on_stderr(run: Run, tiny: Path, chats: Path, tmp_path: Path
     assert "tokens/s" in done.stderr and json.loads(done.stdout)
     phases = [line.split("  ")[0] for line in done.stderr.splitlines()]  # a slow phase has more than one line
     assert list(dict.fromkeys(phases)) == ["read", "encode", "verify", "write"] and "read  4 sessions" in done.stderr
-    assert "verify  100 %" in done.stderr
-    assert run("compress", chats, "-o", tmp_path / "b.pltz", "-q").stderr == ""
+    assert "verify  100 %" in done.stderr and run("compress", chats, "-o", tmp_path / "b.pltz", "-q").stderr == ""
 
 
 def refused(done: Result, code: int, *words: str) -> None:
@@ -127,8 +120,7 @@ def test_refusals_of_compress(run: Run, tiny: Path, chats: Path, tmp_path: Path)
     refused(run("compress", chats, "-o", out, "--tokenizer", tmp_path / "nope.json"), 2, "nope.json")
     (tmp_path / "bad.jsonl").write_text('{"messages": [}\n')
     refused(run("compress", tmp_path / "bad.jsonl", "-o", out, "--format", "jsonl"), 2, "line 1")
-    assert not out.exists()
-    assert run("compress", chats, "-o", out).exit_code == 0
+    assert not out.exists() and run("compress", chats, "-o", out).exit_code == 0
     refused(run("compress", chats, "-o", out), 2, "exists", "--force")
     assert run("compress", chats, "-o", out, "--force").exit_code == 0
 
@@ -141,8 +133,7 @@ def test_a_folder_of_no_sessions_is_no_file_of_none(run: Run, chats: Path, tmp_p
     (folder / "blank.jsonl").write_bytes(b"\n")
     done = run("compress", folder, "-o", out)
     assert done.exit_code == 2 and "blank.jsonl: holds no session" in done.stderr and "found none" in done.stderr
-    assert not out.exists()
-    assert run("compress", folder, chats, "-o", out).exit_code == 0
+    assert not out.exists() and run("compress", folder, chats, "-o", out).exit_code == 0
     blank.write_bytes(b"")
     assert "0 sessions" in run("compress", blank, "-o", tmp_path / "none.pltz").output, "an export may be of nothing"
 
@@ -222,8 +213,7 @@ def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = b'{"messages": [{"role": "user", "content": "Hi"}]}\n{"messages":[]}\n'
     (tmp_path / "a.jsonl").write_bytes(data)
     for words, same in (((), False), (("--exact",), True)):
-        done = run("compress", tmp_path / "a.jsonl", "-o", tmp_path / "a.pltz", "--force", *words)
-        assert done.exit_code == 0, done.output
+        ok(run("compress", tmp_path / "a.jsonl", "-o", tmp_path / "a.pltz", "--force", *words))
         assert (run("decompress", tmp_path / "a.pltz").stdout_bytes == data) is same
 
 

@@ -1,19 +1,17 @@
 """demo: the whole command, with the tiny bundle and target, and slowly with those that ship."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-Run = Callable[..., Result]
+from tests.cli.commands import Run, ok
+
 COUNT = 4
 
 
 def test_the_whole_way(run: Run, tiny: Path, tmp_path: Path) -> None:
-    done = run("demo", "--sessions", COUNT, "--thaws", 2, "-o", tmp_path / "sample.pltz")
-    assert done.exit_code == 0, done.output
+    done = ok(run("demo", "--sessions", COUNT, "--thaws", 2, "-o", tmp_path / "sample.pltz"))
     for words in ("compared equal", "bits per byte", "KV on mini-llama", "KV on Llama-3.1-8B", "prefill", "assistant:"):
         assert words in done.stdout
     inspected = json.loads(run("inspect", tmp_path / "sample.pltz", "--json").stdout)

@@ -13,6 +13,7 @@ from pltz.cli.root import cli
 from pltz.cli.ui.archive_options import OPTIONS
 from pltz.cli.ui.groups import EXIT_CODES, Command
 from pltz.plt_codec import errors
+from tests.cli.commands import ok
 
 
 def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -44,8 +45,7 @@ def test_the_commands_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_page(path: tuple[str, ...], run: Callable[..., Result]) -> None:
-    done = run(*path, "--help")
-    assert done.exit_code == 0
+    done = ok(run(*path, "--help"))
     command = COMMANDS[path]
     assert command.help and command.help[0].isupper()
     if isinstance(command, Command):
@@ -85,8 +85,7 @@ def test_exit_codes_cover_the_error_tree() -> None:
 
 @pytest.mark.parametrize("group", [(), *sorted({path[:1] for path in LEAVES if len(path) > 1})])
 def test_groups_name_each_command_in_a_line(group: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(cli, [*group, "--help"], prog_name="pltz", terminal_width=80)
-    assert done.exit_code == 0
+    done = ok(CliRunner().invoke(cli, [*group, "--help"], prog_name="pltz", terminal_width=80))
     for name in {path[len(group)] for path in LEAVES if path[: len(group)] == group}:
         [line] = [line for line in done.stdout.splitlines() if re.match(rf"  {name} +[A-Z]", line)]
         assert line.endswith(".") and not line.endswith("...")

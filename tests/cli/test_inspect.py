@@ -1,17 +1,14 @@
 """inspect: header, sessions, layout and checks, fast and without a model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-
-from click.testing import Result
 
 from pltz.coding.log.log_coder import CHECK
 from pltz.plt_codec.container.file import pack
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
+from tests.cli.commands import Run, ok
 
-Run = Callable[..., Result]
 BUNDLE = bytes(range(16))
 
 
@@ -29,15 +26,13 @@ PLAIN = Frame(Kind.TEXT, Method.BYTES, 2, content_check(Kind.TEXT, Method.BYTES,
 def test_json(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.pltz"
     path.write_bytes(file_of([model_frame(40, bytes(10)), PLAIN, model_frame(400, bytes(9), True)]))
-    done = run("inspect", path, "--json", "--sessions")
-    assert done.exit_code == 0, done.output
+    done = ok(run("inspect", path, "--json", "--sessions"))
     found = json.loads(done.stdout)
     assert found["bundle"] == BUNDLE.hex() and found["bundle_name"] is None
     assert found["target"] == bytes(16).hex() and found["tokenizer"] is None
     assert found["sessions"] == 3 and found["kinds"] == {"chat": 2, "text (plain)": 1}
     assert found["tokens"] == 440 and found["bytes"] == path.stat().st_size
-    assert found["frame_bytes"] + found["overhead_bytes"] == found["bytes"]
-    assert found["checks_ok"] is True
+    assert found["frame_bytes"] + found["overhead_bytes"] == found["bytes"] and found["checks_ok"] is True
     first, plain, laid_out = found["each"]
     shape = "layout", "blocks", "lanes", "steps"
     assert [first[key] for key in shape] == ["default", 1, 1, 40]

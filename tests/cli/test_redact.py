@@ -9,6 +9,7 @@ pytest.importorskip("detect_secrets", reason="needs the extra secrets")
 
 from tests.cli.archive.test_put import event
 from tests.cli.commands import Run, into, lines
+from tests.files import key_file, write_files
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -25,9 +26,7 @@ FILES = {
 
 @pytest.fixture
 def logs(run: Run, cold: Path, tmp_path: Path) -> Path:
-    for name, data in FILES.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
+    write_files(tmp_path / "in", FILES)
     assert run("archive", "put", "-r", cold, tmp_path / "in").exit_code == 0
     return tmp_path / "in"
 
@@ -62,8 +61,7 @@ def test_what_is_written_has_marks_and_the_archive_stays_exact(
 def test_a_copy_has_marks_and_is_made_once(run: Run, cold: Path, logs: Path, tmp_path: Path) -> None:
     to, titled = tmp_path / "to", "-home-me-shop/7c.jsonl"
     (logs / titled).write_bytes(LOG.splitlines(keepends=True)[2] + event("t", 1) * 20)
-    assert run("archive", "put", "-r", cold, logs).exit_code == 0
-    assert KEY in run("archive", "ls", "-r", cold).stdout
+    assert run("archive", "put", "-r", cold, logs).exit_code == 0 and KEY in run("archive", "ls", "-r", cold).stdout
     assert run("archive", "init", "-r", to).exit_code == 0
     done = run("archive", "copy", "-r", cold, to, "--redact")
     assert done.exit_code == 0 and "redacted: 2 aws-key, 1 basic-auth" in done.stderr
@@ -80,8 +78,7 @@ def test_a_copy_has_marks_and_is_made_once(run: Run, cold: Path, logs: Path, tmp
 
 def test_a_copy_with_marks_brings_back_nothing_erased(run: Run, cold: Path, logs: Path, tmp_path: Path) -> None:
     to, key = tmp_path / "to", tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
+    key_file(key)
     at = "-r", to, "--key-file", key
     assert run("archive", "init", *at).exit_code == 0
     copy = "archive", "copy", "-r", cold, to, "--redact", "--key-file", key
@@ -115,29 +112,22 @@ def test_sessions_with_secrets_are_listed_by_kind(run: Run, cold: Path, logs: Pa
 
 
 @pytest.mark.parametrize("pattern", [KEY, "use\n" + KEY, PASSWORD])
-def test_sessions_that_match_are_erased_with_all_their_versions_and_parts(
-    run: Run, tmp_path: Path, logs: Path, pattern: str
-) -> None:
+def test_what_matches_is_erased_with_versions_and_parts(run: Run, tmp_path: Path, logs: Path, pattern: str) -> None:
     sealed, key = tmp_path / "sealed", tmp_path / "key"
-    key.write_bytes(bytes(range(32)))
-    key.chmod(0o600)
+    key_file(key)
     at = ("-r", sealed, "--key-file", key)
-    assert run("archive", "init", *at).exit_code == 0
-    assert run("archive", "put", *at, logs).exit_code == 0
+    assert run("archive", "init", *at).exit_code == 0 and run("archive", "put", *at, logs).exit_code == 0
     (logs / "-home-me-shop/0f3a.jsonl").write_bytes(LOG.splitlines(keepends=True)[0])  # the last version is without it
     (logs / "-home-me-shop/0f3a/tool-results/1.txt").write_bytes(b"nothing\n")
     assert run("archive", "put", *at, logs).exit_code == 0
     call = ("archive", "erase", *at, "--tenant", "default", "--matching", pattern, "--json")
     [row] = lines(run(*call, "--dry-run"))
-    assert (row["name"], row["versions"]) == ("./-home-me-shop/0f3a", 2)
-    assert run(*call, input=b"n\n").exit_code == 1
+    assert (row["name"], row["versions"]) == ("./-home-me-shop/0f3a", 2) and run(*call, input=b"n\n").exit_code == 1
     assert len(lines(run("archive", "ls", *at, "--json"))) == 2
     [row] = lines(run(*call, "--yes"))
     assert [one["name"] for one in lines(run("archive", "ls", *at, "--json"))] == ["./-home-me-shop/5b7d"]
-    assert run(*call, "--yes").exit_code == 8
-    assert run(*call[:-3], "--matching", "(", "--yes").exit_code == 2
-    assert run(*call[:-3], "--matching", "x*", "--yes").exit_code == 2
-    assert run(*call, "--name", "a").exit_code == 2
+    assert run(*call, "--yes").exit_code == 8 and run(*call[:-3], "--matching", "(", "--yes").exit_code == 2
+    assert run(*call[:-3], "--matching", "x*", "--yes").exit_code == 2 and run(*call, "--name", "a").exit_code == 2
 
 
 def test_an_open_archive_erases_nothing(run: Run, cold: Path, logs: Path) -> None:

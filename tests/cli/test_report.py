@@ -13,9 +13,7 @@ def test_progress_is_silent_unless_wanted(capsys: pytest.CaptureFixture[str]) ->
     assert bar.count == 3 and capsys.readouterr() == ("", "")
 
 
-def test_progress_draws_while_nothing_is_counted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_draws_while_none_is_done(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.cli.ui.progress.FIRST_S", 0.01)
     with Progress("encode", unit="tokens", total=50, shown=True) as bar:
         for _ in range(500):

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import Run, lines
+from tests.cli.commands import Run, lines, ok
 from tests.datasets.test_conversation import LOST
 from tests.datasets.test_formats import lines as jsonl
+from tests.files import files_in
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -91,8 +92,7 @@ def stored(run: Run, cold: Path, folder: Path, files: dict[str, bytes]) -> list[
 
 
 def resumed(run: Run, cold: Path, *words: str) -> dict[str, Any]:
-    done = run("resume", "-r", cold, *words, "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("resume", "-r", cold, *words, "--json"))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -136,8 +136,7 @@ def test_a_log_put_alone_finds_the_place_by_what_it_says(run: Run, cold: Path, h
         (home / ".gemini").mkdir()
         (home / ".gemini/projects.json").write_text(json.dumps({"projects": {f"{home}/shop": "shop-1"}}))
         name = f"shop-1/chats/{GEMINI_LOG}"
-    assert resumed(run, cold, "log")["command"] == command
-    assert (home / root / name).read_bytes() == log.read_bytes()
+    assert resumed(run, cold, "log")["command"] == command and (home / root / name).read_bytes() == log.read_bytes()
 
 
 def test_claude_code_gets_all_parts_and_what_is_missing_is_told(run: Run, cold: Path, home: Path) -> None:
@@ -156,7 +155,7 @@ def test_claude_code_gets_all_parts_and_what_is_missing_is_told(run: Run, cold: 
     session = stored(run, cold, root, files)[0]
     found = resumed(run, cold, "4f35*")
     assert found["name"] == session and found["files"] == 5
-    back = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    back = files_in(root)
     assert back == {name: data for name, data in files.items() if "other" not in name}
     missing = "which the log mentions, is not in the archive"
     assert found["notes"] == [f"tool-results/2.txt, {missing}", f"./{project}/agent-c3, {missing}"]
@@ -169,9 +168,7 @@ def test_what_a_broken_branch_leaves_out_is_told(run: Run, cold: Path, home: Pat
     assert resumed(run, cold, session)["notes"] == [f"claude-code shows 2 of 4 messages, because {why}"]
 
 
-def test_a_project_that_moved_has_another_place(
-    run: Run, cold: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_that_moved_is_elsewhere(run: Run, cold: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{dashed(home / 'shop')}/{UUID}.jsonl": jsonl(claude(home))}
     [session] = stored(run, cold, home / ".claude/projects", files)
     (home / "shop").rename(home / "garden")
@@ -334,6 +331,5 @@ def test_logs_come_back_in_place(run: Run, cold: Path, home: Path) -> None:
     log = home / next(iter(files))
     log.write_bytes(log.read_bytes() + b"{}\n")
     done = run("archive", "get", "-r", cold, "./-*", "--in-place", "--json")
-    assert done.exit_code == 0 and f"left: {log} goes on" in done.stderr
-    assert json.loads(done.stdout)["there"] == 3
+    assert done.exit_code == 0 and f"left: {log} goes on" in done.stderr and json.loads(done.stdout)["there"] == 3
     assert run("archive", "get", "-r", cold, "--in-place", "-o", home).exit_code == 2

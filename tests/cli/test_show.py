@@ -89,8 +89,7 @@ def test_on_a_terminal_a_pager_has_it_with_the_colours_of_pltz_alone(run: Run, m
     monkeypatch.setattr("click.echo_via_pager", page)
     monkeypatch.setattr("pltz.cli.show.is_terminal", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert run("show", "chat").stdout == ""
-    assert "\x1b[31m-1\x1b[0m" in paged[0] and "\x1b[32m+2\x1b[0m" in paged[0]
+    assert run("show", "chat").stdout == "" and "\x1b[31m-1\x1b[0m" in paged[0] and "\x1b[32m+2\x1b[0m" in paged[0]
     run("show", "hostile/3")
     assert "\\x1b[2J\\x1b]0;owned" in paged[1] and "\x1b" not in click.unstyle(paged[1])
     monkeypatch.setenv("NO_COLOR", "1")

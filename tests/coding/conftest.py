@@ -6,8 +6,9 @@ from pltz.coding.codec import Codec
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from tests.archive.conftest import nano
 from tests.coding.fake_coder import FakeBundle, FakeCoder
+from tests.conftest import bundle as real_bundle
 
-__all__ = ["bundle", "codec", "nano"]
+__all__ = ["bundle", "codec", "nano", "real_bundle"]
 
 
 @pytest.fixture(scope="module")

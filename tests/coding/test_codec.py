@@ -75,8 +75,7 @@ def test_frames_tell_their_layout(bundle: FakeBundle, layout: LayoutName) -> Non
     codec = Codec(bundle, coder)
     data = codec.compress(rows, verify=False, layout=layout)
     assert all(frame.coding == FrameCoding(Kind.IDS, fast=fast) for frame in Reader(data))
-    assert codec.decompress(data) == rows
-    assert coder.layouts == [layout_of(size, fast=fast) for size in sizes]
+    assert codec.decompress(data) == rows and coder.layouts == [layout_of(size, fast=fast) for size in sizes]
 
 
 def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
@@ -88,8 +87,7 @@ def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
     alone = codec.compress([TALK] * 200, independent=True)
     assert coder.encoded[4:] == [200] and len(frozen) < 0.5 * len(alone)
     coder.decoded.clear()
-    assert codec.decompress(alone) == codec.decompress(frozen) == [TALK] * 200
-    assert coder.decoded == [200, 1, 1, 1, 197]
+    assert codec.decompress(alone) == codec.decompress(frozen) == [TALK] * 200 and coder.decoded == [200, 1, 1, 1, 197]
 
 
 def test_progress_counts_each_token_once(codec: Codec, bundle: FakeBundle) -> None:
@@ -143,8 +141,7 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
     for i in range(3):
         frame = reader.frame(i)
         assert frame.copied and frame.coded < 0.6 * frame.count and frame.by_model
-    assert codec.decompress(frozen) == sessions
-    assert codec.decompress(reader, [1]) == [sessions[1]]
+    assert codec.decompress(frozen) == sessions and codec.decompress(reader, [1]) == [sessions[1]]
 
 
 def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:

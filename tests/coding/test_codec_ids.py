@@ -37,9 +37,7 @@ def foreign_ids(tiny_tokenizer_json: Callable[..., bytes], text: str) -> Session
     return Session("ids", BundleTokenizer(tiny_tokenizer_json(1536)).encode(text.encode()))
 
 
-def test_ids_of_another_tokenizer_cross_the_bridge(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_ids_cross_the_bridge(codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     canonical = foreign_ids(tiny_tokenizer_json, "The capital of France is Paris, a city on the river Seine.")
     sampled = Session("ids", np.random.default_rng(2).integers(40, 1500, 30))
     frozen = codec.compress([canonical, TALK, sampled], bridge=foreign)
@@ -54,8 +52,7 @@ def test_patched_ids_come_back(codec: Codec, foreign: Bridge, tiny_tokenizer_jso
     ids = foreign_ids(tiny_tokenizer_json, "Frozen and thawed again, a session is what it was before.").value.copy()
     ids[7] = 1400
     reader = Reader(codec.compress([Session("ids", ids)], bridge=foreign))
-    assert reader.frame(0).patch
-    assert codec.decompress(reader, bridge=foreign) == [Session("ids", ids)]
+    assert reader.frame(0).patch and codec.decompress(reader, bridge=foreign) == [Session("ids", ids)]
 
 
 def test_ids_are_refused_without_their_bridge(
@@ -101,13 +98,10 @@ def test_copies_and_a_patch_stand_in_one_frame(
     session = Session("ids", np.concatenate([ids, *cut]))
     frozen = codec.compress([session], bridge=foreign)
     frame = Reader(frozen).frame(0)
-    assert frame.copied and frame.patch
-    assert codec.decompress(frozen, bridge=foreign) == [session]
+    assert frame.copied and frame.patch and codec.decompress(frozen, bridge=foreign) == [session]
 
 
-def test_token_ids_of_foreign_ids_are_the_ids(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
+def test_token_ids_of_foreign_ids(codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     session = foreign_ids(
         tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
     )

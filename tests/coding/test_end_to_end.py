@@ -1,17 +1,14 @@
 """Sessions through tokenizer, model, coder and container and back, with a small real bundle: exact, or refused."""
 
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
-from pltz.models.bundle.bundle import write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import PltzError
@@ -19,13 +16,9 @@ from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 
 
 @pytest.fixture(scope="session")
-def codec(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Codec:
+def codec(real_bundle: Bundle) -> Codec:
     """A bundle of 1024 ids with random weights: the whole machinery, no knowledge."""
-    folder: Path = tmp_path_factory.mktemp("bundle")
-    write_bundle(
-        folder, "tiny", random_weights(5, vocab=1024, block=128, memory=32), tiny_tokenizer_json(1024), b"", {}
-    )
-    return Codec.load(folder)
+    return Codec.load(real_bundle.path)
 
 
 def by_model(codec: Codec, sessions: list[Session], **options: Any) -> bytes:

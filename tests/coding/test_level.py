@@ -17,9 +17,7 @@ def test_the_bundles_of_the_wheel_are_at_hand() -> None:
     assert [level(number).bundle for number in range(1, 7)] == ["nano"] * 3 + ["mini"] * 3
 
 
-def test_a_level_without_its_bundle_is_refused_with_what_brings_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_level_without_its_bundle_says_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(locations, "EMBEDDED", tmp_path)
     monkeypatch.setattr(locations, "GROUP", "pltz.bundles.of.the.tests")
     monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path))

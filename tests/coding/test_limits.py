@@ -43,9 +43,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("make", TOO_LARGE.values(), ids=TOO_LARGE)
-def test_a_session_over_the_limit_is_refused_before_it_is_tokenised(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch, make: Any
-) -> None:
+def test_a_session_over_the_limit_is_not_tokenised(codec: Codec, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("it was tokenised")
 
@@ -67,8 +65,7 @@ def test_a_value_nested_too_deep_is_refused_by_name(codec: Codec, depth: int) ->
 def test_the_deepest_value_goes_both_ways_and_a_deeper_line_is_kept_as_it_stands(codec: Codec) -> None:
     deepest, deeper = Session("chat", nested(MAX_DEPTH)), b"[" * 100_000 + b"]" * 100_000
     [line] = load(deeper + b"\n", "jsonl")
-    assert line == Session("text", deeper)
-    assert codec.decompress(codec.compress([deepest, line])) == [deepest, line]
+    assert line == Session("text", deeper) and codec.decompress(codec.compress([deepest, line])) == [deepest, line]
 
 
 @pytest.mark.parametrize(("text", "count"), [

@@ -40,8 +40,7 @@ class CountingCoder(FakeCoder):
 def test_random_digits_are_in_doubt_and_prose_is_not(content: bytes) -> None:
     fast = Fallback().fast_size(content)
     literals = int(len(content) / 1.5)
-    assert doubtful(literals, content, fast) is RANDOM
-    assert doubtful(look.LEAST - 1, content, fast) is None
+    assert doubtful(literals, content, fast) is RANDOM and doubtful(look.LEAST - 1, content, fast) is None
     prose = PROSE[:20_000]
     assert doubtful(int(len(prose) / 1.5), prose, Fallback().fast_size(prose)) is None  # even in so many tokens
 
@@ -60,8 +59,7 @@ def test_samples_tell_the_bytes_of_all(samples: look.Samples) -> None:
     rows = [np.arange(count) % 1000 for count in (look.LEAST, 20_000, 300_000)]
     sizes = expected_sizes(coder, [(row, samples) for row in rows])
     assert sizes == pytest.approx([1.25 * len(row) for row in rows])
-    assert coder.tokens <= 3 * samples.most * samples.tokens
-    assert expected_sizes(coder, []) == []
+    assert coder.tokens <= 3 * samples.most * samples.tokens and expected_sizes(coder, []) == []
 
 
 def test_a_file_leaves_to_zstd_what_the_model_would_code_in_vain() -> None:
@@ -70,8 +68,7 @@ def test_a_file_leaves_to_zstd_what_the_model_would_code_in_vain() -> None:
     codec = Codec(FakeBundle(nano.tokenizer, zstd_dict=nano.zstd_dict), coder)
     texts = [Session("text", content) for content in (HEX, BASE64, DIGITS)]
     data = codec.compress(texts, independent=True)
-    assert codec.decompress(data) == texts
-    assert [Reader(data).info(n).by_model for n in range(3)] == [False] * 3
+    assert codec.decompress(data) == texts and [Reader(data).info(n).by_model for n in range(3)] == [False] * 3
     assert 0 < coder.tokens <= 3 * RANDOM.most * RANDOM.tokens
 
 
@@ -81,5 +78,4 @@ def test_a_text_that_says_the_same_again_is_coded_once() -> None:
     codec = Codec(FakeBundle(nano.tokenizer, zstd_dict=nano.zstd_dict), coder)
     page = Session("text", PROSE[:8000] * 5)
     data = codec.compress([page])
-    assert codec.decompress(data) == [page]
-    assert 0 < coder.tokens < len(nano.tokenizer.encode(page.value)) / 4
+    assert codec.decompress(data) == [page] and 0 < coder.tokens < len(nano.tokenizer.encode(page.value)) / 4

@@ -53,8 +53,7 @@ def test_a_session_follows_the_last_of_its_template_with_room_behind(codec: Code
     expected = [None, None, None, 0, 1, None, None, 2, 3, 4, 7, 8, 9, *([10, 8, 9] * 3)]
     assert contexts(Reader(data)) == expected
     alone = codec.compress(sessions, independent=True)
-    assert contexts(Reader(alone)) == [None] * 22
-    assert len(data) < 0.6 * len(alone)
+    assert contexts(Reader(alone)) == [None] * 22 and len(data) < 0.6 * len(alone)
     assert codec.decompress(data) == codec.decompress(alone) == sessions
 
 
@@ -67,8 +66,7 @@ def test_a_context_in_an_earlier_batch(codec: Codec, sessions: list[Session], mo
     monkeypatch.setattr("pltz.coding.pipeline.BATCH_BYTES", 2000)
     monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
-    assert sum(context is not None for context in contexts(Reader(data))) == 17
-    assert codec.decompress(data) == sessions
+    assert sum(context is not None for context in contexts(Reader(data))) == 17 and codec.decompress(data) == sessions
 
 
 @pytest.mark.parametrize("settled", [1 << 20, 100])
@@ -138,8 +136,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [RANDOM.integers(0, 1000, 120) for _ in range(100)]
     for number, row in enumerate(rows):
         [one, again] = proposed(known, row, row, number=number)
-        assert sum(len(one.tokens) for one in known._sessions) <= 5000
-        assert one.context is None and again.context is one
+        assert sum(len(one.tokens) for one in known._sessions) <= 5000 and one.context is None and again.context is one
     assert proposed(known, rows[0])[0].context is None
     for number in range(300):
         proposed(known, np.arange(5), number=number)
@@ -155,8 +152,7 @@ def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) ->
     seen: list[np.ndarray] = []
     long = RANDOM.integers(300, 1000, 2000)
     Codec(bundle, Seen()).compress([Session("ids", long), Session("ids", long[:1500])])
-    assert [len(context) for context in seen[:2]] == [0, 0]
-    assert seen[2].tolist() == [*long[:1023], 0]
+    assert [len(context) for context in seen[:2]] == [0, 0] and seen[2].tolist() == [*long[:1023], 0]
 
 
 class Seeing(NeighbourCoder):
@@ -231,8 +227,7 @@ def test_passages_of_a_context_are_copied(codec: Codec) -> None:
     assert contexts(reader) == [None, 0, 1]
     first, second, third = reader
     assert not first.copied and second.coded == 60 and third.coded == 20
-    assert second.unpacked() == [Copy(20, 90, 111), Copy(20, 90, 331)]
-    assert codec.decompress(data) == rows
+    assert second.unpacked() == [Copy(20, 90, 111), Copy(20, 90, 331)] and codec.decompress(data) == rows
     for number in (2, 1, 0):
         assert codec.decompress(reader, [number]) == [rows[number]]
         assert codec.token_ids(reader, number).tolist() == rows[number].value.tolist()

@@ -33,8 +33,7 @@ def test_the_row_that_differs_is_named(kind: type[np.integer]) -> None:
     for other in ([0, 1, 2, 3, 5], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5], []):
         found = [row.astype(kind) for row in wanted]
         found[32] = np.array(other, kind)
-        assert wrong(found, wanted) == [32]
-        assert wrong(found, [row.astype(np.int64) for row in wanted]) == [32]
+        assert wrong(found, wanted) == [32] and wrong(found, [row.astype(np.int64) for row in wanted]) == [32]
     assert wrong([], wanted) == [*range(2 * 32 + 1)]
 
 

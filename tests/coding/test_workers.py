@@ -127,8 +127,7 @@ def test_so_many_rows_are_taken_ahead() -> None:
             yield n
 
     found = ahead(rows(), 2)
-    assert next(found) == 0 and taken == [0, 1]
-    assert next(found) == 1 and taken == [0, 1, 2, 3]
+    assert next(found) == 0 and taken == [0, 1] and next(found) == 1 and taken == [0, 1, 2, 3]
     assert list(found) == [2, 3, 4]
     taken.clear()
     assert next(ahead(rows(), 3, first=3)) == 0 and taken == [0, 1, 2, 3]
@@ -171,5 +170,4 @@ def test_files_are_the_same_for_any_number_of_processes(
         for most in ("BATCH_BYTES", "LARGE_BATCH"):
             monkeypatch.setattr(f"pltz.coding.pipeline.{most}", size)
         codec = Codec(bundle, NeighbourCoder(), workers=count)
-        assert files(codec, sessions) == expected
-        assert codec.workers.on is (count > 0) and not codec.workers.unanswered
+        assert files(codec, sessions) == expected and codec.workers.on is (count > 0) and not codec.workers.unanswered

@@ -43,8 +43,7 @@ def test_lines_are_those_of_the_bytes(lines: list[bytes], size: int, look: int) 
         if line is None:
             break
         found.append(line)
-    assert found == io.BytesIO(data).readlines()
-    assert opened.rest() == b"" and opened.peek(1) == b""
+    assert found == io.BytesIO(data).readlines() and opened.rest() == b"" and opened.peek(1) == b""
 
 
 @given(parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), size=st.integers(1, 700))
@@ -129,8 +128,7 @@ def test_a_bomb_stops_at_the_limit() -> None:
 
 
 def test_the_limit_is_the_last_size_that_passes() -> None:
-    assert source(b"12345\n12345", limit=6).line() == b"12345\n"
-    assert source(b"12345", limit=5).rest() == b"12345"
+    assert source(b"12345\n12345", limit=6).line() == b"12345\n" and source(b"12345", limit=5).rest() == b"12345"
     for read in (ByteInput.line, ByteInput.rest):
         with pytest.raises(UsageError, match="raise the limit"):
             read(source(b"123456\n", limit=5))

@@ -239,8 +239,7 @@ def test_calls_at_once_keep_all_their_results() -> None:
         events.append(claude(3 + n, "user", [result], 1 + n))
     events.append(claude(5, "assistant", "Done.", 4))
     found = messages_of(Session("chat", events))
-    assert found is not None
-    assert [message["content"] for message in found] == ["Look.", "", "0", "1", "Done."]
+    assert found is not None and [message["content"] for message in found] == ["Look.", "", "0", "1", "Done."]
     assert len(found[1]["tool_calls"]) == 2
 
 

@@ -17,8 +17,7 @@ def test_a_log_has_one_name_however_it_is_given(tmp_path: Path, monkeypatch: pyt
     (dashed := file.with_name("-a.jsonl")).touch()
     for given in (file.parent.parent, file.parent, dashed):
         assert log_name(str(given), str(dashed)) == "./-home-me/-a"
-    assert below(str(file.parent), str(dashed)) == "./-home-me/-a"
-    assert heads_of([str(dashed)])[str(dashed)] == "./-a"
+    assert below(str(file.parent), str(dashed)) == "./-home-me/-a" and heads_of([str(dashed)])[str(dashed)] == "./-a"
     below_it = file.parent / "0f3a/subagents/a1.jsonl"
     for given in (file.parent.parent, file.parent, file.parent / "0f3a", below_it):
         assert log_name(str(given), str(below_it)) == "./-home-me/0f3a/subagents/a1"

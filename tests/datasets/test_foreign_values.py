@@ -63,8 +63,7 @@ def test_a_value_of_any_type_under_any_key_is_taken_and_given_back(sample: Any) 
             continue
         session = Session("chat", value)
         turns = messages_of(session) or []
-        assert all(map(is_turn, [*turns, *without_tools(turns)]))
-        assert suffix_of(session).startswith(".")
+        assert all(map(is_turn, [*turns, *without_tools(turns)])) and suffix_of(session).startswith(".")
         assert b"".join(content_of([session], numbered=True))
         assert continues(session, session) and without(session, ["signatures"])
 

@@ -175,8 +175,8 @@ TORN = b'{"type":"event_msg","payl'
 @pytest.mark.parametrize("change", [
     lambda log: log[:-9], lambda log: bytes(5000) + log, lambda log: TORN + b"\n" + log,
     lambda log: log.replace(b"\n", b"", 1), lambda log: b"\n\r\n" + log.replace(b"\n", b"\r\n"),
-    lambda log: b"\xef\xbb\xbf" + log.replace(b"e", b"\xe9", 1), lambda log: log.replace(b"\n", b"\n\xff\xfe\x01\n"),
-    lambda log: log.decode().encode("utf-16"),
+    lambda log: b"\xef\xbb\xbf" + log.replace(b"e", b"\xe9", 1),
+    lambda log: log.replace(b"\n", b"\n\xff\xfe\x01\n"), lambda log: log.decode().encode("utf-16"),
 ], ids=["cut", "NUL", "torn", "fused", "blank", "Latin-1", "bytes", "UTF-16"])
 @pytest.mark.parametrize("name", ["log.jsonl", "log"])
 def test_a_broken_log_is_one_session_of_its_bytes(change: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
@@ -273,8 +273,7 @@ def test_exact_keeps_a_chat_a_chat_whoever_wrote_its_json(number: int, end: str,
     path.write_bytes((WRITERS[number](CHAT) + end).encode())
     [found], _ = read(path, exact=True)
     assert found.session.kind == "chat" and found.session.value == CHAT and found.session.writing
-    assert found.session.to_input_bytes() == path.read_bytes()
-    assert found.session != Session("chat", CHAT)
+    assert found.session.to_input_bytes() == path.read_bytes() and found.session != Session("chat", CHAT)
 
 
 def test_few_bytes_that_are_nested_deeply_never_become_many() -> None:

@@ -99,11 +99,9 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
 @pytest.mark.parametrize("name, data, sessions", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
 def test_auto(tmp_path: Path, name: str, data: bytes, sessions: list[Session]) -> None:
     path = write(tmp_path, name, data)
-    assert list(load(path)) == sessions
-    assert list(load(str(path))) == sessions
+    assert list(load(path)) == sessions and list(load(str(path))) == sessions
     if name == "a":
-        assert list(load(data)) == sessions
-        assert list(load(io.BytesIO(data))) == sessions
+        assert list(load(data)) == sessions and list(load(io.BytesIO(data))) == sessions
 
 
 GIVEN: list[tuple[Format, bytes, list[Session]]] = [
@@ -122,8 +120,7 @@ GIVEN: list[tuple[Format, bytes, list[Session]]] = [
 
 @pytest.mark.parametrize("format, data, sessions", GIVEN)
 def test_a_format_that_is_given(format: Format, data: bytes, sessions: list[Session]) -> None:
-    assert list(load(data, format)) == sessions
-    assert list(load(io.BytesIO(data), format)) == sessions
+    assert list(load(data, format)) == sessions and list(load(io.BytesIO(data), format)) == sessions
 
 
 BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
@@ -246,8 +243,7 @@ def test_the_samples() -> None:
     sessions = sample_sessions()
     tenants = json.loads(sample_path().with_name("tenants.json").read_bytes())
     prompts = {bot["id"]: bot["text"] for bot in tenants["bots"]}
-    assert sample_path().is_file() and len(sessions) == 200
-    assert len(tenants["communities"]) == 5 and len(prompts) == 20
+    assert sample_path().is_file() and len(sessions) == 200 and len(tenants["communities"]) == 5 and len(prompts) == 20
     rows = map(json.loads, sample_path().with_name("assignments.jsonl").read_bytes().splitlines())
     for session, row in zip(sessions, rows, strict=True):
         assert list(session.value) == ["id", "source", "license", "bot", "messages"]
@@ -266,17 +262,14 @@ def test_every_source_of_the_samples_is_attributed() -> None:
     assert sum(path.stat().st_size for path in sample_path().parent.iterdir()) < 1_500_000
 
 
-def test_a_large_log_or_text_is_read_piece_by_piece_where_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_log_or_text_is_read_in_pieces_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_input, "LONG", 5000)
     log = lines(*({"type": "user", "sessionId": "s", "uuid": str(n), "parentUuid": None} for n in range(200)))
     forms = {"a.jsonl": log, "b.jsonl.zst": zstandard.compress(log), "c.txt": log, "d": b"\0" * 6000, "e.txt": b"small"}
     for name, data in forms.items():
         path = write(tmp_path, name, data)
         [short], [found] = list(recognise(path)), list(recognise(path, ReadOptions(long=True)))
-        assert isinstance(found.session.value, LongText) == (name != "e.txt")
-        assert isinstance(short.session.value, bytes)
+        assert isinstance(found.session.value, LongText) == (name != "e.txt") and isinstance(short.session.value, bytes)
         assert found.session.value == short.session.value and (found.noun, found.size) == (short.noun, short.size)
     with pytest.raises(LimitError, match="at most 100 bytes"):
         list(recognise(tmp_path / "a.jsonl", ReadOptions(long=True, max_bytes=100)))

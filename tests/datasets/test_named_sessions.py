@@ -9,6 +9,7 @@ import zstandard
 from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import recognise
 from pltz.datasets.named_sessions import named
+from tests.files import write_files
 
 
 def log(session: str, events: int = 2) -> bytes:
@@ -35,10 +36,7 @@ def home(tmp_path: Path) -> Path:
         "4f35/subagents/agent-a.meta.json": b'{"agentType":"explore"}', "4f35/tool-results/out.txt": b"rows\n",
         "memory/MEMORY.md": b"- tea\n",
     }
-    for name, data in files.items():
-        path = project / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    write_files(project, files)
     return tmp_path
 
 
@@ -61,8 +59,7 @@ def test_a_rollout_has_one_name_live_archived_and_packed(tmp_path: Path) -> None
         (folder / f"{stem}.jsonl").write_bytes(rollout())
     (day / f"{stem}.jsonl.zst").write_bytes(zstandard.compress(rollout(3)))
     name = (f"2026/08/01/{stem}", "")
-    assert names(tmp_path) == [name] * 3
-    assert names(day) == [name] * 2
+    assert names(tmp_path) == [name] * 3 and names(day) == [name] * 2
     assert names(archived) == names(archived / f"{stem}.jsonl") == names(day / f"{stem}.jsonl.zst") == [name]
 
 

@@ -216,8 +216,7 @@ def test_a_database_is_a_session_per_talk(write: Any, names: list[str], said: li
     path = made(tmp_path / "some.db", write)
     found = read(path)
     assert [one.given.name for one in found if one.given] == names and {one.noun for one in found} == {"agent log"}
-    assert messages_of(found[0].session) == said
-    assert facts_of(found[0].session, 10_000).title == "Where is the bug?"
+    assert messages_of(found[0].session) == said and facts_of(found[0].session, 10_000).title == "Where is the bug?"
     assert all(json.loads(line) for one in found for line in bytes(one.session.value).splitlines())
     assert [one.session for one in read(path)] == [one.session for one in found]
     assert all(found[n].size == len(found[n].session.value) for n in range(len(found)))
@@ -267,8 +266,7 @@ def test_a_database_in_use_is_read_with_its_log_and_left_alone(busy: tuple[Path,
 
     before = state()
     assert set(before) == {"opencode.db", "opencode.db-wal", "opencode.db-shm"}
-    assert messages_of(by_name(path)["opencode/ses_1"]) == ALL
-    assert len(read(path, query="SELECT id FROM session")) == 2
+    assert messages_of(by_name(path)["opencode/ses_1"]) == ALL and len(read(path, query="SELECT id FROM session")) == 2
     assert state() == before
     base.execute("BEGIN")
     say(base, 4, "user", {"type": "text", "text": "not yet said"})

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from pltz.cli.root import cli
 from pltz.kv.calibrate import measure
+from tests.cli.commands import ok
 
 FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
@@ -126,8 +127,7 @@ def test_a_run_goes_on_where_it_was(
 
     def rows(*options: str) -> dict[str, Any]:
         measured.clear()
-        done = run(*common, *options)
-        assert done.exit_code == 0, done.output
+        done = ok(run(*common, *options))
         return {row["form"]: row for row in json.loads(done.stdout)["rows"]}
 
     rows("--sessions", "3", "--forms", "q8")

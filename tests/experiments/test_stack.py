@@ -1,12 +1,12 @@
 """The stack and its deployment: bytes add up by level, every tier is reached, and the picture shows both."""
 
-import json
 
 import pytest
 from click.testing import CliRunner
 
 from pltz.benchmarks import plots
 from pltz.experiments.stack import as_text, stack
+from tests.cli.commands import told
 
 
 def test_the_text_and_the_picture_name_levels_and_tiers() -> None:
@@ -22,9 +22,7 @@ def test_the_text_and_the_picture_name_levels_and_tiers() -> None:
 @pytest.mark.slow
 def test_a_small_deployment_goes_through_every_tier() -> None:
     given = ["--communities", "1", "--bots", "2", "--sessions", "2", "--thaws", "1", "--platform", "64", "--json"]
-    done = CliRunner().invoke(stack, given, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    result = told(CliRunner().invoke(stack, given, catch_exceptions=False))
     assert [row["segments"] for row in result["levels"]] == [1, 1, 2, 2]
     assert all(row["coded"] > 0 and row["kv"] <= row["kv_alone"] for row in result["levels"] if row["level"] != "bot")
     times = {row["tier"]: row["ms"] for row in result["tiers"]}

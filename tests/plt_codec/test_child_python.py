@@ -63,8 +63,7 @@ def test_the_worker_imports_nothing_from_the_current_directory(poisoned: Path, t
     """Ignore the folder however the serving process's path spells it: its modules ran before the worker's own."""
     SessionArchive.open(poisoned / "cold", create=True)
     settled, restarts = run(poisoned, HOOK.format(here=here))
-    assert not (tmp_path / "executed").exists()
-    assert settled and restarts == 0
+    assert not (tmp_path / "executed").exists() and settled and restarts == 0
     assert SessionArchive.open(poisoned / "cold").get_ids("chat").ids.tolist() == [1, 2, 3]
 
 
@@ -100,8 +99,7 @@ def test_the_nights_processes_import_nothing_from_the_current_directory(
         f'archive = "cold"\nstate = "state"\nbundles = ["{tmp_path / "tiny"}"]\nthreads = 2\n'
         '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
     )
-    assert run(poisoned, NIGHT, tmp_path / "nightly.toml") == [1, 0, 1]
-    assert not (tmp_path / "executed").exists()
+    assert run(poisoned, NIGHT, tmp_path / "nightly.toml") == [1, 0, 1] and not (tmp_path / "executed").exists()
 
 
 CHILD = """

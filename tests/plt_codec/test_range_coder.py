@@ -47,13 +47,11 @@ def test_round_trip_and_shortest_end(seed: int, rows: int, n: int, peak: float) 
     data = encoder.finish()
     lower, width, words = integer_coder(symbols, f)
     point = int.from_bytes(data, "big") << 8 * (8 + 4 * words - len(data))
-    assert lower <= point < lower + width
-    assert len(data) >= 4 * words - 1
+    assert lower <= point < lower + width and len(data) >= 4 * words - 1
     if len(data) > max(0, 4 * words - 1):  # one byte less cannot name a point of the interval
         shift = 8 * (8 + 4 * words - len(data) + 1)
         assert (-(-lower >> shift) << shift) >= lower + width
-    assert STATE // WORD + words <= most_words(len(data))
-    assert len(data) * 8 <= ideal_bits(symbols, f) * 1.001 + 16
+    assert STATE // WORD + words <= most_words(len(data)) and len(data) * 8 <= ideal_bits(symbols, f) * 1.001 + 16
     if rows:
         decoder = RangeDecoder(data)
         assert decoder.decode(f).tolist() == symbols.tolist() and not decoder.spent

@@ -22,8 +22,7 @@ def there_and_back(tokens: Ids, past: Ids = NOTHING) -> list[Copy]:
     rest = literals(tokens, found)
     assert len(rest) + sum(copy.length for copy in found) == len(tokens)
     if found:
-        assert all(copy.length >= LEAST for copy in found)
-        assert unpack(pack(found), len(tokens), len(past)) == found
+        assert all(copy.length >= LEAST for copy in found) and unpack(pack(found), len(tokens), len(past)) == found
     assert (expand(rest, found, past) == tokens).all()
     return found
 
@@ -90,8 +89,7 @@ def test_an_edit_keeps_the_distance() -> None:
     changed = page.copy()
     changed[200] = 10_000
     found = there_and_back(np.concatenate([page, changed]))
-    assert found == [Copy(400, 200, 400), Copy(1, 199, 400)]
-    assert len(pack(found)) <= 12
+    assert found == [Copy(400, 200, 400), Copy(1, 199, 400)] and len(pack(found)) <= 12
 
 
 def test_equal_hashes_of_different_runs_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +108,7 @@ def test_time_is_linear() -> None:
     for tokens in (np.zeros(1_000_000, np.int64), noisy, rng.integers(0, 2, 1_000_000)):
         start = time.process_time()
         found = find(tokens)
-        assert (expand(literals(tokens, found), found) == tokens).all()
-        assert time.process_time() - start < 30
+        assert (expand(literals(tokens, found), found) == tokens).all() and time.process_time() - start < 30
 
 
 # ---- hostile bytes

@@ -111,9 +111,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_second_version_is_read_once_it_has_a_reader(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_version_is_read_by_its_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a newer pltz wrote, which changed nothing but the version."""
     form = FORMATS[name]
     form.read(form.make(tmp_path))

@@ -29,8 +29,7 @@ def run(value: bytes, count: int, *, last: bool) -> bytes:
 @given(contents, st.sampled_from(EACH))
 def test_content_comes_back_and_never_grows(content: bytes, fallback: Fallback) -> None:
     packed = fallback.compress(content)
-    assert len(packed) <= len(content)
-    assert fallback.decompress(packed, len(content)) == content
+    assert len(packed) <= len(content) and fallback.decompress(packed, len(content)) == content
 
 
 @pytest.mark.parametrize("fallback", EACH)
@@ -52,8 +51,7 @@ def test_sizes_around_windows_and_blocks(size: int, fallback: Fallback) -> None:
 def test_a_large_content_takes_the_long_window() -> None:
     content = noise(1 << 20) + bytes(17 << 20) + noise(1 << 20)
     packed = EACH[0].compress(content)
-    assert len(packed) < 1.01 * (1 << 20)
-    assert EACH[0].decompress(packed, len(content)) == content
+    assert len(packed) < 1.01 * (1 << 20) and EACH[0].decompress(packed, len(content)) == content
 
 
 def test_a_digested_dictionary_gives_the_bytes_of_one_that_is_not(trained_dictionary: bytes) -> None:
@@ -76,8 +74,7 @@ def test_a_dictionary_never_costs(trained_dictionary: bytes) -> None:
     gained = 0
     for content in (noise(9000).hex().encode(), bytes(9000), noise(40), b" ".join(WORDS) * 9, bytes(range(256)) * 40):
         packed = with_it.compress(content)
-        assert with_it.decompress(packed, len(content)) == content
-        assert len(packed) <= len(without.compress(content))
+        assert with_it.decompress(packed, len(content)) == content and len(packed) <= len(without.compress(content))
         gained += len(packed) < len(without.compress(content))
     assert gained  # it is used where it pays
 

@@ -12,16 +12,12 @@ from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import Coded, Plain
 from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import CorruptError
-from tests.archive.conftest import ZlibCodec
+from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive, ZlibCodec, create, reopen
 from tests.archive.peek import records
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 
 
 class Counting(ZlibCodec):
@@ -84,7 +80,7 @@ def filled(disk: SimDisk) -> TowerArchive:
 
 def test_many_sessions_decode_what_they_share_once(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Counting()
-    archive = TowerArchive.open(DirectoryStore(disk), [codec])
+    archive = reopen(disk, codec)
     versions = list(archive.ls())
     towers = archive.towers(versions)
     assert codec.batches == [1, 1, 40, 40, 40]  # one batch per level
@@ -122,11 +118,9 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
 
 
 @pytest.mark.parametrize("defect", ["record", "content"])
-def test_a_session_is_read_from_another_record_where_its_own_fails(
-    disk: SimDisk, defect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_is_read_from_another_record(disk: SimDisk, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own record is tried first, without a look at an index; that of a condemned pack is tried after it."""
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
+    archive = create(disk)
     for name in "ab":
         archive.put([NewSession(name, [PROMPT + ord(name)])])
     assert archive.collect().condemned == 2
@@ -150,7 +144,7 @@ def test_a_session_is_read_from_another_record_where_its_own_fails(
         data = bytearray(disk.seen.files()[path])
         data[data.index(own.record.bitstring)] ^= 1
         disk.overwrite(path, bytes(data))
-        archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()])
+        archive = reopen(disk)
     else:  # a record that is sound and decodes to other tokens
         (bits,) = ZlibCodec().encode([Plain(PROMPT, PROMPT[:0])])
         wrong = own._replace(record=own.record._replace(bitstring=bits))
@@ -162,15 +156,14 @@ def test_a_session_is_read_from_another_record_where_its_own_fails(
 def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
     """Share the record of a version's leaf in either mode, and read both back."""
     codec = ZlibCodec(1, b"zlib with tower.")
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk, codec)
     near, far = PROMPT[50:90], np.array([7] * 40)
     receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
     found = [records(archive, r.leaf)[0] for r in receipts]
     assert [f.record.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
     assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert fresh.get("near").tokens.tolist() == [*PROMPT, *near]
-    assert fresh.get("far").tokens.tolist() == [*PROMPT, *far]
+    fresh = reopen(disk, codec)
+    assert fresh.get("near").tokens.tolist() == [*PROMPT, *near] and fresh.get("far").tokens.tolist() == [*PROMPT, *far]
     assert fresh.verify(decode=True).sound
     again = fresh.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far, near])])
     assert [r.new for r in again] == [0, 1] and again[0].unchanged
@@ -178,7 +171,7 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
 
 def test_batches_are_bounded_by_what_they_claim(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     codec = Counting()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk, codec)
     archive.put([NewSession(f"{n}", [np.full(100, n)]) for n in range(9)])
     codec.batches.clear()
     monkeypatch.setattr(chain, "BATCH_TOKENS", 250)
@@ -189,14 +182,14 @@ def test_batches_are_bounded_by_what_they_claim(disk: SimDisk, monkeypatch: pyte
     assert archive.verify(decode=True).decoded == 9 and codec.batches == [1] * 9
     codec.batches.clear()
     monkeypatch.setattr(chain, "BATCH_TOKENS", 250)
-    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    fresh = reopen(disk, codec)
     fresh.prepare(list(fresh.ls()))
     assert codec.batches == [2, 2, 2, 2]
 
 
 def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Chaining()
-    archive = TowerArchive.open(DirectoryStore(disk), [codec])
+    archive = reopen(disk, codec)
     whole = archive.get("s07").tokens
     assert whole.tolist() == [*PROMPT, *PROMPT[::-1], *range(7, 37), *range(7, 57)]
     assert codec.linked == [5] and not codec.batches
@@ -221,7 +214,7 @@ def test_a_run_is_a_link_of_a_path(disk: SimDisk) -> None:
     archive.before(archive.version("s", version=3))
     archive.put([NewSession("fork", [*rows[:4], PROMPT[8:70]], shared=1)])
     codec = Chaining()
-    reader = TowerArchive.open(DirectoryStore(disk), [codec])
+    reader = reopen(disk, codec)
     assert reader.get("s").tokens.tolist() == np.concatenate([*rows, PROMPT[7:60]]).tolist()
     assert reader.get("s", version=2).tokens.tolist() == np.concatenate(rows[:3]).tolist()
     assert codec.linked == [3, 2] and not codec.batches
@@ -231,7 +224,7 @@ def test_a_run_is_a_link_of_a_path(disk: SimDisk) -> None:
 
 def test_a_chain_that_does_not_prove_itself_is_decoded_level_by_level(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Chaining()
-    archive = TowerArchive.open(DirectoryStore(disk), [codec])
+    archive = reopen(disk, codec)
     (version,) = [v for v in archive.ls() if v.name == "s07"]
     third = archive.tower(version).segments[2][0]
     codec.deaf = bytes(records(archive, third)[0].record.bitstring)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format import object_names
-from pltz.archive.writing.new_session import NewSession
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from pltz.plt_codec.errors import UsageError
+from tests.archive.kit import NewSession, SimDisk, TowerArchive, reopen
 
 
 @pytest.fixture
@@ -48,3 +48,29 @@ def test_work_that_always_meets_deleted_packs_ends_with_an_error(filled: TowerAr
     listing = listed(filled).listing
     with pytest.raises(ArchiveError, match="try again"):
         listing.stable(listing.note_stale)
+
+
+# ---- Freshness: a token of an older state is no evidence; one of a newer state shows a roll-back
+
+
+def put(archive: TowerArchive, count: int) -> Token:
+    archive.put([NewSession(f"s{count}", [np.arange(count)])])
+    return token_of(archive.catalog)
+
+
+def test_a_roll_back_is_seen(archive: TowerArchive, disk: SimDisk) -> None:
+    first = put(archive, 1)
+    before = disk.seen.copy()
+    second = put(archive, 2)
+    older = reopen(SimDisk(before))
+    assert "the manifest of generation" in (rolled_back(older.catalog, second) or "")
+    assert not rolled_back(older.catalog, first)
+    assert not rolled_back(archive.catalog, second) and not rolled_back(archive.catalog, first)
+
+
+def test_a_token_is_read_back_from_its_text() -> None:
+    token = Token(b"\xaa" * 8, 12)
+    assert Token.parse(f" {token}\n") == token
+    for text in ("", "12", f"{token}-0", str(token).upper()):
+        with pytest.raises(UsageError, match="expected a token"):
+            Token.parse(text)

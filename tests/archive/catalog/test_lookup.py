@@ -12,9 +12,7 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.format.pack import FIRST_READ, Pack
-from pltz.archive.writing.new_session import NewSession
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, SimDisk, TowerArchive
 
 
 @pytest.fixture
@@ -57,19 +55,14 @@ def test_an_identity_whose_first_bytes_alone_match_is_not_found(archive: TowerAr
     assert lookup.places(SEGMENTS, other) and not lookup.find(SEGMENTS, other)
 
 
-def test_absent_identities_are_told_from_the_indexes_alone(
-    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
-) -> None:
+def test_absent_identities_are_told_from_indexes(archive: TowerArchive, lookup: RecordLookup, disk: SimDisk) -> None:
     leaves = [v.leaf for v in archive.ls()]
     for path in [p for p in disk.seen.files() if p.startswith("packs/")]:
         disk.unlink(path)
-    assert lookup.known(SEGMENTS, [*leaves, b"absent.........."]) == set(leaves)
-    assert lookup.known(SEGMENTS, []) == set()
+    assert lookup.known(SEGMENTS, [*leaves, b"absent.........."]) == set(leaves) and lookup.known(SEGMENTS, []) == set()
 
 
-def test_records_of_versions_are_read_once(
-    archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_once(archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put of the next turn looks at all versions of its session, and must not read all of them again."""
     domain, reads, fresh = archive.keys.domain(TENANT, "default"), list[Location](), opened(archive).lookup
     block = RecordLookup.block

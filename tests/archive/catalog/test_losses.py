@@ -8,13 +8,8 @@ from pltz.archive.catalog.losses import Losses, LostKeys
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.manifest import LostPack
 from pltz.archive.format.object_names import lost_keys
-from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, create, reopen, repaired
 from tests.examples import examples
 
 NAMES = ("a", "b", "c")
@@ -27,7 +22,7 @@ def tokens(name: str) -> list[int]:
 def three(codec: SegmentCodec, *, condemned: bool = True, indexed: bool = False) -> SimDisk:
     """Put three sessions in three packs."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     for name in NAMES:
         archive.put([NewSession(name, [np.array(tokens(name))])])
     if indexed:
@@ -37,21 +32,13 @@ def three(codec: SegmentCodec, *, condemned: bool = True, indexed: bool = False)
     return disk
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
-    return TowerArchive.open(DirectoryStore(disk), [codec])
-
-
-def repaired(disk: SimDisk) -> Repaired:
-    return Repairer(DirectoryStore(disk)).run()
-
-
 def pack_of(archive: TowerArchive, name: str) -> str:
     return f"packs/{archive.version(name).location.pack.hex()}"
 
 
 def lost(codec: SegmentCodec, *, indexed: bool) -> SimDisk:
     disk = three(codec, condemned=False, indexed=indexed)
-    path = pack_of(reopen(disk, codec), "b")
+    path = pack_of(reopen(disk), "b")
     for name in (path, path.replace("packs", "parity")):
         disk.unlink(name)
     report = repaired(disk)
@@ -63,7 +50,7 @@ def lost(codec: SegmentCodec, *, indexed: bool) -> SimDisk:
 def test_a_loss_is_known_until_it_is_acknowledged(codec: SegmentCodec, indexed: bool) -> None:
     disk = lost(codec, indexed=indexed)
     for _ in range(2):
-        archive = reopen(disk, codec)
+        archive = reopen(disk)
         with pytest.raises(LostError, match="repair"):
             archive.get("b")
         with pytest.raises(NotFound):
@@ -79,35 +66,35 @@ def test_a_loss_is_known_until_it_is_acknowledged(codec: SegmentCodec, indexed: 
         again = repaired(disk)
         assert not again.whole and len(again.recorded) == 1 and not again.aside
         disk.clock += 1000
-    archive = reopen(disk, codec)
+    archive = reopen(disk)
     [loss] = archive.losses()
     assert archive.acknowledge() == [loss] and not archive.losses() and not archive.acknowledge()
-    fresh = reopen(disk, codec)
+    fresh = reopen(disk)
     fresh.want_whole("listed")
     assert fresh.verify(decode=True).sound and repaired(disk).whole and fresh.stat().losses == 0
     with pytest.raises(NotFound, match=r"was lost.*acknowledged"):
         fresh.get("b")
     fresh.put([NewSession("b", [np.array([1, 2])])])
-    assert reopen(disk, codec).get("b").tokens.tolist() == [1, 2]
+    assert reopen(disk).get("b").tokens.tolist() == [1, 2]
 
 
 def test_every_crash_of_giving_up_ends_in_a_loss_that_is_known(codec: SegmentCodec) -> None:
     disk = three(codec, condemned=False, indexed=True)
-    path = pack_of(reopen(disk, codec), "b")
+    path = pack_of(reopen(disk), "b")
     disk.unlink(path.replace("packs", "parity"))
     disk.overwrite(path, b"rot")
     disk = SimDisk(disk.seen)
     for state in disk.left_by(lambda: repaired(disk)):
         left = SimDisk(state, seed=5)
         for _ in range(2):
-            archive = reopen(left, codec)
+            archive = reopen(left)
             with pytest.raises(PltzError) as told:
                 archive.get("b")
             assert told.value.exit_code in (3, 7) and not archive.verify().sound
             with pytest.raises(ArchiveError):
                 archive.want_whole("listed")
             repaired(left)
-        assert len(reopen(left, codec).losses()) == 1
+        assert len(reopen(left).losses()) == 1
 
 
 # What a lost pack had
@@ -147,9 +134,7 @@ def test_where_the_keys_are_lost_too_any_session_may_have_been_in_the_pack(how: 
     assert not Losses(store).of({b"p" * 16: LostPack(5, None)})[0].complete
 
 
-def test_absent_is_not_said_where_a_lost_pack_may_have_had_it(
-    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_absent_is_not_said_where_a_lost_pack_may_have_had_it(archive: TowerArchive, disk: SimDisk) -> None:
     for name in "ab":
         archive.put([NewSession(name, [np.array(tokens(name))])])
     gone = archive.version("b").location.pack.hex()
@@ -160,4 +145,4 @@ def test_absent_is_not_said_where_a_lost_pack_may_have_had_it(
     disk.vanish(path)
     for name in ("b", "nobody"):
         with pytest.raises(ArchiveError, match="1 pack damaged or gone may have had it"):
-            reopen(disk, codec).get(name)
+            reopen(disk).get(name)

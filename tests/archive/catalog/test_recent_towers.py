@@ -14,6 +14,7 @@ from pltz.archive.writing.segments import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 from tests.archive.towers import SessionArchive
+from tests.files import flip
 
 
 def tower(*leaves: int, tokens: int = 10) -> list[tuple[bytes, Tokens]]:
@@ -84,17 +85,13 @@ def test_a_put_of_a_turn_decodes_that_turn_alone(tmp_path: Path, decoded: list[i
     remembered = sum(decoded)
     decoded.clear()
     _, without = grown(tmp_path / "b", remember=False)
-    assert with_memory == without and sum(decoded) > remembered
-    assert cold.get("chat").value == chat(6)
+    assert with_memory == without and sum(decoded) > remembered and cold.get("chat").value == chat(6)
 
 
 def damage(folder: Path, at: Location) -> None:
     """Flip a bit of the record at a place."""
     [path] = (folder / "packs").rglob(f"*{at.pack.hex()}*")
-    data = bytearray(path.read_bytes())
-    data[at.offset + 8] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
+    flip(path, at.offset + 8)
 
 
 def test_remembered_ids_whose_records_are_damaged_are_put_again(tmp_path: Path) -> None:

@@ -18,20 +18,18 @@ from pltz.archive.encryption import keys
 from pltz.archive.encryption.box import KEY, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format.ids import NO_SEGMENT, TENANT, domain_id, segment_digest, segment_of
 from pltz.archive.format.manifest import NamedPack
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Context, Record, clear_context
-from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import Plain, SegmentCodec
+from pltz.archive.storage.store import Store
+from pltz.coding.codecs.codec import Plain
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+from tests.archive.kit import DirectoryStore, NewSession, Secret, SegmentCodec, SimDisk, TowerArchive, create
 from tests.archive.sealed import RAW, chat, reopen, tokens
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 from tests.examples import examples
+from tests.files import key_file
 
 # Boxes
 
@@ -65,7 +63,7 @@ def test_what_was_put_without_encryption_into_a_sealed_archive_is_refused(
     leaf = segment_of(segment_digest(clear.domain, clear.tokenizer, NO_SEGMENT, row))
     record = Record(0, id=leaf, tokens=5, bitstring=bits, name="planted", moment=7 << 20, time=7)
     sealed.parts.writer.copy([(clear, record)])
-    archive = reopen(disk, codec)
+    archive = reopen(disk)
     assert [v.name for v in archive.ls()] == ["a"]
     assert ["without encryption" in p.what for p in archive.catalog.damage.problems] == [True]
     [answer] = Chains(archive.catalog, archive.codecs).answers([leaf])
@@ -76,8 +74,7 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
     from pltz.coding.codecs.codec import BytesCodec
 
     secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
-    secret.write_bytes(bytes(range(32)))
-    secret.chmod(0o600)
+    key_file(secret)
     archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
     name, tenant, label, prompt, answer = words
     text = [np.frombuffer(t.encode(), np.uint8) for t in (prompt, answer)]
@@ -168,14 +165,12 @@ def swapped(field: str) -> Callable[[Rows], Rows]:
     return run
 
 
-def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1, 2, 3]), chat("b", [4, 5, 6])])
-    same = reopen(rewritten(disk, lambda rows: rows), codec)
+    same = reopen(rewritten(disk, lambda rows: rows))
     assert tokens(same, "a") == [1, 2, 3]  # a pack written again is no damage
     for field in ("bitstring", "veil", "id"):
-        archive = reopen(rewritten(disk, swapped(field)), codec)
+        archive = reopen(rewritten(disk, swapped(field)))
         assert not archive.verify(decode=True).sound
         for name in "ab":
             with pytest.raises((CorruptError, LostError, NotFound)):
@@ -185,7 +180,7 @@ def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
         return [*rows[:-1], (rows[-1][0], rows[-1][1]._replace(moment=7))]
 
     with pytest.raises(CorruptError, match="does not open"):
-        reopen(rewritten(disk, renumbered), codec).get("b", "acme")
+        reopen(rewritten(disk, renumbered)).get("b", "acme")
 
 
 # Parsers and limits
@@ -220,11 +215,11 @@ def test_a_key_file_that_is_newer_is_refused() -> None:
         KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))
 
 
-def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
+def test_bytes_a_session_costs_sealed() -> None:
     sizes = []
     for key in (None, RAW):
         disk = SimDisk()
-        archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+        archive = create(disk, key=key)
         archive.put([chat(f"s{n}", [n, n + 1]) for n in range(1000)])
         sizes.append(archive.stat().pack_bytes)
     print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes per session more")
@@ -244,18 +239,15 @@ def test_sealed_and_erased_over_each_store(store: Store, codec: SegmentCodec) ->
         TowerArchive.create(store, [codec], key=RAW)
 
 
-def test_records_under_keys_made_since_the_last_refresh_are_read(
-    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_records_under_keys_made_since_the_last_refresh_are_read(sealed: TowerArchive, disk: SimDisk) -> None:
     """A reader that lists packs again meets new tenants, and one that was erased and put again."""
     sealed.put([chat("a", [1]), chat("b", [2], tenant="blue")])
     assert len(list(sealed.ls())) == 2
     erased = sealed.version("a", "acme").leaf
-    other = reopen(disk, codec)
+    other = reopen(disk)
     other.erase("acme")
     other.put([chat("a", [3]), chat("c", [4], tenant="cyan")])
     sealed.catalog.listing.read()
     there = [v for v in sealed.catalog.lookup.all_versions() if v.leaf != erased]
     found = {(v.tenant, v.name): sealed.tower(v).tokens[30:].tolist() for v in there}
-    assert found == {("acme", "a"): [3], ("blue", "b"): [2], ("cyan", "c"): [4]}
-    assert sealed.problems == []
+    assert found == {("acme", "a"): [3], ("blue", "b"): [2], ("cyan", "c"): [4]} and sealed.problems == []

@@ -7,14 +7,12 @@ import pytest
 
 from pltz.archive.encryption.key_files import LINEAGE, root_id
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
-from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, UsageError
-from tests.archive.simulated_disk import SimDisk
+from tests.archive.kit import DirectoryStore, Secret, SimDisk
 
 ARCHIVE = b"archive id 16 by"
 SECRET, OTHER = Secret(b"sixteen bytes or more", 0), Secret(b"another key of 16 bytes", 0)
@@ -49,8 +47,7 @@ def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryS
     acme, other = (keys.context(TENANT, name).domain for name in ("acme", "other"))
     assert len({acme, other, keys.domain(BASE, "acme")}) == 3
     digests = [keys.segment_digest(d, b"t" * 16, NO_SEGMENT, np.array(t)) for d in (acme, other) for t in ([1], [2])]
-    assert len(set(digests)) == 4
-    assert again.segment_digest(acme, b"t" * 16, NO_SEGMENT, np.array([1])) == digests[0]
+    assert len(set(digests)) == 4 and again.segment_digest(acme, b"t" * 16, NO_SEGMENT, np.array([1])) == digests[0]
     assert again.session_key(acme, "a") == keys.session_key(acme, "a") != keys.session_key(other, "a")
 
 
@@ -58,8 +55,7 @@ def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) ->
     keys = opened(store)
     context = keys.context(TENANT, "acme")
     sealed = keys.seal(context, SEGMENT)
-    assert SEGMENT.bitstring not in sealed.bitstring
-    assert opened(store).bits(context, sealed) == SEGMENT.bitstring
+    assert SEGMENT.bitstring not in sealed.bitstring and opened(store).bits(context, sealed) == SEGMENT.bitstring
     changes = ({"parent": b"p" * 16}, {"id": b"i" * 16}, {"tokens": 6})
     for moved in (sealed._replace(**change) for change in changes):
         with pytest.raises(CorruptError):

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 import pltz
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.encryption.keys import RAW as NO_KDF, KeySource, Secret
+from pltz.archive.encryption.keys import RAW as NO_KDF, KeySource
 from pltz.archive.encryption.rekey import Rekeyed, rekey
 from pltz.archive.encryption.root_keys import SealedSecret
 from pltz.archive.errors import Fenced, KeyMismatch, MissingKeys, NotFound
@@ -19,12 +19,9 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.erase import Eraser
-from pltz.archive.storage.store import DirectoryStore
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, UsageError
+from tests.archive.kit import DirectoryStore, Secret, SimDisk, TowerArchive, create
 from tests.archive.sealed import RAW, chat, reopen, tokens
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 
 NEW, NEXT = Secret(b"the new key of 16 bytes", 0), Secret(b"the one after the new key", 0)
 ESCROW = Secret(b"a passphrase in a safe", 1)
@@ -54,28 +51,28 @@ def changed(archive: TowerArchive, secret: KeySource, **how: bool) -> Rekeyed:
     return rekey(archive.keys, secret, **how)
 
 
-def opens(disk: SimDisk, codec: SegmentCodec, secret: Any) -> TowerArchive | None:
+def opens(disk: SimDisk, secret: Any) -> TowerArchive | None:
     try:
-        return reopen(disk, codec, secret)
+        return reopen(disk, key=secret)
     except KeyMismatch:
         return None
 
 
 @pytest.mark.parametrize("add", [False, True])
 def test_after_each_crash_the_old_key_opens_all_or_the_new_one_does(
-    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec, add: bool
+    kept: TowerArchive, disk: SimDisk, add: bool
 ) -> None:
     before = {path: data for path, data in disk.seen.files().items() if path.startswith("packs/")}
     states, seen = disk.left_by(lambda: changed(kept, NEW, add=add)), set[tuple[bool, bool]]()
     for state in states[:: max(1, len(states) // 16)] + states[-1:]:
         left = SimDisk(state)
-        found = [opens(left, codec, secret) for secret in (RAW, NEW)]
+        found = [opens(left, secret) for secret in (RAW, NEW)]
         seen.add((found[0] is not None, found[1] is not None))
         archive = next(filter(None, found))
         whole(archive)
         assert changed(archive, NEXT, drop=True).secrets == 1  # whatever it was that was cut off
-        assert opens(left, codec, RAW) is opens(left, codec, NEW) is None
-        last = reopen(left, codec, NEXT)
+        assert opens(left, RAW) is opens(left, NEW) is None
+        last = reopen(left, key=NEXT)
         whole(last)
         assert not KeyFolder(last.store).leftovers()
     assert seen == {(True, False), (True, True) if add else (False, True)}
@@ -83,44 +80,40 @@ def test_after_each_crash_the_old_key_opens_all_or_the_new_one_does(
     assert before.items() <= after.items()  # nothing was coded again
 
 
-def test_the_old_archive_key_opens_no_key_file_that_is_left(
-    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_the_old_archive_key_opens_no_key_file_that_is_left(kept: TowerArchive, disk: SimDisk) -> None:
     assert isinstance(kept.keys, Keyring)
     older = kept.keys.root
     assert changed(kept, NEW).files == 3  # two tenants and a base
     files = [KeyFile.decode(data) for path, data in disk.seen.files().items() if path.startswith("keys/")]
-    keys = reopen(disk, codec, NEW).keys
+    keys = reopen(disk, key=NEW).keys
     assert isinstance(keys, Keyring)
     assert {file.wrap for file in files if file.domain != keys.archive} == {next(iter(keys._wraps))}
     assert keys.root.wraps[0] not in older.wraps and keys.root.key != older.key and keys.root.names == older.names
 
 
-def test_several_keys_open_it_until_they_are_dropped(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_several_keys_open_it_until_they_are_dropped(kept: TowerArchive, disk: SimDisk) -> None:
     assert changed(kept, ESCROW, add=True).secrets == 2
     for secret in (RAW, ESCROW):
-        whole(reopen(disk, codec, secret))
+        whole(reopen(disk, key=secret))
     with pytest.raises(UsageError, match=r"2 keys open this archive.*--drop"):
-        changed(reopen(disk, codec), NEW)
+        changed(reopen(disk), NEW)
     with pytest.raises(UsageError, match="both"):
-        changed(reopen(disk, codec), NEW, add=True, drop=True)
-    assert changed(reopen(disk, codec, ESCROW), ESCROW, drop=True).secrets == 1
-    whole(reopen(disk, codec, ESCROW))
+        changed(reopen(disk), NEW, add=True, drop=True)
+    assert changed(reopen(disk, key=ESCROW), ESCROW, drop=True).secrets == 1
+    whole(reopen(disk, key=ESCROW))
     with pytest.raises(KeyMismatch, match="opens with a passphrase"):
-        reopen(disk, codec)
+        reopen(disk)
     with pytest.raises(KeyMismatch, match=r"which was changed .key file of generation 2"):
-        reopen(disk, codec, Secret(b"another", 1))
-    archive = reopen(disk, codec, ESCROW)
+        reopen(disk, key=Secret(b"another", 1))
+    archive = reopen(disk, key=ESCROW)
     for number in range(15):
         changed(archive, Secret(b"%016d" % number, 0), add=True)
     with pytest.raises(UsageError, match="16 keys"):
         changed(archive, NEW, add=True)
 
 
-def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(
-    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
-    other = reopen(disk, codec)
+def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(kept: TowerArchive, disk: SimDisk) -> None:
+    other = reopen(disk)
     changed(kept, NEW)
     told = "key of the archive was changed since it was opened"
     with pytest.raises(KeyMismatch, match=told):
@@ -130,12 +123,12 @@ def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(
             work()
     with pytest.raises(Fenced, match="somebody else changed the key"):
         changed(other, ESCROW)
-    last = reopen(disk, codec, NEW)
+    last = reopen(disk, key=NEW)
     last.put([chat("first", [1], tenant="late")])
-    assert tokens(reopen(disk, codec, NEW), "first", "late") == [1]
+    assert tokens(reopen(disk, key=NEW), "first", "late") == [1]
 
 
-def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk: SimDisk) -> None:
     before = {path: data for path, data in disk.seen.files().items() if path.startswith("keys/")}
     changed(kept, NEW)
     own = kept.catalog.listing.archive.hex()
@@ -146,7 +139,7 @@ def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk
         if path.startswith(f"keys/{own}"):
             back.write_new(path, data)
     with pytest.raises(MissingKeys, match=f"sealed by another key than .* .keys/{own}-.*, generation 0.: an older one"):
-        tokens(reopen(back, codec), "a")
+        tokens(reopen(back), "a")
     domains = sorted({path[:-2] for path in disk.seen.files() if path.startswith("keys/") and own not in path})
     swapped = SimDisk(disk.seen)
     for copy in "01":
@@ -156,36 +149,34 @@ def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk
         KeyFolder(DirectoryStore(swapped)).newest(bytes.fromhex(domains[0][5:37]))
 
 
-def test_a_key_that_does_not_come_back_is_not_taken(kept: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_a_key_that_does_not_come_back_is_not_taken(kept: TowerArchive, disk: SimDisk) -> None:
     class Odd(Secret):
         def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
             return disk.random(32)
 
     with pytest.raises(KeyMismatch):
         changed(kept, Odd(b"another every time", 0))
-    whole(reopen(disk, codec))
+    whole(reopen(disk))
 
 
-def test_a_key_service_is_plugged_in(disk: SimDisk, codec: SegmentCodec) -> None:
+def test_a_key_service_is_plugged_in(disk: SimDisk) -> None:
     class Service:
         kdf = NO_KDF
 
         def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
             return HKDF(SHA256(), 32, salt, b"pltz").derive(b"what a service never gives away")
 
-    TowerArchive.create(DirectoryStore(disk), [codec], key=Service()).put([chat("a", [1])])
-    assert tokens(reopen(disk, codec, Service()), "a") == [1]
-    changed(reopen(disk, codec, Service()), NEW)
-    assert tokens(reopen(disk, codec, NEW), "a") == [1]
+    create(disk, key=Service()).put([chat("a", [1])])
+    assert tokens(reopen(disk, key=Service()), "a") == [1]
+    changed(reopen(disk, key=Service()), NEW)
+    assert tokens(reopen(disk, key=NEW), "a") == [1]
 
 
 def renew(archive: TowerArchive) -> Callable[[], object]:
     return lambda: Eraser(archive.catalog, archive.parts.writer).renew("acme")
 
 
-def test_the_keys_of_a_tenant_change_and_its_records_open_by_no_older_one(
-    kept: TowerArchive, disk: SimDisk, codec: SegmentCodec
-) -> None:
+def test_the_keys_of_a_tenant_change_and_its_records_open_by_no_older_one(kept: TowerArchive, disk: SimDisk) -> None:
     assert isinstance(kept.keys, Keyring)
     domain = kept.keys.domain(TENANT, "acme")
     older = kept.keys.of(domain)
@@ -193,17 +184,17 @@ def test_the_keys_of_a_tenant_change_and_its_records_open_by_no_older_one(
     states = disk.left_by(renew(kept))
     for state in states[:: max(1, len(states) // 12)]:
         left = SimDisk(state)
-        whole(reopen(left, codec))
-        renew(reopen(left, codec))()
-        whole(reopen(left, codec))
-    archive = reopen(disk, codec)
+        whole(reopen(left))
+        renew(reopen(left))()
+        whole(reopen(left))
+    archive = reopen(disk)
     assert isinstance(archive.keys, Keyring)
     newest = archive.keys.of(domain)
     assert newest and newest.rows == 1 and newest.buried == older.buried and newest.id_key == older.id_key
     whole(archive)
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    whole(reopen(disk, codec))
+    whole(reopen(disk))
     contexts = [pack.head.contexts[record.context] for pack, record in sealed_records(disk)]
     roots = {context.root for context in contexts if context.domain == domain}
     assert roots == {newest.newest} and not any(older.governs(root) for root in roots)
@@ -232,8 +223,7 @@ def test_a_change_is_asked_of_a_sealed_archive_and_recorded(tmp_path: Path) -> N
     for wrong in ({}, {"passphrase": "battery staple", "tenant": "default"}, {"tenant": "default", "add": True}):
         with pytest.raises(UsageError, match="expected a new key"):
             cold.rekey(**wrong)
-    assert cold.rekey(tenant="default").moved == 1
-    assert cold.rekey(passphrase="battery staple") == Rekeyed(1, 1)
+    assert cold.rekey(tenant="default").moved == 1 and cold.rekey(passphrase="battery staple") == Rekeyed(1, 1)
     again = pltz.Archive.open(tmp_path / "cold", passphrase="battery staple")
     assert again.get("greeting").value == b"hello"
     assert [entry.actor for entry in again.audit() if entry.verb == "key"] == ["ann", "ann"]

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from pltz.archive.format.ids import Tokens
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
-from tests.archive.towers import TowerArchive
+from pltz.coding.codecs.codec import Coded, Plain
+from tests.archive.kit import NewSession, SegmentCodec, TowerArchive
 
 SESSIONS = 20_000
 BITSTRING = 200  # bytes: a mean chat

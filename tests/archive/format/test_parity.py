@@ -40,8 +40,7 @@ def test_a_cut_within_the_budget_comes_back(size: int) -> None:
     data = noise(size)
     parity = Parity.decode(Parity.of(NAME, data).encode())
     cut = min(size, parity.shape.m * parity.shape.row - parity.shape.block)
-    assert parity.restore([data[: size - cut]]) == (data, 0)
-    assert parity.restore([bytes(cut) + data[cut:]]) == (data, 0)
+    assert parity.restore([data[: size - cut]]) == (data, 0) and parity.restore([bytes(cut) + data[cut:]]) == (data, 0)
 
 
 def small_pack() -> bytes:

@@ -8,12 +8,8 @@ from pltz.archive.format import object_names
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.collect import SMALL, _tiers
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, SimDisk, TowerArchive, create, reopen
 
 PROMPT = np.arange(20)
 DAY = 86400
@@ -38,8 +34,7 @@ def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> 
     assert (first.copied, first.deleted) == (0, 0) and first.condemned == len(packs)
     second = filled.collect()
     assert second.deleted == len(packs) and second.copied > 0 and second.freed > 0
-    assert not packs & set(filled.catalog.listing.packs)
-    assert (second.live_versions, second.live_segments) == (3, 4)
+    assert not packs & set(filled.catalog.listing.packs) and (second.live_versions, second.live_segments) == (3, 4)
     assert names(filled) == ["s0", "s2", "s3"]
     assert all(filled.get(n).tokens.tolist() == [*PROMPT, *(PROMPT + int(n[1]))] for n in names(filled))
 
@@ -82,9 +77,7 @@ def test_a_large_pack_with_few_dead_bytes_stays(filled: TowerArchive) -> None:
 
 
 @pytest.mark.parametrize("defect", ["missing", "damaged"])
-def test_it_deletes_nothing_where_something_is_wrong(
-    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str
-) -> None:
+def test_it_deletes_nothing_where_something_is_wrong(filled: TowerArchive, disk: SimDisk, defect: str) -> None:
     filled.collect()
     pack = filled.version("s0").location.pack
     if defect == "missing":
@@ -93,7 +86,7 @@ def test_it_deletes_nothing_where_something_is_wrong(
         disk.overwrite(object_names.pack(pack), bytes(200))
     before = set(disk.seen.files())
     with pytest.raises(ArchiveError, match="stops"):
-        TowerArchive.open(DirectoryStore(disk), [codec]).collect()
+        reopen(disk).collect()
     assert set(disk.seen.files()) == before
 
 
@@ -131,14 +124,14 @@ def sizes(disk: SimDisk) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("nightly", [0, 12])
-def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(codec: SegmentCodec, nightly: int) -> None:
+def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(nightly: int) -> None:
     """Not only at the end: also where a collector ran each night, behind every twelve of them."""
     sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n]) for n in range(236)]
     together, apart = SimDisk(), SimDisk(seed=1)
-    at_once = TowerArchive.create(DirectoryStore(together), [codec])
+    at_once = create(together)
     at_once.put(sessions)
     at_once.write_index()
-    archive = TowerArchive.create(DirectoryStore(apart), [codec])
+    archive = create(apart)
     for number, session in enumerate(sessions):
         archive.put([session])
         if nightly and number % nightly == 0:
@@ -154,7 +147,7 @@ def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(code
     assert apart_bytes <= 1.1 * together_bytes
     print(f"with parity: one put {everything(together)}, single puts {with_parity}, collected {everything(apart)}")
     assert everything(apart) <= 1.1 * everything(together)
-    fresh = TowerArchive.open(DirectoryStore(apart), [codec])
+    fresh = reopen(apart)
     assert {v.name for v in fresh.ls()} == {s.name for s in sessions} and fresh.verify(decode=True).sound
 
 

@@ -6,29 +6,32 @@ Crashes: test_schedules.py; against the model: test_machine.py.
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pltz
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.listing import Listing
 from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import TENANT
+from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.pack import Damage
-from pltz.archive.format.record import RUN
+from pltz.archive.format.record import RUN, segment_only
+from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.maintenance import join
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.join import TurnJoiner
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import CommitReceipt, NewSession
-from pltz.coding.codecs.codec import Plain, SegmentCodec
-from tests.archive.conftest import ZlibCodec
-from tests.archive.peek import peek
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from pltz.archive.writing.new_session import CommitReceipt
+from pltz.archive.writing.writer import Publisher
+from pltz.coding.codecs.codec import Coded, Plain
+from pltz.plt_codec.errors import CorruptError
+from tests.archive.kit import RAW, NewSession, Secret, SegmentCodec, SimDisk, TowerArchive, ZlibCodec, create
+from tests.archive.peek import peek, records
+from tests.archive.sealed import reopen
+from tests.archive.towers import copy
 
 PROMPT = np.arange(20)
 TURNS = [np.concatenate([[1000 + n], np.arange(9)]) for n in range(64)]
@@ -37,8 +40,7 @@ TURNS = [np.concatenate([[1000 + n], np.arange(9)]) for n in range(64)]
 @pytest.fixture(params=["plain", "tower", "sealed"])
 def empty(request: pytest.FixtureRequest, codec: SegmentCodec, tower_codec: SegmentCodec) -> TowerArchive:
     key = RAW if request.param == "sealed" else None
-    codecs = [tower_codec if request.param == "tower" else codec]
-    return TowerArchive.create(DirectoryStore(SimDisk()), codecs, key=key)
+    return create(SimDisk(), tower_codec if request.param == "tower" else codec, key)
 
 
 def again(archive: TowerArchive) -> TowerArchive:
@@ -98,7 +100,7 @@ def test_a_version_is_read_by_its_own_record_that_stands_above_a_run_with_both(e
 
 
 def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [ZlibCodec()])
+    archive = create(SimDisk())
     coded = 0
     encode = ZlibCodec.encode
 
@@ -115,8 +117,7 @@ def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_of_a_block_is_left_as_it_is(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "ENOUGH", 100)
     grow(empty, "a", TURNS)
-    assert max(sizes(empty)) < 300 and len(sizes(empty)) <= 12
-    assert contents(again(empty)) == wanted("a", TURNS)
+    assert max(sizes(empty)) < 300 and len(sizes(empty)) <= 12 and contents(again(empty)) == wanted("a", TURNS)
 
 
 def test_segments_of_another_session_are_not_joined(empty: TowerArchive) -> None:
@@ -166,8 +167,8 @@ def test_versions_of_other_tags_stay_as_they_were(empty: TowerArchive) -> None:
     assert sizes(found) == [20, 40, 10, 70]
 
 
-def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+def test_an_erased_session_does_not_open(disk: SimDisk) -> None:
+    archive = create(disk, key=RAW)
     grow(archive, "a", TURNS[:12])
     grow(archive, "b", [turn + 1 for turn in TURNS[:6]])
     archive.erase("acme", "a")
@@ -183,14 +184,13 @@ def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> 
                 erased += 1
                 with pytest.raises(Erased):
                     archive.keys.bits(context, item.record)
-    assert erased >= 12
-    assert again(archive).get("b", "acme").tokens.tolist() == contents(archive)["b", 6]
+    assert erased >= 12 and again(archive).get("b", "acme").tokens.tolist() == contents(archive)["b", 6]
     assert again(archive).verify(decode=True).sound
 
 
-def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk, codec: SegmentCodec) -> None:
+def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk) -> None:
     """The run would be under the new keys, which the erase does not destroy."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive = create(disk, key=RAW)
     for end in range(1, 6):
         receipts = archive.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
     parts = archive.parts
@@ -215,8 +215,7 @@ def test_an_archive_joins_turns_where_it_may_and_there_are_enough_tokens(
     cold = pltz.Archive.open(tmp_path, create=True, merge_turns=merge_turns, model_ids=True)
     for end in range(4, 21, 4):
         cold.put("a", ids[:end])
-    assert len(peek(cold, "a")) == records
-    assert cold.get("a").ids.tolist() == ids.tolist()
+    assert len(peek(cold, "a")) == records and cold.get("a").ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no room on the device"), MemoryError(), OSError("no")])
@@ -246,7 +245,7 @@ def test_a_put_joins_so_many_tokens_at_most(empty: TowerArchive, monkeypatch: py
 
 def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
     """Each version of a run took the tokens of its whole session."""
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [ZlibCodec()])
+    archive = create(SimDisk())
     prompt = np.arange(1 << 18)
     for end in range(1, 40):
         archive.put([NewSession("a", [prompt, *TURNS[:end]], shared=1)])
@@ -254,8 +253,7 @@ def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
     archive.put_and_join([NewSession("a", [prompt, *TURNS[:40]], shared=1)])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400]
-    assert peak < 16 * prompt.nbytes
+    assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400] and peak < 16 * prompt.nbytes
 
 
 def readable(archive: TowerArchive) -> set[int]:
@@ -272,9 +270,9 @@ def readable(archive: TowerArchive) -> set[int]:
 
 
 @pytest.mark.parametrize("how", ["joined", "joined with tags", "joined late"])
-def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: SimDisk, how: str) -> None:
+def test_turns_behind_a_fork_within_a_run_are_erased(disk: SimDisk, how: str) -> None:
     """The turns that the fork has are written again for it, each in a record of its own."""
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive = create(disk, key=RAW)
     fork = [NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)]
     if how == "joined late":
         for end in range(1, 13):
@@ -303,3 +301,236 @@ def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: 
         assert contents(last) == {("b", 1): wanted_of_b} and last.verify(decode=True).sound
         assert not secret & readable(last)
         last.collect(dead_share=0.01)
+
+
+# ---- Runs of stored sessions: ids, versions, sharing, erasure and later puts stay as they are when turns are joined
+
+
+LONG_TURNS = [np.concatenate([[1000 + n], np.arange(40)]) for n in range(6)]
+
+
+def grow_by_versions(archive: TowerArchive, name: str = "a", turns: int = 6) -> None:
+    """Put a session turn by turn, each with a version of its own."""
+    for n in range(1, turns + 1):
+        archive.put([NewSession(name, [PROMPT, *LONG_TURNS[:n]] if name == "a" else other(n), "acme", shared=1)])
+
+
+def other(turns: int) -> list[np.ndarray[Any, Any]]:
+    """Return the segments of a session that shares its prompt alone."""
+    return [PROMPT, *(turn + 1 for turn in LONG_TURNS[:turns])]
+
+
+def segments_of(archive: TowerArchive) -> dict[tuple[str, str, int], list[tuple[bytes, list[int]]]]:
+    """Return the segments of all versions."""
+    return {
+        (v.tenant, v.name, v.version): [(name, tokens.tolist()) for name, tokens in archive.tower(v).segments]
+        for v in archive.ls(history=True)
+    }
+
+
+def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
+    """Return the mode of the preferred record of each version's leaf."""
+    found = [archive.places(v.leaf)[0].record.mode for v in archive.history(name, "acme")]
+    return [mode & RUN for mode in found]
+
+
+def size(archive: TowerArchive) -> int:
+    return sum(archive.store.list(object_names.PACKS).values()) + sum(archive.store.list(object_names.PARITY).values())
+
+
+@pytest.mark.parametrize("key", [None, RAW])
+def test_a_collector_that_joins_frees_bytes(disk: SimDisk, key: Secret | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = create(disk, key=key)
+    grow_by_versions(empty)
+    before = segments_of(empty)
+    twin = reopen(SimDisk(disk.seen), key=key)
+    monkeypatch.setattr(twin, "joiner", lambda: None)
+    for archive in twin, empty:
+        collected(archive)
+    assert size(empty) < size(twin) and segments_of(again(empty)) == before and empty.verify(decode=True).sound
+    found = [i for v in empty.history("a", "acme") for i in empty.places(v.leaf)]
+    assert len(found) == 6 and all(i.record.mode & RUN for i in found)  # the old records are gone
+
+
+def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
+    grow_by_versions(empty)
+    assert empty.join() == 1
+    files = empty.store.list(object_names.PACKS)
+    assert empty.join() == 0
+    collected(empty)
+    files = empty.store.list(object_names.PACKS)
+    assert again(empty).join() == 0 and empty.store.list(object_names.PACKS) == files
+
+
+def test_versions_of_other_tags_stay_when_a_run_is_joined(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them was put a second time, as long as the run."""
+    monkeypatch.setattr("pltz.archive.maintenance.join._size", lambda record: 1)  # so that joining pays
+    monkeypatch.setattr("pltz.archive.maintenance.join._packed", len)
+    for n in range(1, 7):
+        empty.put([NewSession("a", [PROMPT, *LONG_TURNS[:n]], "acme", shared=1, tags={"n": "1"} if n < 4 else {})])
+        if n == 3:
+            assert empty.join() == 1
+    before, versions = segments_of(empty), {v.id for v in empty.ls(history=True)}
+    assert empty.join() == 1
+    for _ in range(2):
+        archive = again(empty)
+        assert segments_of(archive) == before and {v.id for v in archive.ls(history=True)} == versions
+        assert archive.verify(decode=True).sound
+        collected(empty)
+
+
+def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerArchive) -> None:
+    grow_by_versions(empty)
+    empty.join()
+    collected(empty)
+    before, archive = segments_of(empty), again(empty)
+    history = archive.history("a", "acme")
+    assert archive.forget([history[1], history[5]]) == 2  # an older one, and that in the fields of the record
+    for _ in range(3):
+        archive.put([NewSession("b", [PROMPT, LONG_TURNS[0]], "acme", shared=1)])
+        archive.collect(dead_share=0.01, small=1 << 20)  # copies the run, and the marks with it
+    archive = again(archive)
+    left = {(v.name, v.version) for v in archive.ls(history=True) if v.name == "a"}
+    assert left == {("a", n) for n in (1, 3, 4, 5)} and archive.verify(decode=True).sound
+    assert archive.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *LONG_TURNS[:5]]).tolist()
+    assert archive.undelete(history[1:2]) == 1 and archive.undelete(history[5:]) == 1
+    collected(archive)
+    assert {k: v for k, v in segments_of(again(archive)).items() if k[1] == "a"} == before
+
+
+def test_a_copy_of_a_joined_session_has_each_version_once(empty: TowerArchive) -> None:
+    grow_by_versions(empty)
+    twin = create(SimDisk(), *empty.codecs)
+    list(copy(empty, list(empty.ls(history=True)), twin))
+    empty.join()
+    list(copy(empty, list(empty.ls(history=True)), twin))
+    assert len(twin.history("a", "acme")) == 6
+    texts = [[token for _, tokens in segments for token in tokens] for segments in segments_of(empty).values()]
+    assert [t.tokens.tolist() for t in twin.towers(twin.history("a", "acme"))] == texts
+
+
+def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk) -> None:
+    archive = create(disk, key=RAW)
+    grow_by_versions(archive)
+    archive.join()
+    item = archive.catalog.lookup.at(archive.version("a", "acme").location)
+    run = unpack_run(item.record)
+    first = run.versions[0]._replace(time=run.versions[0].time + 1)
+    crafted = pack_run(run._replace(versions=[first, *run.versions[1:]]), item.record.moment, item.record.time)
+    assert archive.keys.bits(item.context, item.record)
+    with pytest.raises(CorruptError):
+        archive.keys.bits(item.context, item.record._replace(bitstring=crafted))
+
+
+def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_record(
+    empty: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walks found it: the run was condemned, and the segment's own record was not, which has no version."""
+    grow_by_versions(empty)
+    plain = empty.catalog.lookup.at(empty.version("a", "acme").location)
+    empty.join()
+    collected(empty)
+    [*_, last] = empty.history("a", "acme")
+    empty.parts.writer.copy([(plain.context, segment_only(plain.record))])
+    empty.forget([last])
+    condemned = frozenset([last.location.pack])
+    monkeypatch.setattr(Listing, "condemned", property(lambda _: condemned, lambda *_: None), raising=False)
+    put, rows = Publisher.put, list[Any]()
+
+    def noted(self: Publisher, given: Any, *args: Any, **options: Any) -> None:
+        rows.extend(given)
+        put(self, given, *args, **options)
+
+    monkeypatch.setattr(Publisher, "put", noted)
+    empty.undelete([last])
+    assert RUN in [record.mode & RUN for context, record in rows if not record.mark]
+
+
+def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerArchive) -> None:
+    grow_by_versions(empty)
+    before = segments_of(empty)
+    packs = set(empty.catalog.listing.packs)
+    empty.join()
+    [joined] = set(empty.catalog.listing.packs) - packs
+    empty.store.delete(object_names.pack(joined))
+    empty.store.delete(object_names.parity(joined))
+    archive = again(empty)
+    towers = [Chains(archive.catalog, archive.codecs).tower(v.leaf) for v in archive.history("a", "acme")]
+    assert [[name for name, _ in tower] for tower in towers] == [[n for n, _ in row] for row in before.values()]
+
+
+def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow_by_versions(empty)
+
+    def large(run: Run, number: int, time: int) -> bytes:
+        return pack_run(run, number, time) + bytes(10_000)
+
+    monkeypatch.setattr("pltz.archive.maintenance.join.pack_run", large)
+    assert empty.join() == 0 and kinds(empty) == [0] * 6
+
+
+def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) -> None:
+    grow_by_versions(empty)
+    empty.join()
+    asked: list[int] = []
+    codec = empty.codecs[0]
+
+    class Counting(type(codec)):  # type: ignore[misc]
+        def decode(self, batch):  # type: ignore[no-untyped-def]
+            asked.append(len(batch))
+            return super().decode(batch)
+
+    codec.__class__ = Counting
+    leaves = [v.leaf for v in empty.history("a", "acme")]
+    Chains(empty.catalog, empty.codecs).load(leaves)
+    assert sum(asked) == 2  # the prompt and the run
+    assert records(empty, leaves[0])
+
+
+def test_a_collector_without_the_key_keeps_all_versions_of_a_run(disk: SimDisk) -> None:
+    archive = create(disk, key=RAW)
+    grow_by_versions(archive)
+    archive.join()
+    before, history = segments_of(archive), archive.history("a", "acme")
+    archive.forget([history[2], history[5]])
+    locked = reopen(disk, key=None)
+    for _ in range(3):
+        locked.collect(dead_share=0.01)
+    archive = reopen(disk)
+    assert [v.version for v in archive.ls(history=True)] == [1, 2, 4, 5] and archive.verify(decode=True).sound
+    archive.undelete([history[2], history[5]])
+    assert segments_of(archive) == before
+
+
+class Padded(ZlibCodec):
+    """A codec that adds bytes to what is longer than a turn, as the lanes of a longer frame do."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def _encode(self, plain: Plain) -> bytes:
+        count = len(plain.tokens)
+        return np.asarray(plain.tokens, "u1").tobytes() + bytes(self.extra * (count > 20))
+
+    def _decode(self, coded: Coded) -> Tokens:
+        return np.frombuffer(coded.data[: coded.count], "u1").astype(np.int64)
+
+
+@pytest.mark.parametrize("extra", [0, 40, 70, 80, 84, 90, 100, 110, 120])
+def test_packs_are_never_larger_after_a_join(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Join 12 sessions of 8 turns, at most 20 ids each, whose runs take ever more bytes than their turns."""
+    sizes = []
+    for joins in (False, True):
+        archive = create(SimDisk(seed=1), Padded(extra))
+        dice = np.random.default_rng(1)
+        rows = [[dice.integers(0, 256, 20) for _ in range(8)] for _ in range(12)]
+        for turns in range(1, 9):
+            archive.put([NewSession(f"chat-{n}", row[:turns], "acme") for n, row in enumerate(rows)])
+        joined = archive.join() if joins else 0
+        monkeypatch.setattr(archive, "joiner", lambda: None)
+        collected(archive)
+        sizes.append((sum(archive.store.list(object_names.PACKS).values()), joined))
+    (before, _), (after, joined) = sizes
+    assert after < before if joined else after == before
+    assert joined == (12 if extra < 80 else 0) or extra == 80

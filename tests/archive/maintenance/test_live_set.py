@@ -15,7 +15,7 @@ from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, UNDELETE, Context, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.plt_codec.identity import NONE, digest
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import TowerArchive
 
 PARENTS = [NO_SEGMENT] + [bytes([n // 2 + 1]) * 10 for n in range(9)]  # a tree: of segment n + 1
 IDS = [bytes([n + 1]) * 10 for n in range(10)]

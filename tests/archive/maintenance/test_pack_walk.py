@@ -14,12 +14,8 @@ from pltz.archive.format.index_file import U64, MemoryIndex, by_section
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.pack_walk import PackColumns, PackWalk, absent
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import SIZE
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, SimDisk, TowerArchive, reopen
 
 
 @pytest.fixture
@@ -77,7 +73,7 @@ def naming(indexes: Iterable[str], manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     "defect", ["entry left out", "key changed", "entry moved", "key of a session", "session twice"]
 )
-def test_an_index_that_is_wrong_is_named(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str) -> None:
+def test_an_index_that_is_wrong_is_named(filled: TowerArchive, disk: SimDisk, defect: str) -> None:
     """The file is whole, its digest its name: only a look at both sides finds it."""
     filled.write_index()
     known = next(iter(filled.catalog.listing.indexes.values()))
@@ -104,7 +100,7 @@ def test_an_index_that_is_wrong_is_named(filled: TowerArchive, disk: SimDisk, co
     data = index_file.build([wrong], dict(known.packs))
     filled.store.put(f"index/{index_file.name_of(data)}", data)
     filled.catalog.listing.publish(partial(naming, [index_file.name_of(data)]))
-    found = TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
+    found = reopen(disk).verify(decode=defect == "key of a session")
     assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record", "session"}
 
 
@@ -141,8 +137,7 @@ def test_parents_anywhere_and_nowhere() -> None:
         assert absent([*packs, proved(1, none, other)]) == [other[55].tobytes()[:10]]
     alike = ids[:2].copy()
     alike[1, 0] = alike[0, 0]
-    assert absent([proved(2, alike, none), proved(1, none, alike)])
-    assert absent([proved(1, none, ids[:1])])
+    assert absent([proved(2, alike, none), proved(1, none, alike)]) and absent([proved(1, none, ids[:1])])
 
 
 def id_of(key: int) -> bytes:

@@ -15,10 +15,8 @@ from pltz import PutRequest
 from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.listing import Found, Listing
-from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format.pack import Damage
-from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.work_part import WorkPart
 from pltz.archive.writing.writer import ArchiveWriter, Publisher
 from pltz.coding.codecs.logs import method_of
@@ -26,8 +24,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.engines.native.coder import NativeCoder
-from tests.archive.sealed import RAW
-from tests.archive.simulated_disk import SimDisk
+from tests.archive.kit import RAW, DirectoryStore, Secret, SimDisk
 
 KEY = "a long passphrase"
 
@@ -99,8 +96,7 @@ def test_it_comes_to_what_a_put_by_the_model_takes(place: Place, tmp_path: Path,
         other.put(request(count), request(30, "another", 1), fast=False)
     assert "log + model" not in {method for method, _ in place.bitstrings().values()}
     told = place.open().shrink(dry_run=True)
-    assert (told.fresh, told.shrunk, told.left) == (3, 0, 3)
-    assert 0 < told.expected < told.fresh_bytes
+    assert (told.fresh, told.shrunk, told.left) == (3, 0, 3) and 0 < told.expected < told.fresh_bytes
     done = place.open().shrink()
     assert (done.fresh, done.shrunk, done.kept, done.left, done.unread) == (3, 3, 0, 0, 0)
     found, wanted = place.bitstrings(), other.bitstrings()
@@ -119,9 +115,7 @@ def test_collect_frees_the_old_form_and_all_reads_back(place: Place) -> None:
     small = place.bitstrings()
     for _ in range(3):
         place.open().collect()
-    assert place.bitstrings() == small
-    assert place.open().shrink(dry_run=True).fresh == 0
-    assert place.pack_bytes() < before
+    assert place.bitstrings() == small and place.open().shrink(dry_run=True).fresh == 0 and place.pack_bytes() < before
     place.put(request(80), fast=True)  # below what was shrunk
     place.put(request(120), fast=True)
     assert place.open().shrink().shrunk == 2
@@ -135,8 +129,7 @@ def test_a_log_too_long_for_a_put_by_the_model_is_shrunk(place: Place, monkeypat
     monkeypatch.setattr(limits, "ZSTD_ABOVE", 1000)
     place.put(request(40), fast=False)
     assert "log + model" not in {method for method, _ in place.bitstrings().values()}
-    assert place.open().shrink().shrunk == 1
-    assert place.open().get("log").value == log(40)
+    assert place.open().shrink().shrunk == 1 and place.open().get("log").value == log(40)
 
 
 def test_ids_put_in_a_fast_form_are_shrunk(place: Place, tiny_tokenizer_json: Callable[..., bytes]) -> None:
@@ -177,8 +170,7 @@ def test_chats_come_to_what_a_put_by_the_model_takes(place: Place, tmp_path: Pat
     for one in requests:
         place.put(one, fast=True)  # nothing new, whatever coded it
     assert place.open().shrink().fresh == 0 and place.open().verify(decode=True).sound
-    assert place.open().get("text").value == text.encode()
-    assert place.open().get("shares").value == shares
+    assert place.open().get("text").value == text.encode() and place.open().get("shares").value == shares
 
 
 def test_the_model_codes_a_small_put_at_once_and_ppmd_a_large_one(tmp_path: Path) -> None:
@@ -206,8 +198,7 @@ def test_the_budget_ends_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:  # time ends once the pack was looked at
         patch.setattr("pltz.archive.maintenance.shrink.time", SimpleNamespace(monotonic=itertools.count().__next__))
         told = place.open().shrink(budget=1.5)
-    assert (told.fresh, told.shrunk, told.left, told.waiting) == (1, 0, 1, 0)
-    assert place.open().shrink().shrunk == 1
+    assert (told.fresh, told.shrunk, told.left, told.waiting) == (1, 0, 1, 0) and place.open().shrink().shrunk == 1
 
 
 def test_a_pack_without_work_is_not_read_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +221,7 @@ def test_parts_do_all_of_it(place: Place) -> None:
     for seed in range(4):
         place.put(request(50, f"log {seed}", seed), fast=True)
     done = [place.open().shrink(part=WorkPart(number, 2)).shrunk for number in (1, 2)]
-    assert sum(done) == 4
-    assert place.open().shrink().fresh == 0
+    assert sum(done) == 4 and place.open().shrink().fresh == 0
 
 
 def test_what_was_erased_or_forgotten_stays_so(tmp_path: Path) -> None:
@@ -240,8 +230,7 @@ def test_what_was_erased_or_forgotten_stays_so(tmp_path: Path) -> None:
         place.put(request(50, f"log {seed}", seed), fast=True)
     place.open().erase("log 0", tenant="default")
     place.open().forget("log 1")
-    assert place.open().shrink().fresh == 2
-    assert [found.name for found in place.open().list()] == ["log 2"]
+    assert place.open().shrink().fresh == 2 and [found.name for found in place.open().list()] == ["log 2"]
     with pytest.raises(NotFound):
         place.open().get("log 0")
     for _ in range(2):
@@ -286,8 +275,7 @@ def test_what_goes_meanwhile_does_not_come_back(
     assert [found.name for found in place.open().list()] == ["staying"]
     with pytest.raises(NotFound):
         place.open().undelete("going")
-    assert place.open().get("staying").value == log(40, int(shared))
-    assert place.open().verify(decode=True).sound
+    assert place.open().get("staying").value == log(40, int(shared)) and place.open().verify(decode=True).sound
 
 
 @pytest.mark.parametrize("step", ["before", "after"])
@@ -313,8 +301,7 @@ def test_a_collector_or_a_put_beside_it(place: Place, step: str, monkeypatch: py
     for _ in range(3):
         place.open().collect()
         place.open().shrink()
-    assert place.open().shrink().fresh == 0
-    assert {method for method, _ in place.bitstrings().values()} == {"log + model"}
+    assert place.open().shrink().fresh == 0 and {method for method, _ in place.bitstrings().values()} == {"log + model"}
     for version, count in enumerate((40, 60), 1):
         assert place.open().get("log", version=version).value == log(count)
     assert place.open().verify(decode=True).sound
@@ -342,9 +329,7 @@ def test_a_crash_leaves_either_form(secret: Secret | None) -> None:
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_what_a_gpu_codes_is_proved_beside_it_or_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool
-) -> None:
+def test_what_a_gpu_codes_is_proved_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: bool) -> None:
     place, threads, again = Place(tmp_path / "cold", None), list[str](), list[int]()
     place.put(*(request(60 + n, str(n), n) for n in range(5)), fast=True)
     wanted = Place(tmp_path / "other", None)

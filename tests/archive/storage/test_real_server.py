@@ -10,11 +10,10 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
-from tests.archive.conftest import S3Server, ZlibCodec
+from tests.archive.conftest import S3Server
+from tests.archive.kit import NewSession, TowerArchive, ZlibCodec
 from tests.archive.test_processes import check, start
-from tests.archive.towers import TowerArchive
 
 
 def lines_of(writers: list[subprocess.Popen[str]]) -> list[str]:
@@ -60,8 +59,7 @@ def test_an_upload_that_is_cut_leaves_nothing(s3: S3Server) -> None:
     with socket.create_connection((host, int(port))) as line:
         line.sendall(head.encode() + bytes(50_000))
     store = ObjectStore(place)
-    assert store.list("packs") == {}
-    assert store.put("packs/a", b"whole") and store.list("packs") == {"a": 5}
+    assert store.list("packs") == {} and store.put("packs/a", b"whole") and store.list("packs") == {"a": 5}
 
 
 def test_a_body_that_is_cut_is_never_taken_for_the_whole(s3: S3Server, tmp_path: Path) -> None:

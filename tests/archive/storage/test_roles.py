@@ -13,11 +13,8 @@ import pytest
 
 from pltz.archive.errors import StoreError
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.archive.seaweed import Seaweed, binary
-from tests.archive.conftest import ZlibCodec
-from tests.archive.sealed import RAW
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import RAW, NewSession, TowerArchive, ZlibCodec
 
 ROLES = "reader", "putter", "keeper", "eraser"
 POLICY = re.search(r"```json\n(.*?)```", (Path(__file__).parents[3] / "docs/buckets.md").read_text("utf8"), re.DOTALL)
@@ -107,8 +104,7 @@ def test_kept_versions_of_what_was_erased_and_collected_are_named(
     there = admin.list_object_versions(Bucket=bucket, Prefix="keys/")["Versions"]
     assert kept == {(row["Key"], row["VersionId"]) for row in there if not row["IsLatest"]}
     archive.forget([archive.version("b", "acme")])
-    assert any(archive.collect(dead_share=0.01).kept for _ in range(3))
-    assert archive.verify().sound
+    assert any(archive.collect(dead_share=0.01).kept for _ in range(3)) and archive.verify().sound
     for name, version in kept:
         if not locked:
             admin.delete_object(Bucket=bucket, Key=name, VersionId=version)

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import NotFound, RolledBack
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.places import open_store
 from pltz.archive.storage.seen import SeenGenerations
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import NewSession, Repairer, SegmentCodec, TowerArchive
 
 ARCHIVE = bytes(range(16))
 
@@ -38,8 +35,7 @@ def test_other_processes_know_what_was_durable(tmp_path: Path, another_process: 
     assert not reader.highest()
     for generation, durable in ((5, True), (9, False), (7, True), (6, True)):
         writer.note(ARCHIVE, generation, durable=durable)
-    assert writer.highest() == {ARCHIVE: 9} == beside.highest()
-    assert SeenGenerations(tmp_path / "b").highest() == {}
+    assert writer.highest() == {ARCHIVE: 9} == beside.highest() and SeenGenerations(tmp_path / "b").highest() == {}
     assert reader.highest() == {ARCHIVE: 7} == SeenGenerations(tmp_path / "a").highest()
     assert SeenGenerations().highest() == {} and [p.name for p in (tmp_path / "a").iterdir()] == ["generation"]
 

@@ -21,5 +21,4 @@ def test_the_first_commit_is_small_and_later_ones_follow_the_slowest() -> None:
 
 def test_a_commit_is_full_by_bytes_or_by_time() -> None:
     pace, now = Pace(1000, 5.0), time.monotonic()
-    assert not pace.is_full(999, now) and pace.is_full(1000, now)
-    assert pace.is_full(1, now - 5.0)
+    assert not pace.is_full(999, now) and pace.is_full(1000, now) and pace.is_full(1, now - 5.0)

@@ -7,11 +7,8 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import U32, Tokens
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Coded
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive
 
 DICE = np.random.default_rng(6)
 

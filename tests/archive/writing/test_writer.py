@@ -13,14 +13,10 @@ import pytest
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.errors import Fenced
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter, Publisher
 from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.plt_codec.errors import CorruptError
-from tests.archive.conftest import ZlibCodec
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
+from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive, ZlibCodec, create, reopen
 
 NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
 AGAIN = np.frombuffer(b"again and again " * 20, np.uint8)
@@ -58,8 +54,7 @@ def two_ways(name: str, words: np.ndarray, plain: np.ndarray) -> NewSession:
 def test_the_way_with_the_fewest_new_bytes_is_taken(two: TowerArchive) -> None:
     few, many = np.arange(4), NOISE.astype(np.int64)
     receipts = two.put([two_ways("few", few, NOISE), two_ways("many", many, AGAIN)])
-    assert [receipt.codec for receipt in receipts] == [*two.codecs]
-    assert two.get("few").tokens.tolist() == few.tolist()
+    assert [receipt.codec for receipt in receipts] == [*two.codecs] and two.get("few").tokens.tolist() == few.tolist()
     assert two.get("many").tokens.tolist() == AGAIN.tolist()
     assert two.stat().segments == 2  # nothing of the other ways is stored
 
@@ -137,8 +132,7 @@ def test_plain_bytes_are_not_coded_again_for_a_short_turn(archive: TowerArchive,
 def test_plain_bytes_that_cannot_win_are_looked_at_and_not_coded(archive: TowerArchive, coded: list[int]) -> None:
     archive.codecs.register(PLAIN)
     noise = np.random.default_rng(1).integers(0, 256, 4000, np.uint8)
-    assert archive.put([ways(noise, np.arange(4))])[0].codec is archive.codecs[0]
-    assert coded == []
+    assert archive.put([ways(noise, np.arange(4))])[0].codec is archive.codecs[0] and coded == []
 
 
 def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: list[int]) -> None:
@@ -150,9 +144,7 @@ def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: 
     assert coded and receipt.codec is PLAIN, "the other way is shorter, and taken"
 
 
-def test_a_session_whose_bitstring_is_damaged_is_put_again(
-    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
-) -> None:
+def test_a_session_whose_bitstring_is_damaged_is_put_again(archive: TowerArchive, disk: SimDisk) -> None:
     """Its head is sound, so a put that looked there alone would say that nothing changed."""
     new = NewSession("s", [np.arange(30), np.arange(50) % 7])
     archive.put([new])
@@ -161,9 +153,9 @@ def test_a_session_whose_bitstring_is_damaged_is_put_again(
     data = disk.seen.data[disk.seen.names[path]]
     at = data.index(item.record.bitstring) + 2
     disk.seen.data[disk.seen.names[path]] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    [receipt] = TowerArchive.open(DirectoryStore(disk), [codec]).put([new])
+    [receipt] = reopen(disk).put([new])
     assert not receipt.unchanged and receipt.new
-    found = TowerArchive.open(DirectoryStore(disk), [codec])
+    found = reopen(disk)
     assert np.array_equal(found.get("s").tokens, np.concatenate([np.arange(30), np.arange(50) % 7]))
 
 
@@ -205,12 +197,12 @@ def test_a_segment_whose_pack_changed_since_it_was_proved_is_put_again(
     damage(path)
     [receipt] = archive.put([NewSession("s", [first, second])])
     assert not receipt.unchanged
-    found = TowerArchive.open(DirectoryStore(OsDisk(tmp_path)), [codec])
+    found = reopen(OsDisk(tmp_path))
     assert np.array_equal(found.get("s", version=receipt.id).tokens, np.concatenate([first, second]))
 
 
-def test_a_pack_that_was_touched_is_proved_again_and_relied_on(tmp_path: Path, codec: ZlibCodec) -> None:
-    archive = TowerArchive.create(DirectoryStore(OsDisk(tmp_path)), [codec])
+def test_a_pack_that_was_touched_is_proved_again_and_relied_on(tmp_path: Path) -> None:
+    archive = create(OsDisk(tmp_path))
     archive.put([NewSession("s", [np.arange(40)])])
     [path] = (tmp_path / "packs").iterdir()
     changes: list[Callable[[Path], object]] = [Path.touch, lambda path: os.replace(shutil.copy(path, other), path)]
@@ -231,27 +223,27 @@ def test_two_segments_of_one_id_are_refused(archive: TowerArchive) -> None:
 
 
 def test_what_another_writer_has_not_synced_yet_outlives_a_power_cut_once_a_put_relies_on_it(
-    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put that changes nothing writes no pack, whose sync would be that of the others too."""
     new, sync = NewSession("s", [np.arange(30)]), disk.sync_directory
-    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive = create(disk)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync_directory", lambda path: None if path == "manifest" else sync(path))
         archive.put([new])
-    [receipt] = TowerArchive.open(DirectoryStore(disk), [codec]).put([new])
+    [receipt] = reopen(disk).put([new])
     assert receipt.unchanged
     for state in disk.crashes("tmp"):
-        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [codec])
+        left = reopen(SimDisk(state))
         assert np.array_equal(left.get("s").tokens, np.arange(30))
 
 
 @pytest.mark.parametrize(("before", "undelete"), [(0, False), (1, False), (1, True)])
 def test_what_a_collector_deletes_during_a_put_that_relies_on_it_is_put_again(
-    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch, before: int, undelete: bool
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, before: int, undelete: bool
 ) -> None:
     """Nothing live needs it when the collector looks. ``before``: runs before the put, of the two that delete."""
-    prompt, collector = np.arange(30), TowerArchive.create(DirectoryStore(disk), [codec])
+    prompt, collector = np.arange(30), create(disk)
     collector.put([NewSession("old", [prompt, np.array([1])])])
     collector.forget(collector.history("old"))
     for _ in range(before):
@@ -264,21 +256,19 @@ def test_what_a_collector_deletes_during_a_put_that_relies_on_it_is_put_again(
             collector.collect()
         put(publisher, *args, **options)
 
-    writer = TowerArchive.open(DirectoryStore(disk), [codec])
+    writer = reopen(disk)
     monkeypatch.setattr(Publisher, "put", late)
     if undelete:
         writer.undelete(writer.history("old"))
     else:
         writer.put([NewSession("new", [prompt, np.array([2])])])
-    left = TowerArchive.open(DirectoryStore(disk), [codec])
+    left = reopen(disk)
     wanted = {"old": 1} if undelete else {"new": 2}
     assert {v.name: left.tower(v).tokens.tolist() for v in left.ls()} == {n: [*range(30), t] for n, t in wanted.items()}
     assert left.verify(decode=True).sound
 
 
-def test_a_put_looks_again_where_a_collector_deleted_a_pack(
-    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_looks_again_where_a_pack_was_deleted(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     within, gone = ArchiveWriter._take_out_of_runs, list[str]()
 
     def beside_a_collector(self: ArchiveWriter, *args: Any) -> Any:

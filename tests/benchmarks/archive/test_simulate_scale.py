@@ -29,8 +29,7 @@ def test_the_bucket_counts_requests_and_bytes() -> None:
         bucket.folders["parity"] = {str(n): b"" for n in range(1001)}
         assert len(bucket.list("parity")) == 1001 and bucket.list("keys") == {}
         bucket.delete("packs/a")
-    assert cost.requests == {"PUT": 2, "GET": 4, "LIST": 3, "DELETE": 1}
-    assert (cost.read, cost.written) == (8, 4)
+    assert cost.requests == {"PUT": 2, "GET": 4, "LIST": 3, "DELETE": 1} and (cost.read, cost.written) == (8, 4)
     bucket.put("index/a", b"12345")
     with bucket.counting() as cost:
         for _ in range(2):

@@ -9,6 +9,7 @@ from pltz.benchmarks import plots
 from pltz.benchmarks.kv import measure_first_token
 from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.kv.predictive.calibration import KVShape
+from tests.cli.commands import ok
 from tests.kv.engines.test_streams import drawn
 
 
@@ -16,8 +17,7 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "small.kv.safetensors"
     random_calibration(bytes(16), KVShape(2, 2, 16, 64), 0, drawn(1, 2, 64)[2]).save(file)
     words = ["llama-tiny", "--lengths", "40", "--turns", "3", "--calibration", str(file), "--rank", "0"]
-    done = CliRunner().invoke(measure_first_token.main, [*words, "--rounds", "1", "--warm-up", "0"])
-    assert done.exit_code == 0, done.output
+    done = ok(CliRunner().invoke(measure_first_token.main, [*words, "--rounds", "1", "--warm-up", "0"]))
     found = [json.loads(line) for line in done.output.splitlines()]
     assert [one["tokens"] for one in found] == [40]
     for one in found:

@@ -3,19 +3,17 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from pltz.benchmarks.peers import llama_model
 from pltz.benchmarks.sizes import field
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.errors import UsageError
+from tests.cli.commands import Run, ok
 
-Run = Callable[..., Result]
 TEXTS = [b"", b"a", b"\x02hi\x03hello", b"common words and phrases " * 300, bytes(7000)]
 TEXTS += [random.Random(n).randbytes(n) for n in (3, 255, 5000)]
 
@@ -30,8 +28,7 @@ def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Pat
     data, text = records(tmp_path / "r.jsonl", 3), tmp_path / "noise.bin"
     text.write_bytes(random.Random(1).randbytes(3000))
     words = ("--limit-bytes", 9999, "--peers", "zstd,ppmd", "--file", text, "--file-bytes", 2000)
-    done = run("field", "--data", data, *words)
-    assert done.exit_code == 0, done.output
+    done = ok(run("field", "--data", data, *words))
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd", "ppmd"] and not found["missing"]
@@ -43,14 +40,11 @@ def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Pat
     assert found["files"][0]["bytes"] == 2000 and found["files"][0]["within_rule"] and not found["files"][0]["by_model"]
 
 
-def test_what_is_absent_is_named_and_left_out(
-    run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_absent_is_left_out(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     data = records(tmp_path / "r.jsonl", 1)
-    done = run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json"))
     found = json.loads(done.stdout)
     assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd"]
     assert set(found["missing"]) == {"paq8px", "llama-zip"} and "no-such-package" in found["missing"]["llama-zip"]

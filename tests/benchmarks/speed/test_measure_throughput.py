@@ -21,8 +21,7 @@ def test_a_phase_does_not_count_the_phases_inside_it() -> None:
     phases = Phases()
     inner = phases.timed("inner", lambda: time.sleep(0.05))
     phases.timed("outer", lambda: [inner(), inner()])()
-    assert phases.seconds["inner"] >= 0.1
-    assert phases.main >= phases.seconds["inner"] + phases.seconds["outer"] - 1e-6
+    assert phases.seconds["inner"] >= 0.1 and phases.main >= phases.seconds["inner"] + phases.seconds["outer"] - 1e-6
     assert phases.seconds["outer"] < phases.main - 0.09
 
 
@@ -31,8 +30,7 @@ def test_chats_and_logs_are_read_and_measured(tiny_tokenizer: BundleTokenizer, t
     log = {"kind": "claude-code", "text": claude().decode()}
     data.write_text("".join(json.dumps(one) + "\n" for one in (CHAT, log, CHAT)))
     sessions = sessions_of(str(data), None)
-    assert len(sessions) == 3
-    assert len(sessions_of(str(data), 1e-6)) == 1
+    assert len(sessions) == 3 and len(sessions_of(str(data), 1e-6)) == 1
     found = measured(Codec(FakeBundle(tiny_tokenizer), NeighbourCoder()), sessions, "default")
     assert found["raw"] == sum(len(one.to_bytes()) for one in sessions) and found["sessions"] == 3
     assert {"encode", "decode", "tokenise", "split logs", "join logs"} <= found["phases_s"].keys()

@@ -9,9 +9,10 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.datasets.file_forms import FILE
-from tests.cli.commands import Run, into
+from tests.cli.commands import Run, into, ok
 from tests.datasets.test_conversation import CLAUDE as CLAUDE_CODE, CODEX, COPILOT, PI
 from tests.datasets.test_formats import AIDER, DOCUMENTS, GEMINI_LINES, MARKDOWN, OH_MY_PI, lines as jsonl
+from tests.files import files_in, write_files
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -67,10 +68,7 @@ class Stored(NamedTuple):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    for name, data in FILES.items():
-        path = tmp_path / "home" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    write_files(tmp_path / "home", FILES)
     (tmp_path / "home/shop/README.md").write_bytes(b"# no log\n")
     return tmp_path / "home"
 
@@ -104,13 +102,11 @@ def by_night(run: Run, home: Path, place: Path) -> None:
         f'archive = "{place}"\nstate = "{home.parent}/state"\n[[source]]\nkind = "agent-logs"\npath = "{home}"\n'
         'tenant = "acme"\n'
     )
-    report = run("nightly", "--config", config, "--json")
-    assert report.exit_code == 0, report.output
+    ok(run("nightly", "--config", config, "--json"))
 
 
 def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, cold: Path, home: Path) -> None:
-    done = run("archive", "put", "-r", cold, home, "--tenant", "acme")
-    assert done.exit_code == 0, done.output
+    ok(run("archive", "put", "-r", cold, home, "--tenant", "acme"))
     other = home.parent / "other"
     assert run("archive", "init", "-r", other).exit_code == 0
     by_night(run, home, other)
@@ -128,7 +124,7 @@ def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -
     assert run("archive", "put", "-r", cold, home, "--exact").exit_code == 0
     back = home.parent / "back"
     assert run("archive", "get", "-r", cold, "-o", into(back)).exit_code == 0
-    found = {path.relative_to(back).as_posix(): path.read_bytes() for path in back.rglob("*") if path.is_file()}
+    found = files_in(back)
     assert found == {**{kept(name): data for name, data in FILES.items()}, "shop/README.md": b"# no log\n"}
     got = run("archive", "get", "-r", cold, "tasks/8", "-o", home.parent / "8.jsonl")
     assert got.exit_code == 0 and (home.parent / "8.jsonl").read_bytes() == FILES["tasks/8.jsonl"]

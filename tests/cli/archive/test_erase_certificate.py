@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Run, chat, lines
+from tests.files import key_file
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
 def test_a_certificate_has_what_a_lawyer_files(run: Run, tmp_path: Path) -> None:
-    (key := tmp_path / "key").write_bytes(b"k" * 32)
-    key.chmod(0o600)
+    key = key_file(tmp_path / "key", b"k" * 32)
     sealed = "-r", tmp_path / "cold", "--key-file", key
     assert run("archive", "init", *sealed).exit_code == 0
     for name in "ab":

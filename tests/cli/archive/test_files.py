@@ -15,7 +15,8 @@ from pltz.archive.catalog.reader import SessionReader
 from pltz.cli.archive.files import Paths, compared, safe
 from pltz.datasets import file_forms
 from pltz.models.session.session import Session
-from tests.cli.commands import Run, chat, into
+from tests.cli.commands import Run, chat, into, ok
+from tests.files import files_in, write_files
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -36,26 +37,21 @@ def put(run: Run, cold: Path, tmp_path: Path) -> dict[str, bytes]:
         "chats.jsonl": jsonl([chat(n) for n in range(12)]), "shop/0f3a.jsonl": jsonl(EVENTS),
         "notes.txt": b"one\ntwo \xff", "odd.jsonl": b'{"a": 1}\n\n{"b":NaN}\n{"c":[1.0]}',
     }
-    for name, data in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
+    write_files(tmp_path / "in", files)
     for name in ("chats.jsonl", "shop", "notes.txt", "odd.jsonl"):
-        done = run("archive", "put", "-r", cold, tmp_path / "in" / name, "--exact")
-        assert done.exit_code == 0, done.output
+        ok(run("archive", "put", "-r", cold, tmp_path / "in" / name, "--exact"))
     return files
 
 
 def found_in(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return files_in(folder)
 
 
 def test_the_files_that_were_put_come_back(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
-    done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json"))
     found = found_in(tmp_path / "out")
     log = next(name for name in found if name.endswith("0f3a.jsonl"))
-    assert found.pop(log) == put.pop("shop/0f3a.jsonl")
-    assert found == put
+    assert found.pop(log) == put.pop("shop/0f3a.jsonl") and found == put
     told = json.loads(done.stdout)
     assert (told["files"], told["sessions"]) == (4, 12 + 1 + 1 + 1)
 
@@ -144,16 +140,13 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
         "a/one.jsonl.zstd": zstandard.compress(log), "a/one/subagents/b.jsonl.zst": zstandard.compress(log),
         "a/two.jsonl.gz": gzip.compress(log), "a/rollout-2026-01-05T09-00-00-a1.jsonl.zst": zstandard.compress(log),
     }
-    for name, data in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
+    write_files(tmp_path / "in", files)
     (tmp_path / "in/a/one/picture.gz").write_bytes(gzip.compress(b"kept as it is"))
     (tmp_path / "in/chats.jsonl.gz").write_bytes(gzip.compress(b'{"messages":[]}\n'))  # values, which are no files
     told = run("archive", "put", "-r", cold, tmp_path / "in", "--dry-run", "--json").stdout.splitlines()[-1]
     assert len(json.loads(told)["not_stored"]["packings"]) == 4
     done = run("archive", "put", "-r", cold, tmp_path / "in")
-    assert done.exit_code == 0
-    assert "; what is in 4 packed files is kept, not how it was packed\n" in done.stderr
+    assert done.exit_code == 0 and "; what is in 4 packed files is kept, not how it was packed\n" in done.stderr
     call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
     assert run(*call).exit_code == 0
     found = found_in(tmp_path / "out")
@@ -190,8 +183,7 @@ def test_no_file_is_replaced_unasked(run: Run, cold: Path, put: dict[str, bytes]
     assert list(found_in(out)) == ["notes.txt"]
     (out / "notes.txt").write_bytes(b"mine")
     again = run("archive", "get", "-r", cold, "notes/0", "-o", into(out))
-    assert again.exit_code == 2 and "--force" in again.stderr
-    assert (out / "notes.txt").read_bytes() == b"mine"
+    assert again.exit_code == 2 and "--force" in again.stderr and (out / "notes.txt").read_bytes() == b"mine"
     assert run("archive", "get", "-r", cold, "notes/0", "-o", into(out), "--force").exit_code == 0
     assert (out / "notes.txt").read_bytes() == put["notes.txt"]
     assert run("archive", "get", "-r", cold, "-o", into(out / "notes.txt")).exit_code == 2
@@ -257,15 +249,12 @@ def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_pa
         [("..", "../../escaped"), ("acme", "/etc/passwd"), ("acme", "a"), ("acme", "A"), ("acme", "a.txt/b")]
     ):
         text.write_bytes(b"text %d" % number)
-        done = run("archive", "put", "-r", cold, text, "--tenant", tenant, "--name", name)
-        assert done.exit_code == 0, done.output
-    done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "in" / "out"))
-    assert done.exit_code == 0, done.output
+        ok(run("archive", "put", "-r", cold, text, "--tenant", tenant, "--name", name))
+    done = ok(run("archive", "get", "-r", cold, "-o", into(tmp_path / "in" / "out")))
     found = found_in(tmp_path / "in" / "out")
     assert sorted(found.values()) == [b"text %d" % n for n in range(5)]
     assert found["%2E%2E/%2E%2E/%2E%2E/escaped.txt"] == b"text 0"
-    assert "%2E%2E" in done.stderr and "written as" in done.stderr
-    assert not list(tmp_path.glob("*escaped*"))
+    assert "%2E%2E" in done.stderr and "written as" in done.stderr and not list(tmp_path.glob("*escaped*"))
 
 
 def test_parts_of_names_are_parts_of_paths() -> None:
@@ -282,9 +271,7 @@ def test_no_two_files_meet(tmp_path: Path) -> None:
     assert [str(path) for path in found] == ["a.txt", "A.txt", "a~2.txt", "a.txt~2/b.txt", "c/d.txt", "c.txt"]
 
 
-def test_lists_of_messages_and_logs_that_are_one_document_come_back_as_such(
-    run: Run, cold: Path, tmp_path: Path
-) -> None:
+def test_lists_of_messages_and_logs_of_one_document_come_back_as_such(run: Run, cold: Path, tmp_path: Path) -> None:
     shown = [{"ts": 1767603600000 + n, "type": "say", "say": "text", "text": f"line {n}"} for n in range(3)]
     files = {
         "lists.jsonl": jsonl([chat(n)["messages"] for n in range(2)]),  # two chats, and no conversation of both
@@ -292,9 +279,7 @@ def test_lists_of_messages_and_logs_that_are_one_document_come_back_as_such(
         "shop/issue-7.traj.json": jsonl([{"trajectory": [], "history": [], "info": {}}]),
         "shop/chat.json": jsonl([chat(3)["messages"]]),
     }
-    for name, data in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
+    write_files(tmp_path / "in", files)
     assert run("archive", "put", "-r", cold, tmp_path / "in").exit_code == 0
     assert run("archive", "get", "-r", cold, "-o", into(tmp_path / "out")).exit_code == 0
     assert found_in(tmp_path / "out") == files

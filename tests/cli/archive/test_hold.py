@@ -9,9 +9,7 @@ from tests.cli.commands import Put, Run, chat, lines
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
-def test_a_hold_is_placed_listed_and_released(
-    run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hold_is_placed_listed_and_released(run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     for turns in (1, 2):
         put(chat(turns), "--name", "s", "--tag", "matter=7")
     monkeypatch.setenv("PLTZ_ACTOR", "bob")

@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Run
+from tests.cli.commands import Run, ok
+from tests.files import key_file
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    path.write_bytes(bytes(range(32)))
-    path.chmod(0o600)
-    return path
+    return key_file(tmp_path / "key")
 
 
 @pytest.fixture
@@ -28,8 +26,7 @@ def sealed(run: Run, tmp_path: Path, key: Path) -> Path:
         before = set((place / "keys").iterdir())
         one = tmp_path / f"{tenant}.jsonl"
         one.write_text(json.dumps({"messages": [{"role": "user", "content": f"hello {tenant}"}]}) + "\n")
-        done = run("archive", "put", "-r", place, one, "--tenant", tenant, "--name", "s", "--key-file", key)
-        assert done.exit_code == 0, done.output
+        ok(run("archive", "put", "-r", place, one, "--tenant", tenant, "--name", "s", "--key-file", key))
     for path in set((place / "keys").iterdir()) - before:
         path.unlink()
     return place

@@ -69,8 +69,7 @@ def compare(run: Run, place: Path, folder: Path, *words: object) -> dict[str, An
     """Verify at once and in parts, and compare all that both print. Return the report."""
     code, want = printed(run, "verify", place, "--json", *words)
     joined, found = printed(run, "join", *in_parts(run, folder, "verify", place, *words))
-    assert joined == code
-    assert found[-1] == want[-1] | {"parts": OF}
+    assert joined == code and found[-1] == want[-1] | {"parts": OF}
     rows = [sorted(json.dumps(row) for row in each[:-1]) for each in (want, found)]
     assert rows[0] == rows[1]
     return found[-1]

@@ -14,6 +14,7 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.models.bundle.bundle import Bundle
 from tests.cli.commands import Run, chat, lines
 from tests.failing import raising
+from tests.files import key_file
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -201,14 +202,12 @@ def test_lines_that_are_no_json_are_counted(run: Run, cold: Path, tmp_path: Path
 
 
 def test_what_was_erased_stays_erased_until_told(run: Run, tmp_path: Path) -> None:
-    (key := tmp_path / "key").write_bytes(bytes(range(32)))
-    key.chmod(0o600)
+    key = key_file(tmp_path / "key")
     cold, chats = ("-r", tmp_path / "sealed", "--key-file", key), tmp_path / "chats"
     chats.mkdir()
     for name in "ab":
         (chats / f"{name}.json").write_text(json.dumps(chat(1, about=name)))
-    assert run("archive", "init", *cold).exit_code == 0
-    assert run("archive", "put", *cold, chats).exit_code == 0
+    assert run("archive", "init", *cold).exit_code == 0 and run("archive", "put", *cold, chats).exit_code == 0
     assert run("archive", "erase", *cold, "--tenant", "default", "--name", "a/0", "--yes").exit_code == 0
     (chats / "a.json").write_text(json.dumps(chat(3, about="a")))
     assert "a/0  erased" in run("archive", "put", *cold, chats, "--dry-run").output

@@ -1,7 +1,6 @@
 """The commands repair and erase of ``pltz archive``: reports, exit codes, secrets that never show."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.cli.root import cli
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.towers import TowerArchive
-
-Run = Callable[..., Result]
+from tests.cli.commands import Run
+from tests.files import key_file
 
 
 @pytest.fixture
@@ -27,10 +26,7 @@ def run() -> Run:
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    path.write_bytes(b"the-secret-of-16-bytes")
-    path.chmod(0o600)
-    return path
+    return key_file(tmp_path / "key", b"the-secret-of-16-bytes")
 
 
 @pytest.fixture
@@ -104,8 +100,7 @@ def test_erase_says_which_bases_stay_and_how_to_erase_them(based: Path, key: Pat
     refused = run(*base, "--yes")
     assert refused.exit_code == 7 and "1 session of 1 tenant stand on base 'its own'" in refused.output
     done = run(*call, "--yes")
-    assert done.exit_code == 0
-    assert "base 'both' stays readable: used by 1 session of other tenants" in done.output
+    assert done.exit_code == 0 and "base 'both' stays readable: used by 1 session of other tenants" in done.output
     assert "to erase it: pltz archive erase --base 'its own'" in done.output
     asked = run(*base, input="n\n")
     assert asked.exit_code == 1 and "Erase base 'its own', segments: 1?" in asked.output
@@ -142,9 +137,7 @@ def test_an_unfinished_erase_is_told_and_finished(cold: Path, key: Path, run: Ru
 
 
 def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"not-the-key-of-it-at-all")
-    other.chmod(0o600)
+    other = key_file(tmp_path / "other", b"not-the-key-of-it-at-all")
     for args, code, words in (
         (("erase", cold, "--tenant", "t", "--all", "--key-file", other, "--yes"), 4, "not the key"),
         (("erase", cold, "--tenant", "t", "--all", "--yes"), 2, "without any"),

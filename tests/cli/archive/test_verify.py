@@ -44,12 +44,10 @@ def test_missing_copies_have_an_exit_code_of_their_own(run: Run, cold: Path, put
     (cold / "parity" / "archive.json").unlink()
     done = run("archive", "verify", "-r", cold, "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 9
-    assert found[0] == {"missing_copy": "parity/archive.json"}
+    assert done.exit_code == 9 and found[0] == {"missing_copy": "parity/archive.json"}
     assert found[-1]["missing_copies"] == 1 and found[-1]["sound"]
     text = run("archive", "verify", "-r", cold)
-    assert text.exit_code == 9
-    assert "sound, but 1 redundant copy is missing: run repair" in text.stdout
+    assert text.exit_code == 9 and "sound, but 1 redundant copy is missing: run repair" in text.stdout
     assert run("archive", "repair", "-r", cold).exit_code == 0
     again = run("archive", "verify", "-r", cold)
     assert again.exit_code == 0 and "missing" not in again.stdout
@@ -74,8 +72,7 @@ def test_a_token_that_put_printed_tells_of_a_rollback(
     assert done.exit_code == 3 and "rolled back" in done.stdout, done.output
     assert "token" not in done.stderr  # a script that keeps the last token would take the damage for good
     told = run("archive", "verify", "-r", cold, "--expect", last, "--json").stdout.splitlines()[-1]
-    assert json.loads(told)["token"] is None
-    assert run("archive", "verify", "-r", cold, "--expect", first).exit_code == 0
+    assert json.loads(told)["token"] is None and run("archive", "verify", "-r", cold, "--expect", first).exit_code == 0
 
 
 def test_verify_never_says_all_of_it_over_segments_that_it_could_not_decode(

@@ -2,16 +2,13 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from pltz.cli.bench.codec import compressors as peers, corpus
-
-Run = Callable[..., Result]
+from tests.cli.commands import Run, ok
 
 
 def chat(*contents: str) -> list[dict[str, str]]:
@@ -49,14 +46,12 @@ def test_peers_give_back_what_they_got(name: str) -> None:
     samples += [random.Random(n).randbytes(n) for n in (3, 255, 5000)]
     for data in samples:
         coded = peer.encode(data)
-        assert peer.decode(coded, len(data)) == data
-        assert peer.size(data) == len(coded)
+        assert peer.decode(coded, len(data)) == data and peer.size(data) == len(coded)
 
 
 def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl", [("b-1", "one two three " * 9), ("a-1", "x"), ("b-2", "four")])
-    done = run("bench", "codec", "--data", data, "--limit-bytes", 200, "--peers", "zstd,ppmd")
-    assert done.exit_code == 0, done.output
+    done = ok(run("bench", "codec", "--data", data, "--limit-bytes", 200, "--peers", "zstd,ppmd"))
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     assert [source["source"] for source in found["sources"]] == ["a", "b"] and found["total"]["sessions"] == 3
@@ -69,6 +64,5 @@ def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
         assert sum(parts) == found["total"]["peer_bytes"][name] == min(found["peers"][name]["totals"].values())
     best = found["total"]["best_peer"]
     assert found["total"]["peer_bytes"][best] == min(found["total"]["peer_bytes"].values())
-    assert found["machine"]["engine"] and found["machine"]["versions"]["zstandard"]
-    assert found["encode_tokens_per_s"] > 0
+    assert found["machine"]["engine"] and found["machine"]["versions"]["zstandard"] and found["encode_tokens_per_s"] > 0
     assert any("total" in line and "kB" not in line for line in table)

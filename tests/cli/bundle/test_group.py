@@ -2,12 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from click.testing import Result
-
-Run = Callable[..., Result]
+from tests.cli.commands import Run
+from tests.files import flip
 
 
 def test_add_list_and_show(run: Run, tiny: Path, tmp_path: Path) -> None:
@@ -31,8 +29,7 @@ def test_a_damaged_bundle_is_listed_as_such(run: Run, tiny: Path, tmp_path: Path
 
 def test_show(run: Run, tiny: Path) -> None:
     found = json.loads(run("bundle", "show", "mini", "--json").stdout)
-    assert found["vocabulary"] == 1024 and found["shape"]["block"] == 256
-    assert found["card"] == {"licence": "none"}
+    assert found["vocabulary"] == 1024 and found["shape"]["block"] == 256 and found["card"] == {"licence": "none"}
     assert "licence" in run("bundle", "show", tiny / "bundles/mini").stdout
 
 
@@ -41,9 +38,7 @@ def test_files_are_checked(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert "tokenizer.json.zst" in found["files"]
     copy = shutil.copytree(tiny / "bundles/mini", tmp_path / "copy")
     path = copy / "weights-0.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
     done = run("bundle", "show", copy)
     assert done.exit_code == 6 and done.stderr.startswith("error: ") and "weights-0" in done.stderr
 

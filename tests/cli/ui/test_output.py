@@ -13,8 +13,7 @@ from pltz.plt_codec.errors import UsageError
 
 def test_writes_all_chunks(tmp_path: Path) -> None:
     Output(str(tmp_path / "a")).write([b"one", b"", b"two"])
-    assert (tmp_path / "a").read_bytes() == b"onetwo"
-    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"onetwo" and os.listdir(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("letter", ["n", "\u00e9", "\u8a71", "\U0001f600"])

@@ -99,8 +99,7 @@ def test_a_signal_leaves_the_old_file_and_nothing_else(number: signal.Signals, t
     path.write_bytes(b"old")
     command = [sys.executable, "-c", SLOW, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "begun\n"
-        assert len(os.listdir(tmp_path)) == 2
+        assert process.stdout and process.stdout.readline() == "begun\n" and len(os.listdir(tmp_path)) == 2
         process.send_signal(number)
         said = process.communicate(timeout=180)[1]
     assert (process.returncode, said.strip()) == (1, "error: interrupted, nothing was written")

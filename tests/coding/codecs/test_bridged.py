@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pltz.archive.writing.new_session import NewSession
-from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.bridged import BridgedCodec, _Parts
 from pltz.coding.codecs.codec import BundleCodec, Coded, Plain
 from pltz.models.bundle.bridge import Bridge
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from pltz.plt_codec.varint import write_varint
 from tests.archive.towers import TowerArchive
@@ -30,14 +29,6 @@ quick = settings(
 )
 
 Codecs = Callable[[str], BridgedCodec]
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 @pytest.fixture(scope="module")

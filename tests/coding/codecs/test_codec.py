@@ -1,6 +1,5 @@
 """A real decoder bundle, small and with random weights, behind the archive's codec interface."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Context, Record
 from pltz.archive.writing.new_session import NewSession
-from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, IdsCodec, Plain, PpmdCodec
-from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import ALONE, COPIES, FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
@@ -20,14 +18,6 @@ from tests.archive.peek import peek
 from tests.archive.towers import TowerArchive
 
 NOTHING = np.zeros(0, np.int64)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    weights = random_weights(5, vocab=1024, block=128, memory=32)
-    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
-    return Bundle.load(folder)
 
 
 def test_towers_of_a_real_bundle(bundle: Bundle, tmp_path: Path) -> None:
@@ -50,8 +40,7 @@ def test_a_segment_is_coded_after_the_last_tokens_above(bundle: Bundle) -> None:
     dice = np.random.default_rng(2)
     tokens, above = dice.integers(0, 1024, 50), dice.integers(0, 1024, 90)
     [alone, after, last] = codec.encode([Plain(tokens, a) for a in (NOTHING, above, above[-codec.reach :])])
-    assert codec.reach == 32 and after == last != alone
-    assert alone == coder.encode([tokens])[0].data
+    assert codec.reach == 32 and after == last != alone and alone == coder.encode([tokens])[0].data
     assert after == coder.encode([tokens], contexts=[above])[0].data
     assert codec.decode([Coded(after, 50, above)])[0].tolist() == tokens.tolist()
     with pytest.raises(CorruptError, match="tokenizer"):

@@ -10,7 +10,7 @@ from pltz.archive.format.record import Context
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import BytesCodec, Coded, Identity, IdsCodec, Plain
 from pltz.plt_codec.container.frame import TOWER, Method
-from tests.archive.conftest import ZlibCodec
+from tests.archive.kit import ZlibCodec
 
 
 def context_of(codec: ZlibCodec | BytesCodec | IdsCodec) -> Context:

@@ -52,18 +52,14 @@ def test_a_batch_comes_back_and_equals_single_frames(coder: FrameCoder) -> None:
     frames = coder.encode(batch)
     assert frames[4:6] == [coder.encode([one])[0] for one in batch[4:6]]
     assert coder.decode([(f, len(c), None) for f, c in zip(frames, CONTENTS, strict=True)]) == CONTENTS
-    assert all(map(holds, frames, CONTENTS))
-    assert not holds(frames[4], CONTENTS[5])
+    assert all(map(holds, frames, CONTENTS)) and not holds(frames[4], CONTENTS[5])
 
 
 def test_methods_follow_the_content(coder: FrameCoder) -> None:
     noise, short = coder.encode([(NOISE, None), (log(12), None)])
-    assert len(noise) <= len(NOISE) + 30
-    assert parse(short).name == "log + model"
-    assert parse(short).opaque
+    assert len(noise) <= len(NOISE) + 30 and parse(short).name == "log + model" and parse(short).opaque
     table = coder.encode([(log(12), None)], by_model=False)[0]
-    assert parse(table).name == "log + ppmd"
-    assert len(short) < len(table)
+    assert parse(table).name == "log + ppmd" and len(short) < len(table)
     assert coder.decode([(table, len(log(12)), None)]) == [log(12)]
 
 
@@ -170,9 +166,7 @@ def test_counts_that_lie_are_refused_before_the_work(coder: FrameCoder) -> None:
         coder.decode([(huge, len(log(3)), None)])
 
 
-def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
-    coder: FrameCoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_the_model_loses_is_not_coded_by_it(coder: FrameCoder, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, sizes = look.Samples(2, 32, 32, 64), look.expected_sizes
     monkeypatch.setattr(look, "doubtful", lambda *_: samples)
     monkeypatch.setattr(look, "expected_sizes", lambda coder, texts: [size + 1e9 for size in sizes(coder, texts)])
@@ -187,8 +181,7 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
 
     monkeypatch.setattr(coder.coder, "encode", counting)
     frame = coder.encode([(noise, None)])[0]
-    assert parse(frame).name != "log + model"
-    assert sum(counted) == 2 * 32
+    assert parse(frame).name != "log + model" and sum(counted) == 2 * 32
 
 
 def test_a_frame_tells_its_layout(coder: FrameCoder) -> None:

@@ -42,8 +42,7 @@ def test_keys_ids_and_short_lines_are_no_passages() -> None:
 def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:
     logs = [log(manual(1), noise=1), log(manual(2), noise=2)]
     assert worth_most(log(manual(2), noise=3), logs, bytes) == logs[1]
-    assert worth_most(random.Random(4).randbytes(9000), logs, bytes) is None
-    assert worth_most(b"any", [], bytes) is None
+    assert worth_most(random.Random(4).randbytes(9000), logs, bytes) is None and worth_most(b"any", [], bytes) is None
 
 
 def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> None:

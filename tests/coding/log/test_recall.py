@@ -50,8 +50,7 @@ def test_passages_come_back(seed: int) -> None:
 def test_what_stands_near_or_often_is_left_to_the_table() -> None:
     text, long = b'"' + b"forty characters, which are enough to count" + b'"', b'"' + bytes(range(48, 91)) * 30 + b'"'
     assert taken_out([text, text])[1] == Recalled(text, b'""', bytes([1, *[0] * 11]))
-    assert taken_out([text, text + text])[1] is None
-    assert taken_out([text, b"", text], near=len(text))[2] is None
+    assert taken_out([text, text + text])[1] is None and taken_out([text, b"", text], near=len(text))[2] is None
     found = taken_out([long, b" " * 50, long + long], near=50)[2]
     assert found and found.own == b'""""'
 

@@ -87,8 +87,7 @@ def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(values: lis
 def test_the_logs_of_each_agent_come_back_and_their_tables_are_taken_out(name: str) -> None:
     data = logs.LOGS[name]
     found = table.split(data)
-    assert table.join(found.columns, found.opaque, found.pieces, len(data)) == data
-    assert table.looks_like_log(data)
+    assert table.join(found.columns, found.opaque, found.pieces, len(data)) == data and table.looks_like_log(data)
     text = sum(len(piece.text.encode()) for piece in found.pieces)
     assert text + len(found.columns) + len(found.opaque) < len(data) * 3 // 4
 
@@ -135,8 +134,7 @@ def test_whole_numbers_that_stand_elsewhere_cost_little() -> None:
     counts = [(n * 7_368_787) % 999_983 + 2000 for n in range(60)]
     alone = b"".join(b'{"in":%d}\n' % n for n in counts)
     data = b"".join(b'{"in":%d,"again":%d}\n' % (n, n) for n in counts)
-    assert back(data) == data
-    assert len(table.split(data).columns) < 1.4 * len(table.split(alone).columns)
+    assert back(data) == data and len(table.split(data).columns) < 1.4 * len(table.split(alone).columns)
 
 
 @pytest.mark.parametrize("form", [table, sources])
@@ -253,8 +251,7 @@ def test_what_is_made_of_little_is_taken_off_before_it_is_made(name: str) -> Non
     "line", [b'{"a":1.5}', b'"a b"', b"1.5", b"-0.001", b"7", b'"k": 1.25,', b'  "k": "some text here",']
 )
 def test_values_by_themselves_come_back_at_the_end_of_a_log(line: bytes) -> None:
-    assert back(line) == line
-    assert back(b"{\n" + line) == b"{\n" + line
+    assert back(line) == line and back(b"{\n" + line) == b"{\n" + line
     assert back(line + b"\n" + line) == line + b"\n" + line
 
 

@@ -1,27 +1,21 @@
 """bench archive: the figures of a small run are right, and the codec of ready bitstrings is exact."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 from pltz.coding.codecs.codec import Coded, Plain
 from pltz.experiments.archive import command as bench_archive
 from pltz.experiments.archive.measure import ReadyCodec
 from pltz.plt_codec.errors import CorruptError
-
-Run = Callable[..., Result]
+from tests.cli.commands import Run, told
 
 
 def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_archive, "QUICK", {"sessions": 1500, "entries": 20_000, "sharing": 500})
     monkeypatch.setattr("pltz.experiments.archive.measure.LOOKUPS", 1000)
-    done = run("archive", "--writers", "1", "--where", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.output.strip().splitlines()[-1])
+    result = told(run("archive", "--writers", "1", "--where", str(tmp_path)))
     assert result["put"]["bitstring_bytes"] == 750 * 1700 + 50 * 375 and result["put"]["per_s"] > 0
     assert result["reading"]["verify_sound"] and result["index"]["found_hits"] == 1000
     over = result["overhead"]

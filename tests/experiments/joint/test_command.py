@@ -47,8 +47,7 @@ def test_the_command_measures_every_strategy(run: Callable[..., Result]) -> None
         high, low = (found[strategy, cosine] for cosine in ("0.99", "0.5"))
         assert low["ratio"] >= high["ratio"] >= 1 and low["bits"] <= high["bits"] <= 16.1
         assert low["kl"] >= high["kl"] and sum(low["pairs"]) >= sum(high["pairs"])
-    assert found[BFF, "0.5"]["ratio"] > 1.5 and found[BFF, "0.5"]["kl"] > 0.01
-    assert found[BFF, "0.99"]["kl"] < 0.001
+    assert found[BFF, "0.5"]["ratio"] > 1.5 and found[BFF, "0.5"]["kl"] > 0.01 and found[BFF, "0.99"]["kl"] < 0.001
     assert {row["form"] for row in result["forms"]} == {"q8", "q4"}
     unfused, *_, low = [row for row in result["served"] if "kl" in row]
     assert unfused["sessions"] == 3 and low["sessions"] == 4

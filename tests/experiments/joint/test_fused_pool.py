@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pltz.experiments.joint.fused_pool import BLOCK, FusedPool
+from pltz.experiments.joint.similarity import Similarity
 from pltz.kv.errors import PoolFull
 from pltz.kv.port.rotary import Rotary
 from pltz.plt_codec.errors import UsageError
@@ -48,3 +49,18 @@ def test_what_does_not_fit_is_refused_and_takes_nothing() -> None:
         pool.add("a", kv(0)[:1])
     with pytest.raises(UsageError, match="threshold"):
         pool.fuse([one], [0.9])
+
+
+# ---- similarity: the Poisson estimate agrees with Gaussian cosines, and thresholds let through the share asked for
+
+
+@pytest.fixture
+def similarity() -> Similarity:
+    noise = torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0)).double()
+    return Similarity([0.3 + 0.1 * noise[0], 0.8 + 0.02 * noise[1]])
+
+
+def test_estimates_agree_with_gaussian_cosines(similarity: Similarity) -> None:
+    counted = similarity.above([0.5, 0.84])
+    for expected in (similarity.gaussian([0.5, 0.84]), similarity.kernel([0.5, 0.84])):
+        assert expected == pytest.approx(counted, rel=0.3)

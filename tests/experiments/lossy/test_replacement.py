@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pltz.experiments.lossy.command import NAMES, as_text
 from pltz.experiments.lossy.replacement import WAYS, at_once, code_lengths, if_shorter
 from pltz.models.target.target import Target
+from tests.cli.commands import ok
 
 TEXT = "The lamp has two switches: zebra and Vladivostok. The first one dims the lamp, and the second turns it off."
 
@@ -28,8 +29,7 @@ def test_if_shorter_never_gets_longer(target: Target, ids: NDArray[np.int32]) ->
 
 
 def test_the_command_measures_every_way(run: Callable[..., Result]) -> None:
-    done = run("lossy", "--rows", "2", "--context", "64", "--new", "8", "--bits", "9", "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("lossy", "--rows", "2", "--context", "64", "--new", "8", "--bits", "9", "--json"))
     result = json.loads(done.stdout)
     found = {one["way"]: one for one in result["settings"]}
     assert tuple(found) == NAMES == tuple(WAYS)

@@ -2,20 +2,18 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 from pltz.coding.codec import Codec
 from pltz.experiments.neighbours.nearest import TenantSessions, measure
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError
+from tests.cli.commands import Run, ok
 
-Run = Callable[..., Result]
 WORDS = [f"word{n} " for n in range(400)]
 
 
@@ -34,8 +32,7 @@ def write(path: Path) -> Path:
 
 def test_twins_gain_and_others_lose_nothing(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl")
-    done = run("neighbours", "--data", data, "--sessions", 24)
-    assert done.exit_code == 0, done.output
+    done = ok(run("neighbours", "--data", data, "--sessions", 24))
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     alone, twins = found["sources"]

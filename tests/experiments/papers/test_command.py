@@ -9,6 +9,7 @@ from click.testing import Result
 from pltz.experiments.papers import community, records, work
 from pltz.experiments.papers.command import as_text
 from pltz.experiments.papers.row import FAILS, HOLDS, PAPERS, PART, VERDICTS, verdict
+from tests.cli.commands import ok
 
 
 def test_verdicts_and_text() -> None:
@@ -23,8 +24,7 @@ def test_the_command_measures_every_subject(run: Callable[..., Result], monkeypa
     monkeypatch.setattr(work, "BOTS", 2)
     monkeypatch.setattr(community, "MEASURED", 1)
     small = ("--sessions", "8", "--rows", "2", "--context", "256", "--new", "8", "--bundle", "nano")
-    done = run("papers", *small, "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(run("papers", *small, "--json"))
     result = json.loads(done.stdout)
     assert {row["paper"] for row in result["rows"]} == set(PAPERS)
     live = [row for row in result["rows"] if row["recorded"] is None and row["verdict"] != "not measured"]

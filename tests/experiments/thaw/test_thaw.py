@@ -1,7 +1,6 @@
 """bench thaw: every way is measured and checked, and the figures follow from each other."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,30 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 
 from pltz.archive.maintenance import join
 from pltz.experiments.thaw import command as thaw
 from pltz.kv.thaw.thawed import Thawed
 from pltz.plt_codec.errors import ModelError
+from tests.cli.commands import Run, ok
 
-Run = Callable[..., Result]
 WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "--threads", 1)
 
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
 def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "FEW", 0)
-    done = run("thaw", *WORDS, "--shape", shape)
-    assert done.exit_code == 0, done.output
+    done = ok(run("thaw", *WORDS, "--shape", shape))
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     rows = {row["way"]: row for row in found["rows"]}
     assert len(rows) == 10 and next(iter(rows)) == "prefill"
     for row in rows.values():
         assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
-    assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
-    assert 0 < rows["thaw"]["stored_bytes"] < 500
+    assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"] and 0 < rows["thaw"]["stored_bytes"] < 500
     numbers = 60 * 2 * 2 * 2
     wide = 8 * 4 if shape == "embedded" else 16 * 2
     assert rows["host memory"]["stored_bytes"] == rows["safetensors on the disk"]["stored_bytes"] == numbers * wide

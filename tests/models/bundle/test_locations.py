@@ -55,8 +55,7 @@ def test_embedded_installed_and_added_are_found(make: Make, tmp_path: Path, monk
     ]
     assert Bundle.names() == ["one", "three", "two"]
     for name in Bundle.names():
-        assert Bundle.load(name).name == name
-        assert Bundle.find(Bundle.load(name).id).name == name
+        assert Bundle.load(name).name == name and Bundle.find(Bundle.load(name).id).name == name
     monkeypatch.delitem(sys.modules, "pltz_two_")
 
 
@@ -103,8 +102,7 @@ def test_a_path_is_no_name(make: Make, tmp_path: Path, monkeypatch: pytest.Monke
     make(tmp_path / "user/one", 1)
     here = make(tmp_path / "one", 2)
     monkeypatch.chdir(tmp_path)
-    assert Bundle.load("one").path == tmp_path / "user/one"
-    assert Bundle.load("./one").path == here
+    assert Bundle.load("one").path == tmp_path / "user/one" and Bundle.load("./one").path == here
     with pytest.raises(UsageError, match="bundle add"):
         Bundle.load("..")
 

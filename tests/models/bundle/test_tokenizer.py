@@ -22,8 +22,7 @@ mixtures = st.lists(texts | st.binary(max_size=8)).map(b"".join)
 @given(data=st.binary() | texts | mixtures)
 def test_every_byte_string_comes_back(tiny_tokenizer: BundleTokenizer, data: bytes) -> None:
     ids = tiny_tokenizer.encode(data)
-    assert ids.dtype == np.int32 and ids.ndim == 1
-    assert tiny_tokenizer.decode(ids) == data
+    assert ids.dtype == np.int32 and ids.ndim == 1 and tiny_tokenizer.decode(ids) == data
     assert int(tiny_tokenizer.lengths[ids].sum()) == len(data)
 
 

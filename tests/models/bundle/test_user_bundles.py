@@ -13,6 +13,7 @@ from pltz.models.bundle import locations
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.user_bundles import add
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
+from tests.files import flip
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,7 @@ def test_damage_is_refused(folder: Path, user: Path, damage: str) -> None:
     weights, head = folder / "weights-0.safetensors", folder / "bundle.json"
     tree = json.loads(head.read_text())
     if damage == "flip":
-        data = bytearray(weights.read_bytes())
-        data[-1] ^= 1
-        weights.write_bytes(data)
+        flip(weights, -1)
     elif damage == "gone":
         weights.unlink()
     elif damage == "no head":

@@ -27,8 +27,7 @@ sessions = (
     (Session("ids", [1]), Session("ids", [1, 2])), (Session("ids", []), Session("chat", [])),
 ])
 def test_equality_is_strict(a: Session, b: Session) -> None:
-    assert a != b and a.difference(b)
-    assert a != "another type"
+    assert a != b and a.difference(b) and a != "another type"
 
 
 def test_ids_are_a_read_only_int32_array() -> None:
@@ -76,8 +75,7 @@ def test_a_chat_is_one_line_of_json(value: Any) -> None:
     except ContentError:  # a pair of separate surrogates: JSON has no form for it
         assert any(0xD800 <= ord(char) < 0xDC00 for char in json.dumps(value, ensure_ascii=False))
         return
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert Session.from_json_line(line) == session
+    assert line.endswith(b"\n") and line.count(b"\n") == 1 and Session.from_json_line(line) == session
 
 
 def test_a_line_is_utf8_unless_a_surrogate_stands_alone() -> None:
@@ -90,8 +88,7 @@ def test_a_line_is_utf8_unless_a_surrogate_stands_alone() -> None:
 @pytest.mark.parametrize("line", [b'{"a":1,"a":2}', b" [NaN] ", b"-0", b"9" * 5000, b"[" * 5000 + b"]" * 5000])
 def test_a_line_that_json_would_change_is_kept_as_it_is(line: bytes) -> None:
     session = Session.from_json_line(line)
-    assert session == Session("text", line)
-    assert session.to_json_line() == line + b"\n"
+    assert session == Session("text", line) and session.to_json_line() == line + b"\n"
 
 
 @pytest.mark.parametrize("line, words", [

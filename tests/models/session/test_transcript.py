@@ -60,8 +60,7 @@ def _text_only(value: Any) -> bool:
 def test_every_chat_comes_back(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
     session = Session("chat", value)
     tokens = to_tokens(session, tiny_tokenizer)
-    assert tokens.dtype == np.int32
-    assert from_tokens("chat", tokens, tiny_tokenizer) == session
+    assert tokens.dtype == np.int32 and from_tokens("chat", tokens, tiny_tokenizer) == session
 
 
 def test_ids_are_themselves(tiny_tokenizer: BundleTokenizer) -> None:
@@ -316,9 +315,7 @@ fragments = st.sampled_from([
 
 @settings(max_examples=examples(300))
 @given(segments=st.lists(st.tuples(st.sampled_from(SPECIALS), fragments | st.binary(max_size=4)), max_size=4))
-def test_any_segments_are_a_session_or_corrupt(
-    tiny_tokenizer: BundleTokenizer, segments: list[tuple[str, bytes]]
-) -> None:
+def test_segments_are_a_session_or_corrupt(tiny_tokenizer: BundleTokenizer, segments: list[tuple[str, bytes]]) -> None:
     try:
         session = from_tokens("chat", built(tiny_tokenizer, *segments), tiny_tokenizer)
     except CorruptError:

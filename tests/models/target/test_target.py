@@ -56,8 +56,7 @@ class TestPrefill:
         cache, logits = target.prefill(ids)
         with torch.inference_mode():
             expected = target.model(torch.tensor([ids])).logits[0, -1]
-        assert isinstance(cache, transformers.DynamicCache)
-        assert cache.get_seq_length() == 100
+        assert isinstance(cache, transformers.DynamicCache) and cache.get_seq_length() == 100
         assert logits.shape == (target.vocab_size,)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
@@ -72,16 +71,14 @@ class TestPrefill:
         ids = some_ids(target, 150)
         whole, logits = target.prefill(ids)
         cut, cut_logits = target.prefill(ids, chunk=chunk)
-        assert kv_difference(whole, cut) <= KV_NOISE["float32"]
-        assert int(logits.argmax()) == int(cut_logits.argmax())
+        assert kv_difference(whole, cut) <= KV_NOISE["float32"] and int(logits.argmax()) == int(cut_logits.argmax())
 
     def test_extends_a_cache_of_the_first_ids(self, target: Target) -> None:
         ids = some_ids(target, 120)
         whole, _ = target.prefill(ids)
         prefix, _ = target.prefill(ids[:50])
         extended, _ = target.prefill(ids, cache=prefix)
-        assert extended is prefix
-        assert kv_difference(whole, extended) <= KV_NOISE["float32"]
+        assert extended is prefix and kv_difference(whole, extended) <= KV_NOISE["float32"]
 
     def test_of_a_cache_that_covers_all_ids_gives_the_logits_again(self, target: Target) -> None:
         ids = some_ids(target, 30)
@@ -272,6 +269,5 @@ def test_the_embedded_target_is_found_by_name_and_is_small() -> None:
     if not EMBEDDED.is_dir():
         pytest.skip("this checkout has no embedded target")
     target = Target.load("mini-llama")
-    assert target.folder == EMBEDDED
-    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) <= 32 << 20
+    assert target.folder == EMBEDDED and sum(path.stat().st_size for path in EMBEDDED.iterdir()) <= 32 << 20
     assert set(range(5)) <= target.eos_ids

@@ -33,9 +33,7 @@ def wanted(found: dict[int, list[int]]) -> list[tuple[int, int, int, int, list[i
 
 @settings(deadline=None)
 @given(columns(), st.integers(0, 9), st.integers(0, 9))
-def test_columns_are_written_as_specified_and_come_back(
-    drawn: tuple[int, dict[int, list[int]]], before: int, after: int
-) -> None:
+def test_columns_are_as_specified_and_back(drawn: tuple[int, dict[int, list[int]]], before: int, after: int) -> None:
     count, found = drawn
     there, data = write_columns(found, count)
     assert (there, data) == column_bytes.columns(found, count, data)

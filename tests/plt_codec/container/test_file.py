@@ -111,9 +111,7 @@ def read_all(data: bytes) -> list[Frame]:
 def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
     data = pack(header, given_frames)
     reader = Reader(data)
-    assert reader.header == header
-    assert len(reader) == len(given_frames)
-    assert list(reader) == kept(given_frames)
+    assert reader.header == header and len(reader) == len(given_frames) and list(reader) == kept(given_frames)
     infos = [reader.info(i) for i in range(len(reader))]
     assert [(one.content, one.method) for one in infos] == [(one.content, one.method) for one in given_frames]
     reader.verify()
@@ -176,8 +174,7 @@ def test_bytes_beside_the_frames(sessions: int, most: int) -> None:
         for i, (t, n) in enumerate(zip(tokens, lengths, strict=True))
     ]
     reader = Reader(pack(HEADER, many))
-    assert reader.overhead == reader.size - lengths.sum()
-    assert reader.overhead <= most
+    assert reader.overhead == reader.size - lengths.sum() and reader.overhead <= most
 
 
 def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
@@ -193,8 +190,7 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
     )
     start = time.process_time()  # a loaded machine is none that reads every block
     reader = Reader(data)
-    assert len(reader) == count and reader.frame(count - 1).data == bytes(63 % 3)
-    assert time.process_time() - start < 2
+    assert len(reader) == count and reader.frame(count - 1).data == bytes(63 % 3) and time.process_time() - start < 2
 
 
 # ---- damage
@@ -215,8 +211,7 @@ def test_any_index_under_a_sound_sum(index: bytes, body: bytes) -> None:
         found = read_all(whole(HEADER.encode() + body, index))
     except FormatError:
         return
-    assert sum(len(frame.encode()) for frame in found) == len(body)
-    assert all(frame.fits for frame in found)
+    assert sum(len(frame.encode()) for frame in found) == len(body) and all(frame.fits for frame in found)
 
 
 @given(st.integers(1, 128), st.binary(max_size=200), st.binary(max_size=60))
@@ -303,8 +298,7 @@ def test_golden_good_files_are_read_as_by_a_reader_that_shares_no_code(path: Pat
     """They were written field by field: golden/containers/make.py."""
     data = path.read_bytes()
     file, reader, frames = SecondReader(data), Reader(data), list[Frame]()
-    assert reader.header.bundle_id == file.bundle_id == bytes(range(16))
-    assert len(file.sessions) == len(reader)
+    assert reader.header.bundle_id == file.bundle_id == bytes(range(16)) and len(file.sessions) == len(reader)
     for number, other in enumerate(file.sessions):
         coding = other.coding
         if coding.content < 0:
@@ -313,21 +307,18 @@ def test_golden_good_files_are_read_as_by_a_reader_that_shares_no_code(path: Pat
         assert (frame.content, frame.method, frame.writing) == (coding.content, coding.method, coding.writing)
         assert (frame.count, frame.copied, frame.fast) == (other.units, other.copied, coding.layout)
         before = write_varint(len(frame.patch)) + frame.patch if frame.patch else b""
-        assert before + frame.data == other.data
-        assert frame.context == (number - other.step if other.step else None)
+        assert before + frame.data == other.data and frame.context == (number - other.step if other.step else None)
         assert frame.check & CHECK_KEPT == other.check
     assert path.stem.startswith("good-newer") or list(Reader(pack(reader.header, frames))) == frames
 
 
 def test_golden_fingerprints() -> None:
     both = Reader((GOLDEN / "good-fingerprints.pltz").read_bytes()).header
-    assert both.tokenizer_fingerprint == bytes(range(16, 32))
-    assert both.target_fingerprint == bytes(range(32, 48))
+    assert both.tokenizer_fingerprint == bytes(range(16, 32)) and both.target_fingerprint == bytes(range(32, 48))
     alone = Reader((GOLDEN / "good-target-alone.pltz").read_bytes()).header
     exact = Reader((GOLDEN / "good-exact.pltz").read_bytes()).header
     assert exact.exact and Header.decode(exact.encode())[0] == exact and not (alone.exact or both.exact)
-    assert alone.tokenizer_fingerprint is None
-    assert alone.target_fingerprint == bytes(range(32, 48))
+    assert alone.tokenizer_fingerprint is None and alone.target_fingerprint == bytes(range(32, 48))
 
 
 def test_a_newer_coding_leaves_the_other_sessions_readable() -> None:

@@ -23,8 +23,7 @@ def test_saturated_and_equal_logits() -> None:
     for row in (np.zeros(128), np.eye(128)[7] * 10**6, np.arange(128) * 40, -(np.arange(128) ** 3)):
         logits = row.astype(np.int64)
         f = engine._frequencies(torch.from_numpy(logits[None]))[0].numpy()
-        assert f.tolist() == np.diff(cumulative(logits, exp)).tolist()
-        assert f.min() >= 1 and f.sum() == 1 << 24
+        assert f.tolist() == np.diff(cumulative(logits, exp)).tolist() and f.min() >= 1 and f.sum() == 1 << 24
 
 
 def test_products_wider_than_float32_are_cut() -> None:

@@ -75,9 +75,7 @@ def test_the_teachers_probabilities_are_the_targets(foreign: Path, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_against_itself_the_loss_is_the_entropy_and_nothing_is_lower(
-    streams: Path, tiny_tokenizer: BundleTokenizer
-) -> None:
+def test_against_itself_the_loss_is_the_entropy_and_least(streams: Path, tiny_tokenizer: BundleTokenizer) -> None:
     """Cross-entropy against a net's own probabilities is its entropy; any other net's is higher."""
     torch.manual_seed(0)
     net, other = Net(TINY), Net(TINY)

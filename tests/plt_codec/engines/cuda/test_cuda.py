@@ -195,8 +195,7 @@ def test_emulated_encode(name: str, lanes: int | None, steps: int | None) -> Non
     want = frames(name, lanes, steps)
     assert [g.data for g in got] == [w.data for w in want]
     assert [(g.blocks, g.layout) for g in got] == [(w.blocks, w.layout) for w in want]
-    assert [g.ideal_bits for g in got] == pytest.approx([w.ideal_bits for w in want])
-    assert sum(done) == sum(LENGTHS)
+    assert [g.ideal_bits for g in got] == pytest.approx([w.ideal_bits for w in want]) and sum(done) == sum(LENGTHS)
 
 
 @emulated
@@ -287,9 +286,7 @@ def test_those_behind_one_context_take_slots_side_by_side() -> None:
 
 
 @emulated
-def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
-    monkeypatch: pytest.MonkeyPatch, name: str = "small"
-) -> None:
+def test_sequences_of_few_and_many_lanes_are_decoded(monkeypatch: pytest.MonkeyPatch, name: str = "small") -> None:
     """Each slot is served by the attention that suits it, and so in each step where keys grow beyond what one has."""
     c = coder(name, 0)
     launched = watched(c, monkeypatch)
@@ -351,8 +348,7 @@ def test_the_longest_are_decoded_apart_where_that_takes_less_time() -> None:
     assert longest_apart([32_000, 31_000, *[16_000] * 7, *many], 2, few, 7, PLAIN) == (0, 14)
     assert longest_apart([64_000, *[9000] * 7, *many], 2, few, 7, PLAIN) == (1, 7)
     assert longest_apart([32_000] * 7 + many, 0, few, 7, PLAIN) == (0, 7)
-    assert longest_apart(many, 2, few, 7, PLAIN) == (0, 0)
-    assert longest_apart([100], 0, [], 7, PLAIN) == (0, 0)
+    assert longest_apart(many, 2, few, 7, PLAIN) == (0, 0) and longest_apart([100], 0, [], 7, PLAIN) == (0, 0)
     assert longest_apart([9000, 10], 2, [], 1, GATED) in {(1, 0), (2, 0)}
     assert longest_apart([8000] * 21 + many, 2, few, 7, PLAIN) == (0, 0), "one for all is not slower"
 
@@ -379,14 +375,11 @@ def test_emulated_decode_by_the_whole_gpu(name: str) -> None:
     pytest.param("gated, odd", 3, 7, 3, 4, marks=pytest.mark.slow),
     pytest.param("gated, warm edges", 24, 5, 4, 5, marks=pytest.mark.slow),
 ])
-def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
-    name: str, lanes: int, steps: int, first: int, last: int
-) -> None:
+def test_emulated_decode_of_a_gated_bundle_by_a_gpu(name: str, lanes: int, steps: int, first: int, last: int) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
     c = coder(name, 0, gated=2)
     work = SequenceWork(130, Layout(lanes, steps))
-    assert c.gated([work]) and not c.gated([work] * 5)
-    assert not c.gated([SequenceWork(130, Layout(33, 3))])
+    assert c.gated([work]) and not c.gated([work] * 5) and not c.gated([SequenceWork(130, Layout(33, 3))])
     done: list[int] = []
     for i, s in list(zip(items(name, lanes, steps), sequences(name), strict=True))[first:last]:
         (got,) = c.decode([i], progress=done.append)
@@ -517,8 +510,7 @@ def test_rooms_hold_every_block() -> None:
             assert most <= key_room(shape, work) <= shape.memory + max(min(tokens, layout.full), 200) + 3 * 64
             apart = first // 32 * 32  # keys that the first block reads elsewhere, and no later one
             later = max(most - apart if tokens <= layout.full else 0, most - first)
-            assert later <= key_room(shape, work, in_place=True) <= key_room(shape, work)
-            assert most_lanes(work) == widest
+            assert later <= key_room(shape, work, in_place=True) <= key_room(shape, work) and most_lanes(work) == widest
             assert all_steps(work) == steps_all
 
 
@@ -728,8 +720,7 @@ def test_emulated_chain(name: str, grid: int, gated: int) -> None:
     sent, texts = links(name, CHAIN)
     done: list[int] = []
     got = c.decode_chain(sent, progress=done.append)
-    assert [g.tolist() for g in got] == [t.tolist() for t in texts]
-    assert sum(done) == sum(map(len, texts))
+    assert [g.tolist() for g in got] == [t.tolist() for t in texts] and sum(done) == sum(map(len, texts))
     assert c.decode_chain([]) == []
 
 
