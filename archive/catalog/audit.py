@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
@@ -21,6 +22,7 @@ from pltz.archive.format.audit import (
     FORCED,
     KEY_SIZE,
     MAX_SIZE,
+    MAX_TAIL,
     NOTE_OF,
     SEALED,
     AuditFile,
@@ -29,8 +31,11 @@ from pltz.archive.format.audit import (
     Verb,
 )
 from pltz.archive.format.ids import TENANT
+from pltz.archive.format.manifest import Manifest
 from pltz.plt_codec.errors import CorruptError, FormatError
-from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.identity import NONE, SIZE
+
+FANOUT = 4  # files of records that are worth one in their place
 
 
 class AuditEntry(NamedTuple):
@@ -44,6 +49,7 @@ class AuditEntry(NamedTuple):
         actor, reason: who and why; empty without the key of a sealed archive.
         sessions: the first digits of their keys, of at most eight. about: what else is told.
         broken: whether records before it may lack: a manifest was lost. ``forced``: the clock was the user's word.
+        unproven: whether actor and reason of a sealed archive are the word of somebody without its key.
     """
 
     place: int
@@ -58,6 +64,7 @@ class AuditEntry(NamedTuple):
     before: str
     broken: bool
     forced: bool
+    unproven: bool
 
 
 def entries(catalog: Catalog, expect: str | None = None) -> Iterator[AuditEntry]:
@@ -66,8 +73,12 @@ def entries(catalog: Catalog, expect: str | None = None) -> Iterator[AuditEntry]
     ``expect``: digest of a record, hex, kept elsewhere, that has to be among them. Raises CorruptError after those that
     are left, where records are gone or were changed, StoreError.
     """
-    tails, lacking = _tails(catalog)
-    met = expect is None
+    tails, lacking, met = [catalog.listing.present.audit], None, expect is None
+    try:
+        for found in _files(catalog):
+            tails.insert(0, found)
+    except CorruptError as exc:
+        lacking = exc
     for tail in tails:
         try:
             for chained in tail.records():
@@ -81,24 +92,61 @@ def entries(catalog: Catalog, expect: str | None = None) -> Iterator[AuditEntry]
         raise CorruptError(f"the audit has no record {expect}: it was written anew, or an older state came back")
 
 
-def _tails(catalog: Catalog) -> tuple[list[AuditTail], CorruptError | None]:
-    """Return the records file by file, and an error where the oldest of them are not there."""
-    tails = [catalog.listing.present.audit]
-    while tails[0].file != NONE:
-        after = tails[0]
-        path = object_names.audit(after.file)
-        try:
-            file = AuditFile.decode(catalog.store.read(path, 0, MAX_SIZE))
-        except (FormatError, FileNotFoundError):
-            what = f"records 1 to {after.first} of the audit cannot be read: {path} is damaged or gone"
-            return tails, CorruptError(what)
-        end = file.archive, file.tail.end, file.tail.last
-        if end != (catalog.listing.archive, after.first, after.before):
-            return tails, CorruptError(f"{path} does not lead to record {after.first + 1} of the audit")
-        tails.insert(0, file.tail)
-    if tails[0].first or tails[0].before != NONE:
-        return tails, CorruptError(f"records 1 to {tails[0].first} of the audit are not there")
-    return tails, None
+def _files(catalog: Catalog) -> Iterator[AuditTail]:
+    """Yield the records of each file, the newest first. Raises CorruptError where those before are not there."""
+    after = catalog.listing.present.audit
+    while after.file != NONE:
+        for name in _names(catalog, after.file):
+            with suppress(FormatError, FileNotFoundError):
+                file = AuditFile.decode(catalog.store.read(object_names.audit(name), 0, MAX_SIZE))
+                if file.archive == catalog.listing.archive and file.tail.first < after.first <= file.tail.end:
+                    tail = file.tail if after.first == file.tail.end else file.tail.up_to(after.first)
+                    if tail.last == after.before:
+                        break
+        else:
+            path = object_names.audit(after.file)
+            raise CorruptError(f"records 1 to {after.first} of the audit cannot be read: {path} is damaged or gone")
+        yield (after := tail)
+    if after.first or after.before != NONE:
+        raise CorruptError(f"records 1 to {after.first} of the audit are not there")
+
+
+def _names(catalog: Catalog, name: bytes) -> Iterator[bytes]:
+    """Yield the name of a file, then those of all that may have its records: it may have been put into another."""
+    yield name
+    yield from sorted(object_names.holds_among(catalog.store.list(object_names.AUDIT)))
+
+
+def merge_files(catalog: Catalog) -> None:
+    """Put the newest files together where there are FANOUT that fit in one. Raises StoreError, WriterFailed.
+
+    A crash, or a put that is faster, leaves the new file to nobody, or the old ones. Where only appends are, all stay.
+    """
+    listing, store, size, newest = catalog.listing, catalog.store, 0, list[AuditTail]()
+    with suppress(CorruptError):  # what is damaged stays as it is
+        for tail in () if listing.present.settings.append_only else _files(catalog):
+            if (size := size + len(tail.rows)) > MAX_TAIL:
+                break
+            newest.insert(0, tail.up_to(tail.end))  # each record is checked
+    if len(newest) < FANOUT:
+        return
+    old = listing.present.audit.file, *(tail.file for tail in newest[1:])
+    rows, count = b"".join(tail.rows for tail in newest), sum(tail.size for tail in newest)
+    together = replace(newest[0], size=count, last=newest[-1].last, rows=rows, note=None)
+    data = AuditFile(listing.archive, together).encode()
+    if not store.put(object_names.audit(made := data[-SIZE:]), data):
+        return  # a damaged file has its name
+
+    named = False
+
+    def naming(manifest: Manifest) -> Manifest:
+        nonlocal named
+        named = manifest.audit.file == old[0]  # else a newer file has that name in it
+        return replace(manifest, audit=replace(manifest.audit, file=made)) if named else manifest
+
+    listing.publish(naming)
+    for name in old if named else ():
+        store.delete(object_names.audit(name))
 
 
 def _entry(catalog: Catalog, chained: ChainedRecord) -> AuditEntry:
@@ -122,6 +170,7 @@ def _entry(catalog: Catalog, chained: ChainedRecord) -> AuditEntry:
         chained.before.hex(),
         bool(record.flags & BREAK),
         bool(record.flags & FORCED),
+        bool(catalog.keys.cipher) and not record.flags & SEALED,
     )
 
 

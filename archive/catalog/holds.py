@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pltz.archive.author import Author
 from pltz.archive.encryption.keys import Encryption, LockedArchive
-from pltz.archive.errors import NotFound, OnHold, StoreError
+from pltz.archive.errors import ManifestLost, NotFound, OnHold, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.hold import MAX_SIZE, SESSION, TAG, TENANT, Hold
@@ -133,6 +133,22 @@ class Holds:
         tenant, name, about = self._keys.session(item.context, item.record)
         return self.on(tenant, name, [unpack_about(about)[2]]) is not None
 
+    def want_agreed(self) -> None:
+        """Raise ManifestLost where the object of a hold is there that the manifest lacks: nothing is destroyed then.
+
+        An older manifest came back, or somebody changed it who may not delete. Raises StoreError.
+        """
+        store, listing = self._listing.store, self._listing
+
+        def lacking() -> set[bytes]:
+            there = object_names.holds_among(store.list(object_names.HOLDS))
+            listing.follow()  # after: a hold is in the manifest before it has an object
+            return there - self.rows.keys()
+
+        if lacking() and (found := lacking()):  # one may be released just now
+            what = f"{object_names.hold(min(found))} is there, and the manifest lacks that hold"
+            raise ManifestLost(f"{what}: an older one came back, or it was changed; run pltz archive repair")
+
     # ---- changes
 
     def place(
@@ -196,7 +212,6 @@ class Holds:
         self._listing.publish(releasing, record=self._recorded(Verb.RELEASE, row))
         self._listing.store.delete(path)  # repair may have put it meanwhile
         return released
-
 
     def _recorded(self, verb: Verb, row: Hold) -> AuditRecord:
         """Return the record of a hold that is placed or released, for the audit."""

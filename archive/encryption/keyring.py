@@ -360,8 +360,9 @@ class Keyring:
         return file is not None and file.lineages == keys.lineages
 
     def _want_root(self) -> None:
-        """Raise KeyMismatch where the key of the archive was changed since it was opened."""
-        if self._there(self.archive, self.root.generation + 1):
+        """Raise KeyMismatch where the key of the archive was changed since it was opened, once or more often."""
+        generation = self.root.generation
+        if self._there(self.archive, generation + 1) or not self._there(self.archive, generation):
             raise KeyMismatch(KEY_CHANGED)
 
     def _there(self, domain: bytes, generation: int) -> bool:

@@ -19,10 +19,12 @@ from typing import NamedTuple
 from pltz.archive.encryption.key_files import ATTEMPTS, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import KeySource
-from pltz.archive.encryption.root_keys import RootKeys, wrap_id
+from pltz.archive.encryption.root_keys import MOST_WRAPS, RootKeys, wrap_id
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format.object_names import KeyFileName
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
+
+CHANGED = "somebody else changed the key of this archive: open it again"
 
 
 class Rekeyed(NamedTuple):
@@ -49,7 +51,8 @@ def rekey(keys: Keyring, secret: KeySource, *, add: bool = False, drop: bool = F
     Raises:
         UsageError: several secrets open it, or 16 do and one is added.
         KeyMismatch, CorruptError: the new secret does not open what it sealed.
-        ArchiveError: what was put did not come back the same: the old secret still opens all.
+        ArchiveError: what was put did not come back the same: the old secret still opens all. Or keys of a tenant are
+            missing or damaged, and were so for many changes.
         Fenced: somebody else changed the key since these keys were read.
         StoreError: the store failed.
     """
@@ -61,17 +64,24 @@ def rekey(keys: Keyring, secret: KeySource, *, add: bool = False, drop: bool = F
             f"{len(root.secrets)} keys open this archive, and a change ends all but the new one: say --drop, "
             "and add the others again"
         )
+    if not add and len(root.wraps) == MOST_WRAPS and (faults := keys.key_check.faults()):
+        raise ArchiveError(f"{faults[min(faults)]}; a change would drop the key that may have sealed them")
     changed = (root.adding if add else root.changing)(store.random, archive, secret)
     file = changed.sealed(archive)
     if RootKeys.open(archive, file, secret) != changed:
         raise CorruptError("the new key opens other keys than were sealed: nothing was changed")
     if not folder.put(file):
-        raise Fenced("somebody else changed the key of this archive: nothing was changed, open it again")
+        raise Fenced(CHANGED)
+    if folder.generations()[archive][-1] > file.generation:  # others changed it twice, and destroyed what came between
+        folder.destroy(archive, file.generation)
+        raise Fenced(CHANGED)
     try:
         same = all(folder.read_copy(KeyFileName(archive, file.generation, copy)) == file for copy in (0, 1))
     except (FormatError, FileNotFoundError):
         same = False
     if not same:
+        if not folder.sound(archive, root.generation):  # an erase beside took this change for the newest
+            raise Fenced(CHANGED)
         folder.destroy(archive, file.generation)
         raise ArchiveError("the new key file does not come back as it was put: the old key still opens all")
     keys.take_root(changed)

@@ -114,7 +114,7 @@ class Manifest:
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
         packs, over = self.packs.keys(), (self.condemned, self.gone, self.lost)
-        audit = self.audit.end, self.audit.last, self.clock, self.reads
+        audit = self.audit.end, self.audit.last, self.audit.file, self.clock, self.reads
         return self.settings, self.indexes, packs, *over, self.lists, self.holds.keys(), audit
 
     def recording(self, record: AuditRecord) -> Manifest:

@@ -33,6 +33,7 @@ from collections.abc import Collection, Mapping, Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pltz.archive.catalog.audit import merge_files
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
@@ -129,6 +130,7 @@ class Collector:
             if done.copied or done.deleted:
                 self.indexes.try_to_write()  # the collection stands; an index can be written later
             self._forget_gone()
+            merge_files(self.catalog)
         kept = (name for name in self.catalog.store.kept if object_names.folder_of(name) == object_names.PACKS)
         return replace(done, kept=tuple(kept))
 
@@ -137,6 +139,7 @@ class Collector:
     ) -> Collected:
         """Do the work of `run`, but for the index."""
         listing, now = self.catalog.listing, self.catalog.store.now()
+        self.catalog.holds.want_agreed()
         self.catalog.refresh()
         self._want_evidence()
         check = self.catalog.key_check
@@ -211,8 +214,8 @@ class Collector:
         FullError where there is no room to free even one pack.
         """
         copied = deleted = freed = 0
-        short = True
-        while short and (condemned := condemned & set(self.catalog.listing.packs)):
+        short, turns, listing = True, ATTEMPTS, self.catalog.listing
+        while short and (condemned := condemned & listing.condemned & set(listing.packs)):
             census = self._settled()
             known = dict(self.catalog.listing.packs)
             condemned &= set(known)  # another collector may have been faster
@@ -224,6 +227,11 @@ class Collector:
                 if freed > 0:  # the next run reports how much is needed
                     break
                 raise
+            except Outdated:  # by what others freed or condemned meanwhile, other records are live
+                if not (turns := turns - 1):
+                    raise
+                self.catalog.refresh()
+                continue
             number_deleted, bytes_freed = self._delete(going, known)
             copied, deleted, freed = copied + number, deleted + number_deleted, freed + bytes_freed
         return copied, deleted, freed
@@ -306,8 +314,13 @@ class Collector:
 
         ``packs``: copy only from these.
         """
-        rows: list[tuple[Context, Record]] = []
-        copied = size = 0
+        listing, rows = self.catalog.listing, list[tuple[Context, Record]]()
+        condemned, copied, size = listing.condemned, 0, 0
+
+        def fence() -> None:  # what another freed would be back
+            if listing.condemned != condemned:
+                raise Outdated(GOING)
+
         for location, parts in census.stranded():
             if packs is not None and location.pack not in packs:
                 continue
@@ -317,10 +330,10 @@ class Collector:
             rows.append((context, record))
             copied, size = copied + 1, size + weight(record)
             if size >= COPIED:
-                self.writer.copy(rows)
+                self.writer.copy(rows, fence=fence)
                 rows, size = [], 0
         if rows:
-            self.writer.copy(rows)
+            self.writer.copy(rows, fence=fence)
         return copied
 
     def _next(self, location: Location) -> tuple[Record, Context]:
@@ -349,7 +362,7 @@ class Collector:
             raise ArchiveError(
                 f"the record at byte {location.offset} of {location.pack.hex()} is live "
                 "and was not found in a pack that stays: "
-                "nothing was deleted; where another collector is at work, collect again"
+                "nothing was deleted; where another collector or an erase is at work, collect again"
             )
 
     def _settled(self, condemned: frozenset[bytes] | None = None) -> LiveSet:

@@ -467,6 +467,7 @@ class Eraser:
 
     def _finish(self, dry_run: bool) -> _Finished:
         """Finish the certain ones of the erases that were cut off: WRITING.md, "Unfinished erase"."""
+        self.catalog.holds.want_agreed()
         self.catalog.refresh()
         folder = self.keys.folder
         if dry_run:

@@ -45,6 +45,7 @@ def audit(expect: str | None, reads: str | None, as_json: bool) -> None:
             continue
         more = ", ..." if keys and len(keys) < entry.number else ""
         notes = "  records before may lack" * entry.broken + "  time forced" * entry.forced
+        notes += "  said without the key" * entry.unproven
         rest = "  ".join(f"{key}={value}" for key, value in entry.about.items())
         what = "  ".join(filter(None, (", ".join(known) + more, rest, entry.reason)))
         line = f"{entry.place}  {moment(entry.time)}  {entry.actor or '-'}  {entry.verb} {entry.number}  {what}{notes}"

@@ -30,14 +30,19 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 from pltz.archive.archive import Archive
 from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version, VersionName
-from pltz.archive.errors import NotFound, RolledBack, StaysErased
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.encryption.rekey import rekey
+from pltz.archive.encryption.root_keys import MOST_SECRETS
+from pltz.archive.errors import KeyMismatch, NotFound, RolledBack, StaysErased, StoreError
 from pltz.archive.format.clock import STEP
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.manifest import Manifest
+from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.seen import PLACES
-from pltz.archive.storage.store import Store
+from pltz.archive.storage.store import Content, Store
 from pltz.coding.codecs.codec import Coded
 from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import PltzError
@@ -61,6 +66,7 @@ Event = tuple[str, int] | None
 T = TypeVar("T")
 
 BESIDE = "y", "beside"  # the session that a writer beside puts
+KEPT = "packs", "parity", "index", "list", "lost", "damaged"  # what a keeper may delete
 FREES = "collector", "forgetter", "eraser"  # what may free versions beside an operation
 PARTS = "p", "p|a", "p|b/c"  # names in the model of a session's parts, which are never forgotten here
 HANDLE = st.integers(0, HANDLES - 1)
@@ -149,7 +155,9 @@ class GuardedMachine(AlikeMachine):
     """A model (tenant, name) -> versions by their moments, beside an archive that is damaged and mended."""
 
     key: Any = None
+    append_only = False
     also_old = 1  # objects that are asked for the promises beside a new one
+    denied = False  # whether the last work was refused for want of a right
     disk: InterruptedDisk
 
     def __init__(self) -> None:
@@ -179,8 +187,8 @@ class GuardedMachine(AlikeMachine):
 
     def start(self) -> None:
         store = self.store()
-        TowerArchive.create(store, [self.codec], key=self.key)
-        self.handles = [self.open() for _ in range(HANDLES)]
+        TowerArchive.create(store, [self.codec], key=self.key, append_only=self.append_only)
+        self.open_all()
         self.own_key = self.handles[0].catalog.listing.archive.hex()  # without both copies of it nothing opens
 
     start = hypothesis.stateful.initialize()(start)
@@ -191,8 +199,22 @@ class GuardedMachine(AlikeMachine):
     def open(self) -> TowerArchive:
         return self.opened(self.store())
 
-    def opened(self, store: Store) -> TowerArchive:
-        return TowerArchive.open(store, [self.codec], key=self.key)
+    def opened(self, store: Store, key: Any = None) -> TowerArchive:
+        return TowerArchive.open(store, [self.codec], key=key or self.key)
+
+    def open_one(self, handle: int) -> TowerArchive:
+        """Open the archive as one of the objects does."""
+        return self.open()
+
+    def open_all(self) -> None:
+        self.handles = [self.open_one(handle) for handle in range(HANDLES)]
+
+    def with_all_rights(self) -> None:
+        """Open both objects as who may do anything."""
+
+    def is_denied(self, error: PltzError) -> bool:
+        """Return whether work was refused for want of a right."""
+        return False
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         """Return a session. Those of a tenant have a tag that changes by the turn: inside a run they need records."""
@@ -204,6 +226,7 @@ class GuardedMachine(AlikeMachine):
 
         Work is refused where something is damaged, or where others are at work. Nothing but a PltzError escapes.
         """
+        self.denied = False
         if self.hurt:
             event = None
         if event:
@@ -213,10 +236,12 @@ class GuardedMachine(AlikeMachine):
         except Killed:
             self.power_fails()
         except PltzError as exc:
+            self.disk.wait(0, lambda: None)
+            self.denied = self.is_denied(exc)
             codes = {*allowed, *((3, 4, 7) if self.hurt else (7,) if event and self.may_refuse(event) else ())}
-            assert exc.exit_code in codes, f"refused without a cause: {type(exc).__name__}: {exc}"
+            assert self.denied or exc.exit_code in codes, f"refused without a cause: {type(exc).__name__}: {exc}"
             with suppress(PltzError):
-                self.handles = [self.open() for _ in range(HANDLES)]
+                self.open_all()
         finally:
             self.disk.wait(0, lambda: None)
         return None
@@ -245,11 +270,11 @@ class GuardedMachine(AlikeMachine):
         clock = self.disk.clock
         self.disk = InterruptedDisk(state, seed=self.disk.drawn)
         self.disk.clock = clock + 1  # the machine starts anew
-        self.handles = [self.open() for _ in range(HANDLES)]
+        self.open_all()
 
     @rule(handle=HANDLE)
     def reopen(self, handle: int) -> None:
-        if (archive := self.act(None, self.open)) is not None:
+        if (archive := self.act(None, partial(self.open_one, handle))) is not None:
             self.handles[handle] = archive
 
     # ---- the model
@@ -447,7 +472,7 @@ class GuardedMachine(AlikeMachine):
         allowed = (7, 8) if known.may_go or event else ()
         done = self.act(event, partial(self.handles[handle].undelete, [version]), allowed)
         done = None if self.hurt and not done else done  # its mark may be hidden: nothing was brought back
-        known.forgotten = False if done is not None else None if event or self.hurt else True
+        known.forgotten = False if done is not None else None if event or self.hurt or self.denied else True
         known.may_go &= done is None
 
     @precondition(lambda self: self.turns)
@@ -475,7 +500,7 @@ class GuardedMachine(AlikeMachine):
     @rule(handle=HANDLE, share=st.sampled_from([0.01, 0.5]), grace=st.sampled_from([0, GRACE]), event=EVENT)
     def collect(self, handle: int, share: float, grace: int, event: Event) -> None:
         self.freed(grace)
-        beside = (7,) if event and event[0] == "collector" else ()  # one may delete what another condemned
+        beside = (7,) if event and event[0] in FREES else ()  # one may delete what another condemned
         self.act(event, lambda: self.handles[handle].collect(dead_share=share, grace=grace), beside)
 
     @precondition(lambda self: not self.hurt)
@@ -595,6 +620,7 @@ class GuardedMachine(AlikeMachine):
 
         ``cached``: on this machine; else on one that saw nothing.
         """
+        self.with_all_rights()
         self.settle()
         self.back += 1
         model, files = deepcopy((self.known, self.turns, self.doubts, self.orphans)), self.disk.seen.files()
@@ -616,7 +642,7 @@ class GuardedMachine(AlikeMachine):
         assert report.rolled_back == cached and report.whole != report.rolled_back
         self.known, self.turns, self.doubts, self.orphans = model
         self.backup = {}  # its files may be of what was rolled back
-        self.handles = [self.open() for _ in range(HANDLES)]
+        self.open_all()
 
     def forget_all_seen(self) -> None:
         """Forget what this machine saw of the archive, as one does that never opened it."""
@@ -634,7 +660,7 @@ class GuardedMachine(AlikeMachine):
             if version.may_go:  # its record may be there again, and its mark not
                 version.forgotten = None
         Repairer(self.store()).run()
-        self.handles = [self.open() for _ in range(HANDLES)]
+        self.open_all()
         kept = ("packs", "parity", "index")
         self.backup = {p: d for p, d in self.disk.seen.files().items() if p.partition("/")[0] in kept}
 
@@ -705,7 +731,7 @@ class GuardedMachine(AlikeMachine):
         if older or self.open().catalog.listing.losses():  # only repair takes back what it gave up
             Repairer(self.store()).run()
         self.hurt, self.mendable = {}, True
-        self.handles = [self.open() for _ in range(HANDLES)]
+        self.open_all()
 
     @rule(event=EVENT)
     def repair(self, event: Event) -> None:
@@ -728,7 +754,7 @@ class GuardedMachine(AlikeMachine):
                     version.forgotten = None  # a collector that was killed may have left a pack with it
             if report.whole:
                 self.hurt = {}
-            self.handles = [self.open() for _ in range(HANDLES)]
+            self.open_all()
 
     @property
     def present(self) -> dict[str, bytes]:
@@ -739,6 +765,7 @@ class GuardedMachine(AlikeMachine):
     @rule(handle=HANDLE, turns=st.lists(TURN, min_size=1, max_size=3), elsewhere=st.booleans(), data=st.data())
     def bring_back(self, handle: int, turns: list[list[int]], elsewhere: bool, data: st.DataObject) -> None:
         """Put, bring the manifest of before back, ask here or put on a machine that saw nothing, and repair."""
+        self.with_all_rights()
         self.settle()
         self.back += 1
         key, kept = data.draw(st.sampled_from(sorted(self.turns))), self.present
@@ -766,7 +793,7 @@ class GuardedMachine(AlikeMachine):
                     list(call())
         report = Repairer(self.store()).run()
         assert report.rolled_back or elsewhere, report  # a machine that saw nothing may reach the generation of before
-        self.handles = [self.open() for _ in range(HANDLES)]
+        self.open_all()
 
     # ---- promises
 
@@ -850,9 +877,59 @@ class GuardedMachine(AlikeMachine):
 
 
 class SealedMachine(GuardedMachine):
-    """The same machine over a sealed archive, from which sessions are erased too."""
+    """The same machine over a sealed archive, whose keys change, and from which sessions are erased too."""
 
     key = RAW
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: list[Secret] = [RAW]  # each of them opens it
+        self.changes = 0
+
+    def opened(self, store: Store, key: Any = None) -> TowerArchive:
+        """Open it by any of the keys: of a change that was cut off, one of them does."""
+        for secret in self.secrets[:-1] if key is None else ():
+            with suppress(KeyMismatch):
+                return super().opened(store, secret)
+        return super().opened(store, key or self.secrets[-1])
+
+    def opens(self, secret: Secret) -> bool:
+        try:
+            return bool(self.opened(self.store(), secret))
+        except KeyMismatch:
+            return False
+
+    def is_victim(self, path: str) -> bool:
+        """Leave the archive's own key files alone where a change of them was cut off: people try both keys then."""
+        own = sum(self.own_key in name for name in self.disk.seen.names)
+        return super().is_victim(path) and (own == 2 or self.own_key not in path)
+
+    @precondition(lambda self: self.harmless)
+    @rule(handle=HANDLE, how=st.sampled_from(["change", "add", "drop"]), event=EVENT)
+    def rekey(self, handle: int, how: str, event: Event) -> None:
+        """Change the key of the archive, or add one. The old one opens it before, and afterwards none that ended."""
+        before, new = self.secrets, numbered(self.changes)
+        how = "drop" if len(before) > 1 and (how == "change" or len(before) == MOST_SECRETS) else how
+        self.changes, self.secrets = self.changes + 1, [new, *before]
+        keys, other = self.handles[handle].keys, self.handles[1 - handle]
+        assert isinstance(keys, Keyring)
+        done = self.act(event, partial(rekey, keys, new, add=how == "add", drop=how == "drop"))
+        self.secrets = [secret for secret in [new, *before] if self.opens(secret)]
+        ends = [new, *before] if how == "add" else [new]
+        assert self.secrets == ends or (done is None and self.secrets == before), (how, done)
+        if done is not None:  # who goes on by the old key puts what the new one opens, or is told
+            session = self.session("x", "late", [[self.changes % 256]])
+            for receipt in self.act(None, partial(other.put, [session]), (4,)) or ():
+                self.learn(session, receipt)
+                self.turns["x", "late"] = [[self.changes % 256]]
+        self.open_all()
+
+    @precondition(lambda self: self.harmless)
+    @rule(handle=HANDLE, tenant=TENANT, event=EVENT)
+    def renew(self, handle: int, tenant: str, event: Event) -> None:
+        """Change the keys of a tenant: what it has stays."""
+        archive = self.handles[handle]
+        self.act(event, lambda: Eraser(archive.catalog, archive.parts.writer).renew(tenant), (8,))
 
     @precondition(lambda self: not self.hurt)
     @rule(data=st.data())
@@ -886,7 +963,7 @@ class SealedMachine(GuardedMachine):
             return
         if done is None and self.open().history(name, key[0]):
             return
-        assert done is not None or event
+        assert done is not None or event or self.denied
         if done is not None and not event:
             with pytest.raises(StaysErased):
                 self.open().parts.writer.put([self.session(*key, [[1]])])
@@ -894,6 +971,83 @@ class SealedMachine(GuardedMachine):
             self.known.pop(gone, None)
             self.turns.pop(gone, None)
             self.doubts.pop(gone, None)
+
+
+class RoleStore(DirectoryStore):
+    """A folder as a role of docs/buckets.md reaches it: what its policy lacks is refused."""
+
+    def __init__(self, disk: InterruptedDisk, cache: Path, role: str) -> None:
+        super().__init__(disk, cache=cache)
+        self.role = role
+
+    def want(self, *roles: str) -> None:
+        if self.role not in roles:
+            raise StoreError(f"no permission for a {self.role}")
+
+    def put(self, name: str, data: bytes) -> bool:
+        self.want("putter", "keeper", "eraser")
+        return super().put(name, data)
+
+    def put_spare(self, name: str, data: bytes) -> None:
+        self.want("putter", "keeper", "eraser")
+        super().put_spare(name, data)
+
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+        self.want("putter", "keeper", "eraser")
+        return super().swap(register, data, before, wait)
+
+    def delete(self, name: str, *, lasting: bool = True) -> None:
+        self.want("eraser", *["keeper"] * (name.partition("/")[0] in KEPT))
+        super().delete(name, lasting=lasting)
+
+    def shred(self, name: str) -> None:
+        self.want("eraser")
+        super().shred(name)
+
+
+class RolesMachine(SealedMachine):
+    """The same machine over an append-only archive. Its second object has a role: it does its work and no more."""
+
+    append_only = True
+    role = "putter"
+
+    def open_one(self, handle: int) -> TowerArchive:
+        return self.opened(RoleStore(self.disk, Path(self.cache.name), self.role if handle else "eraser"))
+
+    def with_all_rights(self) -> None:
+        self.take_role("eraser")
+
+    def is_denied(self, error: PltzError) -> bool:
+        return "no permission" in str(error)
+
+    @rule(role=st.sampled_from(["reader", "putter", "keeper", "eraser"]))
+    def take_role(self, role: str) -> None:
+        self.role = role
+        self.act(None, self.open_all)
+
+    def may_put(self) -> None:
+        assert not self.denied or self.role == "reader", "who may put was refused"
+
+    def put_session(self, handle: int, key: Key, turns: list[list[int]], event: Event) -> None:
+        super().put_session(handle, key, turns, event)
+        self.may_put()
+
+    def forget_this(self, handle: int, known: KnownVersion, version: Version, event: Event) -> None:
+        super().forget_this(handle, known, version, event)
+        self.may_put()
+
+    def undelete_this(self, handle: int, known: KnownVersion, version: Version, event: Event) -> None:
+        super().undelete_this(handle, known, version, event)
+        self.may_put()
+
+    def hold_this(self, handle: int, key: Key, event: Event) -> None:
+        super().hold_this(handle, key, event)
+        self.may_put()
+
+
+def numbered(number: int) -> Secret:
+    """Return one of the keys to which walks change."""
+    return Secret(b"key number %06d" % number, 0)
 
 
 @cache
@@ -935,7 +1089,7 @@ def tokens_of(session: Any) -> tuple[int, ...]:
     return tuple(np.concatenate(list(session.segments)).astype(int).tolist())
 
 
-@pytest.mark.parametrize("machine", [GuardedMachine, SealedMachine], ids=["open", "sealed"])
+@pytest.mark.parametrize("machine", [GuardedMachine, SealedMachine, RolesMachine], ids=["open", "sealed", "roles"])
 @pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
 def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:
     walks = settings(

@@ -11,7 +11,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.author import Author
 from pltz.archive.catalog import listing
-from pltz.archive.catalog.audit import AuditEntry, entries
+from pltz.archive.catalog.audit import FANOUT, AuditEntry, entries, merge_files
 from pltz.archive.errors import WrongClock
 from pltz.archive.format.audit import VERSION, AuditFile, AuditRecord, AuditTail
 from pltz.archive.format.clock import AGAIN, DAY, STEP, ArchiveClock
@@ -97,7 +97,9 @@ def test_whoever_works_without_the_key_is_told_in_the_clear(codec: SegmentCodec)
         locked = reopen(disk, codec, None)
         locked.catalog.author = Author("cron", "")
         locked.collect(dead_share=0.01)
-    assert [(e.verb, e.actor) for e in told(archive)][-1] == ("collect", "cron")
+    found = told(archive)
+    assert (found[-1].verb, found[-1].actor) == ("collect", "cron")
+    assert [e.unproven for e in found] == [False, False, True]
 
 
 @KEYS
@@ -128,6 +130,50 @@ def test_files_take_over_and_every_change_of_them_is_found(
                     left.append(entry)
             assert left == found[len(found) - len(left) :] and len(left) < 12
     assert archive.verify().sound
+
+
+@KEYS
+def test_collect_puts_files_together_and_the_chain_stays(
+    codec: SegmentCodec, key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "FULL", 50)
+    disk, archive = made(codec, key)
+
+    def files() -> list[str]:
+        return [path for path in disk.seen.files() if path.startswith("audit/")]
+
+    for number in range(16):
+        put(archive, f"n{number}")
+    found, beside, backup = told(archive), reopen(disk, codec, key), disk.seen.files()
+    assert len(files()) >= FANOUT
+    for state in disk.left_by(lambda: merge_files(archive.catalog)):
+        assert told(reopen(SimDisk(state), codec, key)) == found
+    assert len(files()) == 1 and told(archive) == found == list(entries(beside.catalog))  # it looked before
+    for number in range(16, 32):
+        put(archive, f"n{number}")
+    merge_files(beside.catalog)  # a newer file has that one in it
+    beside.catalog.look()
+    merge_files(beside.catalog)
+    after = told(archive)
+    assert after[:16] == found and len(after) == 32 and len(files()) == 1
+    assert list(entries(archive.catalog, found[3].digest)) == after
+    back = SimDisk(disk.seen)  # the manifest of a backup names files that are part of another now
+    for path in [path for path in back.seen.files() if path.startswith("manifest/")]:
+        back.unlink(path)
+    for path in [path for path in backup if path.startswith("manifest/")]:
+        back.write_new(path, backup[path])
+    assert told(reopen(back, codec, key)) == found
+
+
+def test_files_of_an_append_only_archive_stay(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "FULL", 50)
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], append_only=True)
+    for number in range(9):
+        put(archive, f"n{number}")
+    before = {path for path in disk.seen.files() if path.startswith("audit/")}
+    archive.collect()
+    assert len(before) >= FANOUT and before <= disk.seen.files().keys()
 
 
 @KEYS

@@ -14,7 +14,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.author import Author
 from pltz.archive.catalog.holds import LegalHold
 from pltz.archive.copy import copy
-from pltz.archive.errors import NotFound, OnHold, Outdated
+from pltz.archive.errors import ManifestLost, NotFound, OnHold, Outdated
 from pltz.archive.format.hold import VERSION, Hold
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import FORGET
@@ -73,6 +73,24 @@ def test_a_forget_that_was_decided_before_a_hold_is_decided_again(codec: Segment
     hold(beside, **HELD["session"])
     with pytest.raises(Outdated):
         marker.mark(marking)
+
+
+def test_a_manifest_that_lacks_a_hold_frees_and_erases_nothing(codec: SegmentCodec) -> None:
+    disk, archive = made(codec)
+    placed = hold(archive, **HELD["tenant"])
+    archive.catalog.listing.publish(lambda base: replace(base, holds={}))  # by one who may not delete hold/
+    works: list[Callable[[], Any]] = [
+        archive.collect,
+        lambda: archive.erase("acme", "a"),
+        lambda: archive.erase("acme", "a", dry_run=True),
+        lambda: archive.erase("acme"),
+    ]
+    for work in works:
+        with pytest.raises(ManifestLost, match=f"hold/{placed.id.hex()} is there"):
+            work()
+    Repairer(DirectoryStore(disk)).run()
+    with pytest.raises(OnHold, match="alice"):
+        reopen(disk, codec).erase("acme", "a")
 
 
 def test_a_hold_that_no_reader_would_take_is_not_placed(codec: SegmentCodec) -> None:

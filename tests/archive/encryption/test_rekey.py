@@ -13,8 +13,8 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import RAW as NO_KDF, KeySource
 from pltz.archive.encryption.rekey import Rekeyed, rekey
-from pltz.archive.encryption.root_keys import SealedSecret
-from pltz.archive.errors import Fenced, KeyMismatch, MissingKeys, NotFound
+from pltz.archive.encryption.root_keys import MOST_WRAPS, SealedSecret
+from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch, MissingKeys, NotFound
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import Record
@@ -126,6 +126,37 @@ def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(kept: TowerArchive
     last = reopen(disk, key=NEW)
     last.put([chat("first", [1], tenant="late")])
     assert tokens(reopen(disk, key=NEW), "first", "late") == [1]
+
+
+def test_who_missed_two_changes_makes_no_keys_and_changes_none(kept: TowerArchive, disk: SimDisk) -> None:
+    other, escrow = reopen(disk), reopen(disk)
+    for secret in NEW, NEXT:  # nothing is left of what came between
+        changed(kept, secret)
+    before = disk.seen.files()
+    with pytest.raises(KeyMismatch, match="key of the archive was changed since it was opened"):
+        other.put([chat("first", [1], tenant="late")])
+    with pytest.raises(Fenced, match="somebody else changed the key"):
+        changed(escrow, ESCROW, add=True)
+    assert disk.seen.files() == before and opens(disk, ESCROW) is None
+    whole(reopen(disk, key=NEXT))
+
+
+def test_a_key_that_keys_of_a_tenant_may_need_is_not_dropped(kept: TowerArchive, disk: SimDisk) -> None:
+    assert isinstance(kept.keys, Keyring)
+    domain = kept.keys.domain(TENANT, "blue").hex()
+    away = {path: data for path, data in disk.seen.files().items() if path.startswith(f"keys/{domain}")}
+    for path in away:
+        disk.unlink(path)
+    for number in range(MOST_WRAPS - 1):
+        changed(kept, secret := Secret(b"%016d" % number, 0))
+    with pytest.raises(ArchiveError, match=f"{domain}.*would drop the key"):
+        changed(reopen(disk, key=secret), NEW)
+    for path, data in away.items():
+        disk.write_new(path, data)
+    archive = reopen(disk, key=secret)
+    whole(archive)
+    changed(archive, NEW)
+    whole(reopen(disk, key=NEW))
 
 
 def test_an_older_or_a_swapped_key_file_is_told_by_name(kept: TowerArchive, disk: SimDisk) -> None:

@@ -44,7 +44,7 @@ def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, mo
     filled.collect()
     packs, copy = set(filled.catalog.listing.packs), ArchiveWriter.copy
     with monkeypatch.context() as patch:
-        patch.setattr(ArchiveWriter, "copy", lambda writer, rows: copy(writer, list(rows)[:-1]))
+        patch.setattr(ArchiveWriter, "copy", lambda writer, rows, **how: copy(writer, list(rows)[:-1], **how))
         with pytest.raises(ArchiveError, match="was not found in a pack that stays"):
             filled.collect()
     assert packs < object_names.packs_listed(filled.store.list("packs")).keys()
