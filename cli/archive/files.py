@@ -93,14 +93,16 @@ class Folder:
         self._paths = Paths(self.path)
         self.written = self.there = self.refused = self.size = 0  # files, and the bytes of those written
         self.places: list[Path] = []  # of the files written and left
+        self.fates: list[tuple[StoredFile, Path | None, str]] = []  # where each is, and why what is there is not it
 
     def write(self, cold: "Archive", files: "Iterable[StoredFile]", bar: Progress) -> int:
         """Write files, and return the exit code: 0, or that of the worst refusal."""
         say_if_interrupted("interrupted: the files written so far are whole")
         code, wanted = 0, list[StoredFile]()
         for file in files:
-            if self._is_untouched(file):
+            if (place := self._untouched(file)) is not None:
                 self.there += 1
+                self.fates.append((file, place, ""))
                 bar.add(len(file.versions), skipped=True)
             else:
                 wanted.append(file)
@@ -113,7 +115,7 @@ class Folder:
 
     def put(self, file: StoredFile, sessions: "Iterator[Session | ContentError]", bar: Progress) -> int:
         """Write a file of these sessions. Return 0, or the exit code where it is refused, which is told."""
-        code = 0
+        code, place = 0, None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             name = file.versions[0].name
@@ -123,13 +125,15 @@ class Folder:
         except (UsageError, ContentError) as error:
             code, self.refused = error.exit_code, self.refused + 1
             said = f"refused: {error}"
+        why = said if said.startswith(("refused: ", "left: ")) else ""
+        self.fates.append((file, self.path / place if place else None, why))
         if said:
             with bar.hidden():
                 click.echo(printable(said), err=True)
         return code
 
-    def _is_untouched(self, file: StoredFile) -> bool:
-        """Return whether a file is there as it was put, by its size and time. Its path is then taken."""
+    def _untouched(self, file: StoredFile) -> Path | None:
+        """Return the path of a file that is there as it was put, by its size and time; None: it is not. It is taken."""
         for suffix in (file.suffix,) if file.suffix is not None else SUFFIXES if file.mtime and file.size else ():
             place = file.stem.with_name(file.stem.name + suffix)
             with suppress(OSError):
@@ -137,8 +141,8 @@ class Folder:
                 same = (at.st_size, at.st_mtime_ns) == (file.size, file.mtime)
                 if same and not self._fresh and not self._redactor and self._paths.is_free(place):
                     self._paths.free(file.stem, suffix)
-                    return True
-        return False
+                    return self.path / place
+        return None
 
     def _laid_out(
         self, file: StoredFile, members: "Iterator[Session | ContentError]"

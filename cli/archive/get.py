@@ -12,8 +12,9 @@ from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
 from pltz.cli.archive.files import Folder, Over, files_of, is_folder, report, write_in_place
+from pltz.cli.archive.inventory import Asked, inventory as inventory_of
 from pltz.cli.archive.parts import PartCommand, parted, report_of
-from pltz.cli.archive.shared import choose, open_archive, redactor, tags_of, tell_redacted
+from pltz.cli.archive.shared import choose, open_archive, redactor, seconds_of, tags_of, tell_redacted
 from pltz.cli.ui import options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
@@ -39,6 +40,7 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
         "pltz archive get '0f3a6c1e*' -o ~/.claude/projects/ --newer-wins",
         "pltz archive get --tag channel=web -o web.pltz --redact",
         "pltz archive get -o all.jsonl --part 3/16 --json",
+        "pltz archive get --tag person=42 --since 2026-01-01 -o given/ --inventory given.json",
     ],
 )
 @shared.NAMES
@@ -50,6 +52,8 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
 )
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
+@shared.SINCE
+@shared.UNTIL
 @shared.VERSION
 @options.form(
     FORMS,
@@ -63,6 +67,11 @@ FORMS = ("auto", "jsonl", "text", "ids", "agent-log", "pltz")
     "--newer-wins", is_flag=True, help="Of a folder: replace files that are older, or lack the end of what is stored."
 )
 @click.option("--force", is_flag=True, help="Replace the output file, or files of a folder, also by a shorter version.")
+@click.option(
+    "--inventory",
+    metavar="FILE",
+    help="Of a folder: write a JSON document of what was given, with digests and holds, and of what was not, and why.",
+)
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
@@ -73,6 +82,8 @@ def get(
     output: str | None,
     tenant: str | None,
     tags: tuple[str, ...],
+    since: str | None,
+    until: str | None,
     number: "VersionName | None",
     form: str,
     redact: bool,
@@ -81,6 +92,7 @@ def get(
     missing: bool,
     newer_wins: bool,
     force: bool,
+    inventory: str | None,
     threads: int | None,
     device: str,
     progress: bool | None,
@@ -103,6 +115,8 @@ def get(
     where it is older, or lacks the end of what is stored, and --force always, also one that goes on, which it names.
     Nothing in FOLDER is followed: what lies behind a link is refused. Refused files are named, the others are written,
     and the exit code is 2, or 5 where a session itself cannot be written.
+
+    Who asks for all of a person or a period gets it with --tag, --since, --until and --inventory.
 
     With --redact keys and passwords that have a known shape are marked, in what is written; the archive stays exact.
 
@@ -129,13 +143,17 @@ def get(
         raise UsageError("a folder is written by one call, as several sessions may be in one file: leave --part out")
     if into and form != "auto":
         raise UsageError(f"into a folder files are written as they were put: leave --format {form} out")
+    if inventory is not None and folder is None:
+        raise UsageError("--inventory is of files in a folder: add -o FOLDER/")
+    paper = None if inventory is None else Output(inventory, force=force)
     destination = None if into else Output(to, force=force, binary=form == "pltz")
     cold = open_archive(tokenizers=tokenizers, device=device, threads=threads)
     catalog = cold.parts.catalog
     # the opening looked already, in this same call
     blocks: Blocks | None = {} if names else None
     with catalog.one_look(math.inf), nullcontext() if blocks is None else catalog.lookup.keeping_blocks(blocks):
-        chosen = list(choose(cold, names, tenant, tags_of(tags), number=number, part=part))
+        wanted_tags, period = tags_of(tags), (seconds_of(since), seconds_of(until))
+        chosen = list(choose(cold, names, tenant, wanted_tags, number=number, part=part, period=period))
     code, counts = 0, dict[str, int]()
     total = sum(len(version.each) for version in chosen) if into else len(chosen)
     found: dict[str, Any] = {"sessions": len(chosen), "output": to}
@@ -144,6 +162,10 @@ def get(
             code, counts = write_in_place(cold, chosen, over, bar, marked)
         elif folder:
             code, counts = folder.write(cold, files_of(chosen), bar), folder.counts()
+            if paper:
+                asked = Asked(names, tenant or ("default" if names else None), wanted_tags, since, until)
+                told = json.dumps(inventory_of(cold, folder, chosen, asked), indent=1, ensure_ascii=False)
+                paper.write([told.encode("utf-8", "backslashreplace")])
         elif destination and form == "pltz":
             destination.write([_as_pltz(cold, chosen, device, threads, bar, marked)])
         elif destination:

@@ -14,7 +14,7 @@ import click
 from pltz.archive.humanize import counted, duration, folder_of, moment, size
 from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
+from pltz.cli.archive.shared import facts, is_of, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.archive_options import ArchiveCommand
 from pltz.cli.ui.output import printable
 from pltz.cli.ui.progress import Progress, wanted
@@ -44,8 +44,8 @@ BY = ("tenant", "agent", "project", "model", "month")
 @click.argument("text", metavar="[TEXT]", default="")
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
-@click.option("--since", metavar="DATE", help="Said (if not known: put) at this time or later: 2026-01-31T12:00.")
-@click.option("--until", metavar="DATE", help="Begun before this.")
+@shared.SINCE
+@shared.UNTIL
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @click.option(
@@ -75,14 +75,13 @@ def ls(
     lost, their sessions may not be listed, and the exit code is 7.
     """
     cold = open_archive()
-    wanted, start, end = tags_of(tags).items(), seconds_of(since), seconds_of(until)
+    wanted, period = tags_of(tags).items(), (seconds_of(since), seconds_of(until))
     found = [
         version
         for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True)
         if text in version.name
         and wanted <= version.tags.items()
-        and (start is None or version.content.said(version.time)[1] >= start)
-        and (end is None or version.content.said(version.time)[0] < end)
+        and is_of(period, version)
     ]
     _show_all(cold, sorted(found, key=_natural), long, as_json)
     if text and not found:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version, VersionName
     from pltz.datasets.secrets import Redactor
     from pltz.plt_codec.lanes import LayoutName
+
+Period = tuple[int | None, int | None]  # seconds since 1970: from the first on, before the second; None: no bound
 LEAST_DIGITS = 8  # of an id; a number has fewer
 LONG = 100  # characters of the value of a tag, from which a line leaves it out
 
@@ -61,6 +63,10 @@ ONLY_TENANT: Decorator = click.option("--tenant", type=nonempty, metavar="TENANT
 ONLY_TAGS: Decorator = click.option(
     "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."
 )
+SINCE: Decorator = click.option(
+    "--since", metavar="DATE", help="Said (if not known: put) at this time or later: 2026-01-31T12:00."
+)
+UNTIL: Decorator = click.option("--until", metavar="DATE", help="Begun before this.")
 VERSION: Decorator = click.option(
     "--version",
     "number",
@@ -190,12 +196,13 @@ def choose(
     number: "VersionName | None" = None,
     history: bool = False,
     part: WorkPart | None = None,
+    period: Period = (None, None),
 ) -> "Iterator[Version]":
     """Yield the last versions of sessions, those of ``number``, or all with ``history``, that have all the tags.
 
     A name is that of one session of the tenant, by default of "default", and is looked up alone. One that ends in
     ``*`` is the beginning of names, or of what is behind a slash in them. Without names all sessions are meant, of all
-    tenants or of the one that is named. ``part``: only those in it.
+    tenants or of the one that is named. ``part``: only those in it. ``period``: only those of it.
 
     Raises:
         NotFound: no session has such a name, or the version.
@@ -203,7 +210,8 @@ def choose(
     """
     named = _named(cold, names, tenant or "default", number, history)
     for version in named if names else cold.directory.ls(tenant, history=history):
-        if tags.items() <= version.tags.items() and (part is None or part.has_session(version.tenant, version.name)):
+        mine = part is None or part.has_session(version.tenant, version.name)
+        if mine and tags.items() <= version.tags.items() and is_of(period, version):
             yield version
 
 
@@ -225,6 +233,12 @@ def _named(
             yield from (each for each in as_sessions(known.versions) if not each.forgotten)
         else:
             yield last
+
+
+def is_of(period: Period, version: "Version | SessionVersion") -> bool:
+    """Return whether something of a version was said in a period, or it was put then if that is not known."""
+    (first, last), (start, end) = version.content.said(version.time), period
+    return (start is None or last >= start) and (end is None or first < end)
 
 
 def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
