@@ -117,8 +117,9 @@ class FileKeys:
             try:
                 keys[owner] = next(iter(archive.parts.keys.cache_keys(owner)), None)
             except PltzError as exc:
-                log.warning("a tenant's files of KV are not used: %s", exc)
                 keys[owner] = None
+                if owner in self._keys:
+                    log.warning("a tenant's files of KV are not used: %s", exc)
         return {owner: key for owner, key in keys.items() if key != self._keys.get(owner)}
 
     def take(self, keys: Mapping[bytes, bytes | None]) -> None:

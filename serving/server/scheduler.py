@@ -172,9 +172,13 @@ class Scheduler:
 
     # ---- sessions in the store
 
-    def block(self, session: str, ids: Sequence[int] | NDArray[np.int32]) -> bytes:
-        """Return the name of the last block that the store has of a session, b"" for none. ``ids``: all of its ids."""
-        return self.store.name(self.tenant, ids, self._apart(session))
+    def blocks(self, session: str, ids: Sequence[int] | NDArray[np.int32]) -> tuple[bytes, bytes]:
+        """Return the name of the last block that the store has of a session, and of what others may find of it apart.
+
+        b"" for none. ``ids``: all of its ids.
+        """
+        apart = self._apart(session)
+        return self.store.name(self.tenant, ids, apart), self.store.name(self.tenant, ids) if apart else b""
 
     def fetch(self, turn: Turn) -> None:
         """Bring what only files have of a turn's beginning to the device. For a thread beside this one's."""

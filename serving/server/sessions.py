@@ -45,6 +45,7 @@ PATIENCE = 30.0  # seconds until a client hears that its turn is not durable yet
 GRACE = 1.0  # seconds that a turn waits for one whose client may just have left
 POLL = 0.005  # seconds between looks at the journal, and at a session in use
 SETTLE = 60.0  # seconds for the archive to take what is in the journal
+LOOKED = 256  # sessions that are looked for in the archive at once
 TIERS = {"device": "hot", "host": "warm", "disk": "disk"}  # of a store, as clients hear of them
 log = logging.getLogger("pltz.serve")
 
@@ -54,8 +55,9 @@ class ServedSession:
     """Hold one session.
 
     ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``digest``: of them. ``turns``:
-    acknowledged here. ``turn``: under way. ``block``: the name of the last block of its KV. ``parent``: the session
-    that it was forked from, for the archive, which shares its beginning.
+    acknowledged here. ``turn``: under way. ``block``: the name of the last block of its KV; ``shared``: of what others
+    may find of it, where that is apart. ``parent``: the session that it was forked from, for the archive, which shares
+    its beginning.
     """
 
     name: str
@@ -66,6 +68,7 @@ class ServedSession:
     busy: bool = False
     turn: Turn | None = None
     block: bytes = b""
+    shared: bytes = b""
     parent: str | None = None
     used: float = field(default_factory=time.monotonic)
     stuck: bool = False  # the archive does not give its ids, which therefore stay in memory
@@ -146,7 +149,7 @@ class Sessions:
         """Let others use a session."""
         record.busy, record.turn, record.used = False, None, time.monotonic()
         if record.ids is not None:
-            record.block = self.scheduler.block(record.name, record.ids)
+            record.block, record.shared = self.scheduler.blocks(record.name, record.ids)
         if not record.tokens:
             self._records.pop(record.name, None)
 
@@ -229,12 +232,14 @@ class Sessions:
         idle = [(one, one.ids) for one in self._records.values() if not one.busy and one.tokens]
         loop = asyncio.get_running_loop()
         settled = await loop.run_in_executor(self._settler, self._settled)
-        gone = await loop.run_in_executor(self._reader, self._absent, [one.name for one, _ in idle])
+        names, gone = [one.name for one, _ in idle], set[str]()
+        for at in range(0, len(names), LOOKED):  # claims wait for some of them
+            gone |= await loop.run_in_executor(self._reader, self._absent, names[at : at + LOOKED])
         for record, ids in idle:
             if record.name in gone and record.ids is ids and not record.busy and (ids is None or settled):
                 del self._records[record.name]  # first: it may be begun anew meanwhile
-                if record.block:
-                    work = partial(self.scheduler.store.erase, record.block)
+                for block in filter(None, (record.block, record.shared)):
+                    work = partial(self.scheduler.store.erase, block)
                     await asyncio.wrap_future(self.scheduler.call(work))
 
     def _settled(self) -> bool:
@@ -285,7 +290,8 @@ class Sessions:
         if record is None or not record.tokens:
             async with self._looking:
                 ids = await self._read(name)
-            record = ServedSession(name, None, len(ids), digest(ids), block=self.scheduler.block(name, ids))
+            block, shared = self.scheduler.blocks(name, ids)
+            record = ServedSession(name, None, len(ids), digest(ids), block=block, shared=shared)
             with suppress(Refused):  # where there is room, the next look needs no reader
                 if record.tokens and name not in self._records:
                     self._make_room()

@@ -86,6 +86,12 @@ def test_any_reader_of_safetensors_opens_a_file_of_many_chunks(folder: KVFolder)
     assert len(found["checksums"]) > 5
 
 
+def test_a_header_that_names_another_tenant_is_damage(folder: KVFolder) -> None:
+    path = written(folder, file())
+    path.write_bytes(path.read_bytes().replace(b'"tenant":"74', b'"tenant":"75'))
+    assert read(folder) is None and not path.exists() and folder.damaged == 1
+
+
 def settled(folder: KVFolder) -> None:
     """Wait until no thread reads."""
     assert folder._threads is not None

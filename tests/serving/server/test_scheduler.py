@@ -261,7 +261,7 @@ def test_kv_that_was_let_go_comes_back_from_files(
             [alone] = run(scheduler, Turn([*ids, 3], GREEDY, "one"))
             scheduler.let_go("one", np.asarray([*ids, 3, *alone]))
             scheduler.store.drain()
-            assert scheduler.store.tier(scheduler.block("one", [*ids, 1])) == "disk"
+            assert scheduler.store.tier(scheduler.blocks("one", [*ids, 1])[0]) == "disk"
         turn = Turn([*ids, 3], GREEDY, "one")
         scheduler.fetch(turn)
         assert turn.tiers["disk"] >= (700 if kind == "raw" else 512)
@@ -449,7 +449,7 @@ def test_the_thread_runs_what_is_submitted(texts: Texts, scheduler: Scheduler) -
     scheduler.submit(turn)
     while not scheduler.call(lambda: bool(turn.end)).result(300):
         pass
-    assert turn.new and scheduler.store.tier(scheduler.block("one", texts[4])) == "device"
+    assert turn.new and scheduler.store.tier(scheduler.blocks("one", texts[4])[0]) == "device"
     scheduler.close()
     with pytest.raises(Refused, match="ends"):
         scheduler.submit(turn)

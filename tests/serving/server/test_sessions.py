@@ -29,7 +29,8 @@ def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
     drop, erase = options.pop("drop", lambda name: None), options.pop("erase", None)
     scheduler: Any = SimpleNamespace(
         target=SimpleNamespace(fingerprint=bytes(16)), call=call, let_go=lambda name, ids: drop(name),
-        block=lambda name, ids: b"", store=SimpleNamespace(tier=lambda block: "", admit=lambda *_: None, erase=erase),
+        blocks=lambda name, ids: (b"", b""),
+        store=SimpleNamespace(tier=lambda block: "", admit=lambda *_: None, erase=erase),
     )  # fmt: skip
     aside = {"worker": {"rejected": options.pop("aside", 0)}}
     hook: Any = SimpleNamespace(settle=options.pop("settle", lambda seconds: True), status=lambda: aside)
