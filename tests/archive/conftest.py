@@ -72,8 +72,8 @@ class S3Server:
 
     bucket = "cold"
 
-    def __init__(self, folder: Path) -> None:
-        self.weed = Seaweed(folder)
+    def __init__(self, folder: Path, nodes: int = 1) -> None:
+        self.weed = Seaweed(folder, nodes=nodes)
         self.weed.make_bucket(self.bucket)
         self._lock = threading.Lock()
         self._door = ThreadingHTTPServer(("127.0.0.1", 0), partial(Door, self))

