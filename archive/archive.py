@@ -38,6 +38,7 @@ from pltz.archive.humanize import counted, moment
 from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
 from pltz.archive.work_part import WorkPart
+from pltz.archive.writing.batch import is_erased
 from pltz.archive.writing.commits import (
     COMMIT_BYTES,
     COMMIT_SECONDS,
@@ -53,6 +54,7 @@ from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.new_session import CommitReceipt
 from pltz.archive.writing.put_request import PreparedRequest, PutReceipt, PutRequest, prepare, put_receipt, repeated
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
+from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.host_work import HostWork
 from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
@@ -97,7 +99,7 @@ class SessionVersion:
             until they are freed. All that was put at one moment is one version.
         moment: when it was put, in units of 2^-20 seconds since 1970. A session's versions are ordered by it.
         time: its own, in seconds since 1970: as it was given, or when it was put.
-        kind: chat, text or ids.
+        kind: chat, log, text or ids. A log, as of an agent, is a text.
         target: fingerprint, 16 bytes, of the weights it was frozen for; None for any.
         id: 16 bytes that name this version for ever.
         part: path of the part that it is of, empty for the main one and for the session as a whole.
@@ -129,7 +131,7 @@ class SessionVersion:
             version=version.version,
             moment=version.moment,
             time=version.time,
-            kind=kind_of(version.kind),
+            kind="log" if version.tokenizer == LOG_TOKENIZER else kind_of(version.kind),
             tags=dict(version.tags),
             target=target,
             forgotten=version.forgotten,
@@ -504,13 +506,14 @@ class Archive:
 
     def _want_unerased(self, ready: PreparedRequest, dry_run: bool) -> None:
         """Raise StaysErased for a session that was erased, or let it be put from now on where the request says so."""
-        if not self.was_erased(ready.name, tenant=ready.tenant):
+        keys, too = self.parts.catalog.keys, ready.request.erased_too
+        if not keys.cipher:
             return
-        if not ready.request.erased_too:
+        place = keys.domain(TENANT, ready.tenant), ready.name
+        if (not too and keys.buried(*place)) or (type(too) is int and is_erased(keys, *place, too)):
             raise stays_erased(ready.tenant, ready.name)
         if not dry_run:
-            keys = self.parts.catalog.keys
-            keys.unbury(keys.domain(TENANT, ready.tenant), ready.name)
+            keys.unbury(*place)
 
     def _want_past(self, request: PutRequest) -> None:
         """Raise ContentError where a session's time is more than a day ahead of this clock."""
@@ -1203,6 +1206,14 @@ class Archive:
         """
         keys = self.parts.catalog.keys
         return bool(keys.cipher) and keys.buried(keys.domain(TENANT, tenant_of(tenant, salt)), name)
+
+    def erased_at(self, name: str, *, tenant: str = "default") -> int:
+        """Return when a session, or its tenant as a whole, was erased last, in ticks since 1970; below 2: never.
+
+        Raises MissingKeys, StoreError.
+        """
+        keys = self.parts.catalog.keys
+        return keys.erased_at(keys.domain(TENANT, tenant), name) if keys.cipher else 0
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.

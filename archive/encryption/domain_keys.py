@@ -20,6 +20,7 @@ import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pltz.archive.encryption.box import KEY, UNIT, slot_key, slot_of, unit_of
 from pltz.archive.encryption.key_files import MAX_LINEAGES, generation_of, governs, root_id
@@ -31,6 +32,8 @@ from pltz.plt_codec.varint import read_varint, write_varint
 
 ROW = struct.Struct("<HI32s")  # slot, generation in which the key began, key
 ROOT = 0xFFFF  # in the place of a slot: a key from which those of the slots without rows are derived
+WHOLE = (1 << 64) - 1  # in the place of a unit that was erased: the whole domain
+AGAIN = 1  # bit of the moment of an erase: the session may be put again
 MAX_ROWS = 1 << 20
 
 Since = tuple[int, bytes]  # the generation in which a key began, and the key
@@ -45,7 +48,8 @@ class DomainKeys:
         slots: the keys of each slot that has keys of its own, the oldest first. The others have those of the roots.
         doomed: units whose erasure has begun, in records from before the newest root.
         lineages: those of its roots, 4 bytes each; new roots are of the last (`key_files`).
-        buried: units of sessions that were erased, and are not put again unless the user says so.
+        buried: units of sessions that were erased, and when, in ticks since 1970; with the bit `AGAIN` once the user
+            let them be put again.
     """
 
     domain: bytes
@@ -57,7 +61,7 @@ class DomainKeys:
     slots: Mapping[int, tuple[Since, ...]] = field(default_factory=dict)
     doomed: frozenset[int] = frozenset()
     lineages: tuple[bytes, ...] = ()
-    buried: frozenset[int] = frozenset()
+    buried: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def erased(self) -> bool:
@@ -112,14 +116,14 @@ class DomainKeys:
         slots |= {slot: (*slots[slot], (since, random(KEY))) for slot in sorted(set(map(slot_of, doomed)))}
         return self.following(roots=(*self.roots, (since, random(KEY))), slots=slots, doomed=doomed)
 
-    def finish(self, live: Iterable[int] = (), buried: Iterable[int] = ()) -> DomainKeys:
+    def finish(self, live: Iterable[int] = (), buried: Mapping[int, int] = MappingProxyType({})) -> DomainKeys:
         """Return the next generation, without the older roots and the older keys of slots with doomed units.
 
-        ``live``: units with records: the keys of other slots that have any stay. ``buried``: units of erased sessions.
+        ``live``: units with records: the keys of other slots that have any stay. ``buried``: what is erased.
         """
         slots, going = self._with(live), set(map(slot_of, self.doomed))
         kept = {slot: keys[-1:] if slot in going else keys for slot, keys in slots.items()}
-        more = self.buried.union(buried)
+        more = {**self.buried, **buried}
         return self.following(roots=self.roots[-1:], slots=kept, doomed=frozenset[int](), buried=more)
 
     def renewing(self, random: Callable[[int], bytes]) -> DomainKeys:
@@ -169,9 +173,9 @@ class DomainKeys:
         rows += [(ROOT, *key) for key in self.roots]
         out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(rows))]
         out += [ROW.pack(*row) for row in rows]
-        for units in (self.doomed, self.buried):
-            out.append(write_varint(len(units)))
-            out += [unit.to_bytes(UNIT, "big") for unit in sorted(units)]
+        out += [write_varint(len(self.doomed)), *(unit.to_bytes(UNIT, "big") for unit in sorted(self.doomed))]
+        out.append(write_varint(len(self.buried)))
+        out += [unit.to_bytes(UNIT, "big") + at.to_bytes(8, "little") for unit, at in sorted(self.buried.items())]
         return b"".join(out)
 
     @classmethod
@@ -184,7 +188,9 @@ class DomainKeys:
         keys = dict[int, tuple[Since, ...]]()
         for slot, since, key in ROW.iter_unpack(reader.take(reader.count(MAX_ROWS) * ROW.size)):
             keys[slot] = (*keys.get(slot, ()), (since, key))
-        doomed, buried = (frozenset(map(unit_of, reader.units())) for _ in range(2))
+        doomed = frozenset(unit_of(reader.take(UNIT)) for _ in range(reader.count(MAX_ROWS)))
+        rows = (reader.take(UNIT + 8) for _ in range(reader.count(MAX_ROWS)))
+        buried = {unit_of(row): int.from_bytes(row[UNIT:], "little") for row in rows}
         reader.end()
         if kind not in (TENANT, BASE):
             raise CorruptError("the keys of a domain are of no kind: damaged")
@@ -211,10 +217,6 @@ class KeyReader:
         if value > most:
             raise CorruptError(f"a count of {value} where at most {most} are allowed: damaged")
         return value
-
-    def units(self) -> list[bytes]:
-        """Return units, preceded by their number. Raises CorruptError."""
-        return [self.take(UNIT) for _ in range(self.count(MAX_ROWS))]
 
     def name(self) -> str:
         """Return UTF-8 text preceded by its size as a varint. Raises CorruptError."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, keyed, seal, subkey, unit_of, unseal
-from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
+from pltz.archive.encryption.domain_keys import AGAIN, WHOLE, DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import KeySource
@@ -144,14 +144,21 @@ class Keyring:
 
     def buried(self, domain: bytes, name: str) -> bool:
         keys = self.of(domain)
-        return keys is not None and bool(keys.buried) and unit_of(self.session_key(domain, name)) in keys.buried
+        at = keys.buried.get(unit_of(self.session_key(domain, name))) if keys and keys.buried else None
+        return at is not None and not at & AGAIN
+
+    def erased_at(self, domain: bytes, name: str) -> int:
+        keys = self.of(domain)
+        rows = keys.buried if keys else {}
+        return max((rows.get(unit, 0) for unit in (WHOLE, unit_of(self.session_key(domain, name)))), default=0) | AGAIN
 
     def unbury(self, domain: bytes, name: str) -> None:
-        """Let an erased session be put again, by keys without its unit. Raises Fenced where others changed them."""
+        """Let an erased session be put again, by keys that say so. Raises Fenced where others changed them."""
         if not self.buried(domain, name):
             return
         known = self._domains[domain]
-        keys = known.following(buried=known.buried - {unit_of(self.session_key(domain, name))})
+        unit = unit_of(self.session_key(domain, name))
+        keys = known.following(buried={**known.buried, unit: known.buried[unit] | AGAIN})
         if not self.publish(keys):
             raise Fenced(ERASED_MEANWHILE)
         if not self._keeps:
@@ -325,7 +332,10 @@ class Keyring:
         generation = old.generation + 1 if old else 0
         lineages = old.lineages if old else (self.store.random(LINEAGE),)
         roots = ((generation, self.store.random(KEY)),)
-        keys = DomainKeys(domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages)
+        buried = old.buried if old else {}
+        keys = DomainKeys(
+            domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages, buried=buried
+        )
         if self._put(keys):
             self._made.add(domain)
             if old and not self._keeps:  # older ones hold no secret, but would look like an unfinished erase

@@ -202,6 +202,12 @@ class Encryption(Protocol):
     def buried(self, domain: bytes, name: str) -> bool:
         """Return whether a session was erased, and is to stay so. Raises MissingKeys, StoreError."""
 
+    def erased_at(self, domain: bytes, name: str) -> int:
+        """Return when a session or its whole domain was erased last, in ticks; below 2: never.
+
+        Raises as `buried`.
+        """
+
     def unbury(self, domain: bytes, name: str) -> None:
         """Let an erased session be put again. Raises Fenced, MissingKeys, StoreError, WriterFailed."""
 
@@ -261,6 +267,9 @@ class Plaintext:
 
     def buried(self, domain: bytes, name: str) -> bool:
         return False
+
+    def erased_at(self, domain: bytes, name: str) -> int:
+        return 0
 
     def unbury(self, domain: bytes, name: str) -> None:
         return

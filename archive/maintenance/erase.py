@@ -41,7 +41,7 @@ from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, UNIT, unit_of
-from pltz.archive.encryption.domain_keys import DomainKeys
+from pltz.archive.encryption.domain_keys import AGAIN, WHOLE, DomainKeys
 from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError
@@ -175,8 +175,8 @@ class Eraser:
         erasure = Erasure(tenant, None, versions=versions)
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
-        none = frozenset[int]()
-        gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=none, buried=none)
+        none, buried = frozenset[int](), {WHOLE: self.catalog.store.ticks()}
+        gone = replace(known, name="", id_key=bytes(KEY), roots=(), slots={}, doomed=none, buried=buried)
         self._last_word(tenant)
         record = self._record(Verb.ERASED, TENANT, tenant, None, versions)
         done = self._destroy(gone.following(), None, None, record, records)
@@ -361,7 +361,7 @@ class Eraser:
 
         ``session``: the unit that is to stay erased.
         """
-        done = begun.finish(self._live(records), [session])
+        done = begun.finish(self._live(records), {session: self.catalog.store.ticks() & ~AGAIN})
         moves = begun.moves(done, units, records.units)
         return done, Rerooter(self.catalog, self.keys, self._wanted_writer()).run(begun, moves, records)
 

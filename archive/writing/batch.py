@@ -124,7 +124,7 @@ def draft(
         tower = _tower(session, codec, own, base, known)
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
-            if contexts.keys.cipher and not dry_run and contexts.keys.buried(*place):
+            if contexts.keys.cipher and not dry_run and is_erased(contexts.keys, *place, session.unerased):
                 raise stays_erased(session.tenant, session.name)
             key = keys[place] = session_key(*place)
         part = contexts.keys.part_key(own.domain, key, session.part) if session.part else 0
@@ -135,6 +135,11 @@ def draft(
         if last := d.tower[-1] if d.tower else _above(d.session):
             d.leaf = last.id
     return drafts, segments
+
+
+def is_erased(keys: Encryption, domain: bytes, name: str, unerased: int | None = None) -> bool:
+    """Return whether a session is to stay erased, or was erased after a moment, in ticks, itself or with its tenant."""
+    return keys.buried(domain, name) if unerased is None else keys.erased_at(domain, name) > unerased
 
 
 def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:

@@ -379,6 +379,7 @@ def _new_session(
     base: str | None = None,
     after: Beginning | None = None,
 ) -> NewSession:
+    too = request.request.erased_too
     return NewSession(
         request.name,
         segments,
@@ -393,6 +394,7 @@ def _new_session(
         codec=codec,
         part=request.part,
         content=request.facts,  # of an unchanged one nothing is looked at
+        unerased=too if type(too) is int else None,
         after=after,
     )
 

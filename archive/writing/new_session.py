@@ -90,6 +90,7 @@ class NewSession:
         after: of a log, the stored segments that these stand below.
         part: path of the part of the session that this is, empty for the main one.
         content: what is known of it, or what tells it once it is stored.
+        unerased: neither it nor its tenant may have been erased after this moment, in ticks; None: it may.
         begun: of a session of one segment what gives its bitstring, proved; empty: nothing codes it meanwhile.
     """
 
@@ -110,6 +111,7 @@ class NewSession:
     after: Beginning | None = None
     part: str = ""
     content: ContentFacts | Callable[[], ContentFacts] = NOTHING
+    unerased: int | None = None
     begun: list[Callable[[], bytes]] = field(default_factory=list)
 
 

@@ -46,7 +46,7 @@ class PutRequest:
     ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
     another file may not. No log of an agent is refused: it is a new version, and none where it is an older state.
     ``content``: what a list shows of it, and ``about`` tells more, where it is stored and not before. ``erased_too``:
-    put it also where it was erased.
+    put it also where it was erased; a number: if that was no later than the moment, in ticks.
     """
 
     name: str
@@ -64,7 +64,7 @@ class PutRequest:
     part: str = ""
     content: ContentFacts = NOTHING
     about: Callable[[], ContentFacts] | None = None
-    erased_too: bool = False
+    erased_too: bool | int = False
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,22 @@ class LiveStore:
                 raise StoreError(f"the journal cannot be read: {unread.newer}")
             found[segment.name] = _SegmentTail(max([unread.done, *(placed.end for placed in left)]), left)
         self._segments = found
-        return sorted((placed for segment in found.values() for placed in segment.batches), key=lambda p: p.order)
+        waiting = sorted((placed for segment in found.values() for placed in segment.batches), key=lambda p: p.order)
+        return self._unerased(self._reading, waiting)[0]
+
+    @staticmethod
+    def _unerased(archive: Archive, waiting: list[Placed]) -> tuple[list[Placed], dict[Named, int]]:
+        """Return batches but those from before an erase of their session or tenant, and when that was, by session.
+
+        A deletion that waits may have erased its session itself, and says which batches go.
+        """
+        if not archive.parts.settings.sealed or not waiting:
+            return waiting, {}
+        archive.parts.catalog.look()
+        names = {placed.batch.stream[:2] for placed in waiting}
+        names -= {p.batch.stream[:2] for p in waiting if p.batch.deletes(p.batch.stream._replace(part=""))}
+        at = {(project, name): archive.erased_at(name, tenant=project) for project, name in names}
+        return [placed for placed in waiting if placed.batch.at > at.get(placed.batch.stream[:2], 0)], at
 
     @staticmethod
     def _versions(archive: Archive, stream: Stream) -> list[Version]:
@@ -355,17 +370,17 @@ class LiveStore:
 
     def _freeze(self, idle: float) -> int:
         self._backlog.note_lost()
-        segments, waiting, last, due = self._look(idle)
+        segments, waiting, last, due, alive, erased = self._look(idle)
         open_, _ = self._journal.place or (None, 0)
         if due or any(segment.name == open_ and segment.done >= segment.size for segment in segments):
             with self._write_lock:  # what is archived shall not stay in a segment that goes on
                 self._journal.leave()
-            segments, waiting, last, due = self._look(idle)
+            segments, waiting, last, due, alive, erased = self._look(idle)
         deletion = any(placed.batch.ends is not None for placed in waiting)
         refused: dict[Named, str] = {}
         group, put = list[PutRequest](), 0
         for number, session in enumerate(sorted(due), 1):
-            group += self._requests(Stream(*session), waiting)
+            group += self._requests(Stream(*session), alive, erased.get(session, True))
             if number == len(due) or sum(request.content.size for request in group) > GROUP:
                 put += self._put(group, refused)
                 group = []
@@ -386,8 +401,13 @@ class LiveStore:
             raise StoreError(f"session {name!r} of {tenant!r} stays in the journal: {why}")
         return put
 
-    def _look(self, idle: float) -> tuple[list[JournalSegment], list[Placed], dict[Named, int], set[Named]]:
-        """Return segments, their batches in order, when each session had its last, and the sessions that are due."""
+    def _look(
+        self, idle: float
+    ) -> tuple[list[JournalSegment], list[Placed], dict[Named, int], set[Named], list[Placed], dict[Named, int]]:
+        """Return segments, their batches in order, when each session had its last, and the sessions that are due.
+
+        Then the batches that no erase ended, and when sessions were erased (`_unerased`).
+        """
         segments, waiting = self._backlog.segments(), list[Placed]()
         for segment in segments:
             for frame in self._backlog.frames(segment):
@@ -395,10 +415,12 @@ class LiveStore:
         waiting.sort(key=lambda placed: placed.order)
         last = {placed.batch.stream[:2]: placed.batch.at for placed in waiting}
         before = self._disk.ticks() - int(idle * (1 << TICK_BITS))
-        # a deletion is marked with all that it deletes, which may be in other segments
-        full = any(placed.batch.ends is not None for placed in waiting)
+        alive, erased = self._unerased(self._writing, waiting)
+        # a deletion is marked with all that it deletes, which may be in other segments, as is what an erase ended
+        full = any(placed.batch.ends is not None for placed in waiting) or len(alive) < len(waiting)
         full |= sum(sum(map(len, placed.batch.lines)) for placed in waiting) > MOST
-        return segments, waiting, last, {s for s, at in last.items() if full or at <= before or not idle}
+        due = {s for s, at in last.items() if full or at <= before or not idle}
+        return segments, waiting, last, due, alive, erased
 
     def _put(self, group: Sequence[PutRequest], refused: dict[tuple[str, str], str]) -> int:
         """Put streams, and note those that the archive refuses. Raises the errors of `Archive.put`."""
@@ -408,8 +430,11 @@ class LiveStore:
 
         return len(list(self._writing.put_many(group, refused=note)))
 
-    def _requests(self, session: Stream, waiting: Sequence[Placed]) -> Iterator[PutRequest]:
-        """Yield the puts of the streams of a session that wait, after its deletions."""
+    def _requests(self, session: Stream, waiting: Sequence[Placed], erased: int) -> Iterator[PutRequest]:
+        """Yield the puts of the streams of a session that wait, after its deletions.
+
+        ``erased``: when it was erased, as of `PutRequest.erased_too`: what was appended since was acknowledged.
+        """
         own = [placed for placed in waiting if placed.batch.stream[:2] == session[:2]]
         for placed in own:
             if placed.batch.deletes(session):
@@ -429,7 +454,7 @@ class LiveStore:
                     part=part,
                     tags={TAG: tag} | ({SUMMARY: summary} if 0 < len(summary) <= MAX_SUMMARY else {}),
                     content=facts_of(text, len(data), own[-1].batch.at * 1_000_000_000 >> TICK_BITS),
-                    erased_too=True,  # what was appended after an erasure was acknowledged
+                    erased_too=erased,
                 )
 
     def _delete(self, stream: Stream) -> None:

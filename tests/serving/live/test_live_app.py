@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.applications import Starlette
 
-from pltz.archive import OsDisk, StoreError
+from pltz.archive import Archive, OsDisk, StoreError
 from pltz.models.bundle.bundle import Bundle
 from pltz.serving.live import app as live_app
 from pltz.serving.live.store import LiveStore
@@ -73,6 +73,28 @@ def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: L
     assert ask(app, "GET", "/health", token="") == (200, {"failure": None})
     assert ask(app, "DELETE", "/entries")[0] == 204
     assert ask(app, "GET", "/entries")[0] == 404 and ask(app, "GET", "/sessions") == (200, [])
+
+
+def test_an_erased_session_is_gone_and_one_without_its_keys_is_named(tmp_path: Path, bundle: Bundle) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
+    sealed: dict[str, Any] = {"key_file": tmp_path / "key", "bundle": bundle}
+    with LiveStore.open(tmp_path / "live", tmp_path / "cold", idle=1e6, **sealed) as store:
+        app = live_app.app_of(store, TOKEN)
+        for session in ("s1", "s2"):
+            assert ask(app, "POST", "/entries", b'{"uuid":"u1"}', session=session)[0] == 204
+        store.freeze()
+        assert ask(app, "POST", "/entries", b'{"uuid":"u2"}')[0] == 204  # it waits in the journal
+        with Archive.open(tmp_path / "cold", **sealed) as cold:
+            cold.erase("s1", tenant=KEY["project"])
+        assert ask(app, "GET", "/entries")[0] == 404
+        assert [one["session_id"] for one in ask(app, "GET", "/sessions")[1]] == ["s2"]
+        archive = json.loads((tmp_path / "cold/archive.json").read_bytes())["archive"]
+        for path in (tmp_path / "cold/keys").iterdir():
+            if not path.name.startswith(archive):
+                path.unlink()
+        status, found = ask(app, "GET", "/entries", session="s2")
+        assert (status, found["error"]["code"]) == (500, "MissingKeys")
 
 
 def test_what_cannot_be_kept_is_refused_whole(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:

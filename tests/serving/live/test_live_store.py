@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pltz.archive import OsDisk, StoreError
+from pltz.archive import Archive, OsDisk, StoreError
 from pltz.archive.errors import LostError
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import UsageError
@@ -300,6 +300,48 @@ def test_a_deleted_session_is_gone_and_may_begin_again(
     for _ in range(2):
         assert loaded(store) == ["u3"] and loaded(store, AGENT) is None
         store.freeze()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["session", "tenant"])
+def test_what_waits_of_an_erased_session_does_not_come_back(
+    whole: bool, host: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
+
+    def erase(*_: object) -> int:
+        with Archive.open(tmp_path / "cold", key_file=tmp_path / "key") as cold:
+            cold.erase(*([] if whole else ["s1"]), tenant="shop", everything=whole)
+        return 0
+
+    store, other = host(key_file=tmp_path / "key"), host("b", key_file=tmp_path / "key")
+    append(store, "u1")
+    store.freeze()
+    append(store, "quokka")
+    append(other, "wombat")
+    erase()
+    assert loaded(store) is None and not asyncio.run(store.list_sessions("shop"))
+    append(store, "u4")
+    with monkeypatch.context() as patched:
+        patched.setattr(store._backlog, "mark", stops)  # killed between archive and journal
+        with pytest.raises(OSError, match="killed here"):
+            store.freeze()
+    crash(store)
+    store = host(key_file=tmp_path / "key")
+    assert loaded(store) == ["u4"] == loaded(other)
+    append(store, "u5")
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_put", lambda group, refused: erase() or LiveStore._put(store, group, refused))
+        with pytest.raises(StoreError, match="stays in the journal"):  # erased while it was put
+            store.freeze()
+    for one in (store, other):
+        one.freeze()
+        assert loaded(one) is None
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(word in data for data in files for word in (b"quokka", b"wombat", b"u5"))
+    append(other, "u6")
+    other.freeze()
+    assert loaded(store) == ["u6"]
 
 
 def test_no_word_of_a_deleted_session_stays_in_a_file(host: Opener, tmp_path: Path) -> None:
