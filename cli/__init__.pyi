@@ -34,5 +34,5 @@ from pltz.cli.ui.options import (
 )
 from pltz.cli.ui.output import printable as printable, write_text as write_text
 from pltz.cli.ui.progress import Progress as Progress, wanted as wanted
-from pltz.cli.ui.session_input import left_out as left_out
+from pltz.cli.ui.session_input import content_alone as content_alone, left_out as left_out
 from pltz.cli.ui.table import pairs as pairs, render as render

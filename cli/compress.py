@@ -19,6 +19,7 @@ from pltz.cli.ui.session_input import (
     InputFiles,
     as_fields as fields_of,
     as_text as text_of,
+    content_alone,
     drops,
     input_options,
     left_out,
@@ -171,6 +172,7 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
         "ratio": round(content / len(data), 3),
         **({"dropped": list(drops()), "dropped_bytes": source.dropped} if drops() else {}),
         **({"left_out": dict(source.left)} if source.left else {}),
+        **({"packings": sorted(source.packings)} if source.packings else {}),
         **({"refused": source.refused} if source.refused else {}),
         "verified": verified,
         "seconds": round(seconds, 3),
@@ -205,5 +207,6 @@ def sentence(result: dict[str, Any], output: str) -> str:
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}){dropped}, "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
         f"{'; ' * ('left_out' in result)}{left_out(result.get('left_out', {}))}"
+        f"{'; ' * ('packings' in result)}{content_alone(result.get('packings', ()))}"
         f"{'; ' + counted(len(result['refused']), 'file') + ' refused' if 'refused' in result else ''}"
     )

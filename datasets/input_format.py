@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pltz.datasets.dropped import DROPS
+from pltz.datasets.file_names import PACKED
 from pltz.datasets.file_walk import EXCLUDE, WalkedFile
 from pltz.datasets.session_columns import RowName, name_of, name_sessions, session_of
 from pltz.datasets.turns import Message
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pltz.datasets.byte_input import ByteInput
 
 Noun = Literal["chat", "agent log", "json", "text", "ids", "binary"]
+CHANGED = ("agent log", "text", "binary", "json")  # nouns of files that may be written again from the start
 
 HEAD = 4096  # bytes of a file that `of_head` looks at
 EVENTS = 8  # objects of a file that `of_events` looks at
@@ -67,6 +69,12 @@ class Recognised:
     def is_log(self) -> bool:
         """Return whether it is the log of an agent that a file is, and not one of many in rows of a file."""
         return self.noun == "agent log" and self.place == self.file
+
+    @property
+    def packing(self) -> str:
+        """Return the packed file of which it has the content alone; empty for values, and where nothing packed it."""
+        place, own = (self.place, self.noun == "agent log") if self.part else (self.file, self.noun in CHANGED)
+        return place if own and place.endswith(PACKED) else ""
 
     @property
     def is_verbatim(self) -> bool:

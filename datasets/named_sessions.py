@@ -15,9 +15,7 @@ from pathlib import PurePath
 
 from pltz.datasets.file_forms import FILE, tags_of_file
 from pltz.datasets.file_names import STDIN, below, log_name, unpacked, with_suffix
-from pltz.datasets.input_format import Recognised
-
-CHANGED = ("agent log", "text", "binary", "json")  # nouns of files that may be written again from the start
+from pltz.datasets.input_format import CHANGED, Recognised
 
 
 @dataclass(frozen=True)

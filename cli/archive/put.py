@@ -23,9 +23,17 @@ from pltz.cli.ui.archive_options import ArchiveCommand, archive_place, key_words
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, left_out, want_there
+from pltz.cli.ui.session_input import (
+    INPUT_FORMAT,
+    InputFiles,
+    content_alone,
+    drops,
+    input_options,
+    left_out,
+    want_there,
+)
 from pltz.datasets.dropped import tags_of as tags_of_dropped
-from pltz.datasets.file_names import PACKED, FileOfName, heads_of, stem_of
+from pltz.datasets.file_names import FileOfName, heads_of, stem_of
 from pltz.datasets.given import as_session
 from pltz.datasets.input_format import Recognised
 from pltz.datasets.log_lines import tags_of_odd
@@ -308,9 +316,7 @@ def in_words(not_stored: Mapping[str, Any]) -> str:
     """Return what was not stored in words, each after a semicolon."""
     nouns = {"session": not_stored["sessions_refused"], "file": not_stored["files_refused"]}
     told = [f"{counted(count, noun)} refused" for noun, count in nouns.items() if count]
-    told.append(left_out(not_stored["left_out"]))
-    if packings := not_stored["packings"]:
-        told.append(f"what is in {counted(len(packings), 'packed file')} is kept, not how it was packed")
+    told += [left_out(not_stored["left_out"]), content_alone(not_stored["packings"])]
     return "".join(f"; {words}" for words in told if words)
 
 
@@ -420,11 +426,8 @@ class PutInputs:
         files.passed_over = self.passed_over
         for row in named(files.recognised(), path, self.heads.get(path, "")):
             self.dropped += row.found.dropped
-            found = row.found
-            place, own = (found.place, found.noun == "agent log") if found.part else (found.file, not row.continues)
-            if own and place.endswith(PACKED):
-                self.packings.add(place)
             yield row
+        self.packings |= files.packings
         self.refused += len(files.refused)
         self.left += files.left
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class InputFiles:
         self.passed_over: Callable[[int], None] = lambda size: None  # called with the bytes of a refused file
         self._alike = Counter[str]()  # remarks, without the names of files
         self._refusing, self._several, self._parts = refusing, several, parts
-        self.dropped = 0
+        self.dropped, self.packings = 0, set[str]()
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
@@ -154,7 +154,9 @@ class InputFiles:
         options = self._options()
         for path in self.paths:
             try:
-                yield from recognise(path, options)
+                for found in recognise(path, options):
+                    self.packings |= {found.packing} - {""}
+                    yield found
             except PltzError as error:
                 if not (self._refusing and self._several):
                     raise
@@ -232,6 +234,11 @@ def left_out(left: Mapping[str, int]) -> str:
     """
     each = ", ".join(f"{count:,} {rule}" for rule, count in sorted(left.items()))
     return f"{counted(sum(left.values()), 'file')} left out ({each})" if each else ""
+
+
+def content_alone(packings: Collection[str]) -> str:
+    """Return in words how many packed files are kept by their content alone; empty where none was."""
+    return f"what is in {counted(len(packings), 'packed file')} is kept, not how it was packed" if packings else ""
 
 
 def drops() -> tuple[str, ...]:

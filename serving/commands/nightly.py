@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, duration, moment, size
-from pltz.cli import DRY_RUN, Command, Progress, left_out, options, pairs, printable, wanted, write_text
+from pltz.cli import (
+    DRY_RUN,
+    Command,
+    Progress,
+    content_alone,
+    left_out,
+    options,
+    pairs,
+    printable,
+    wanted,
+    write_text,
+)
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +115,8 @@ def as_text(report: dict[str, Any]) -> str:
     ]
     if left := left_out(total["left_out"]):
         lines.append(("not stored", left))
+    if packings := total["packings"]:
+        lines.append(("packings", content_alone(packings)))
     # A line per step that ran.
     if done := report["retention"]:
         lines.append((f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}"))

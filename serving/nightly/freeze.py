@@ -180,6 +180,7 @@ class _Shard:
                 self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
                 continue
             self.tally.bytes_seen += entry.size
+            self.tally.packings |= {entry.packing} - {""}
             yield KeyedEntry(entry, *self.namer.row(entry))
 
     def _item(self, row: KeyedEntry) -> PutRequest | None:

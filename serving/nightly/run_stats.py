@@ -31,7 +31,8 @@ class RunStats:
     ``bytes``: of frozen sessions as they were in the source. ``frozen_bytes``: of the new bitstrings.
     ``lag``: time from a session's last change until it was durable, summed over the ``lagged`` sessions with
     a known change time. ``source``: its number. ``left_out``: files that are no sessions, by what leaves them out;
-    ``told``: those of them with a reason of their own, and what else is to be known.
+    ``told``: those of them with a reason of their own, and what else is to be known. ``packings``: packed files of
+    which only the content is kept.
     """
 
     source: int = 0
@@ -53,6 +54,7 @@ class RunStats:
     told: list[str] = field(default_factory=list)
     refusals: list[RefusedSession] = field(default_factory=list)
     quarantine: set[str] = field(default_factory=set)
+    packings: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: RunStats) -> None:
@@ -64,8 +66,8 @@ class RunStats:
                 self.lag_max = max(self.lag_max, value)
             elif name == "refusals":
                 self.refusals += value[: LISTED - len(self.refusals)]
-            elif name == "quarantine":
-                self.quarantine |= value
+            elif name in ("quarantine", "packings"):
+                getattr(self, name).update(value)
             elif name == "told":
                 self.told += value[: LISTED - len(self.told)]
             else:
@@ -97,7 +99,7 @@ class RunStats:
         facts = asdict(self)
         for name in ("source", "refusals", "quarantine", "failures", "lag", "told"):
             del facts[name]
-        facts["left_out"] = dict(sorted(self.left_out.items()))
+        facts["left_out"], facts["packings"] = dict(sorted(self.left_out.items())), sorted(self.packings)
         facts["seconds"], facts["lag_max"] = round(self.seconds, 3), round(self.lag_max, 3)
         facts["lag_mean"] = round(self.lag / self.lagged, 3) if self.lagged else None
         facts["ratio"] = round(self.bytes / self.frozen_bytes, 3) if self.frozen_bytes else None

@@ -126,9 +126,11 @@ class AgentLogSource:
         given = found.given
         where = self._inside(found.place)
         since = found.mtime / 1e9 if found.mtime else None
+        how: dict[str, Any] = {"since": since, "named": session}
+        how["packing"] = found.packing and self._inside(found.packing)
         if given is not None:
-            return SourceEntry(where, given.name, b"", given.tenant, given.time, since=since, named=session)
-        return SourceEntry(where, session.name, b"", since=since, part=found.part, named=session)
+            return SourceEntry(where, given.name, b"", given.tenant, given.time, **how)
+        return SourceEntry(where, session.name, b"", part=found.part, **how)
 
     def _inside(self, path: str) -> str:
         """Return the path of a file below the folder, with the place in it that may follow."""

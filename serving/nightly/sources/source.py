@@ -51,7 +51,7 @@ class SourceEntry:
 
     ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since 1970.
     ``part``: path of the part of the session, empty for the main one. ``named``: the session, where the source has read
-    it already: then ``raw`` is empty.
+    it already: then ``raw`` is empty. ``packing``: the packed file of which only the content is kept.
     """
 
     where: str
@@ -62,6 +62,7 @@ class SourceEntry:
     since: float | None = None
     part: str = ""
     named: NamedSession | None = None
+    packing: str = ""
 
     @property
     def size(self) -> int:

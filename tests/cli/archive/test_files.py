@@ -144,7 +144,13 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     (tmp_path / "in/a/one/picture.gz").write_bytes(gzip.compress(b"kept as it is"))
     (tmp_path / "in/chats.jsonl.gz").write_bytes(gzip.compress(b'{"messages":[]}\n'))  # values, which are no files
     told = run("archive", "put", "-r", cold, tmp_path / "in", "--dry-run", "--json").stdout.splitlines()[-1]
-    assert len(json.loads(told)["not_stored"]["packings"]) == 4
+    packings = json.loads(told)["not_stored"]["packings"]
+    assert packings == sorted(str(tmp_path / "in" / name) for name in files)
+    out = tmp_path / "out.pltz"
+    done = run("compress", *packings, "-o", out, "--json")
+    assert json.loads(done.stdout)["packings"] == packings
+    done = run("compress", *packings, "-o", out, "--force")
+    assert "what is in 4 packed files is kept, not how it was packed" in done.stderr + done.stdout
     done = run("archive", "put", "-r", cold, tmp_path / "in")
     assert done.exit_code == 0 and "; what is in 4 packed files is kept, not how it was packed\n" in done.stderr
     call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")

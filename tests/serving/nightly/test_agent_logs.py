@@ -47,7 +47,9 @@ def test_agent_logs_are_a_session_per_file(nightly: Nightly) -> None:
     logs = "shop/events", "garden/events", "garden/ses_1", "logs/top"
     assert nightly.content().keys() == {("acme", name) for name in (*logs, "garden/chats/0", "garden/notes/0")}
     nightly.write("logs/shop/events.jsonl", log("shop", 4))
-    assert nightly.counts() == (1, 5, 0, 0)
+    report = nightly.run()
+    assert (report["totals"]["frozen"], report["totals"]["known"]) == (1, 5)
+    assert report["totals"]["packings"] == ["garden/events.jsonl.gz"]  # as `put` names it
     assert nightly.content()["acme", "shop/events"] == [log("shop", n).decode() for n in (2, 4)]
 
 
