@@ -64,14 +64,14 @@ def show(
     folded, unless --full is given. Of a log the last branch is shown, and what is left out is said. A session without
     a conversation is shown as its lines. On a terminal a pager has it; PAGER names another one.
     """
-    from pltz.datasets.conversation import conversation_of
+    from pltz.datasets.conversation import NEAR, conversation_of
     from pltz.datasets.pages import as_html, as_markdown, lines_of
 
     chosen, marked = _range(asked, last), redactor(redact)
     cold = open_archive()
     name = one_meant(cold, name, tenant)
-    found = cold.get(name, tenant=tenant, version=number, part=part)
-    session = marked.session(found.session) if marked else found.session
+    found = cold.directory.version(name, tenant, number, part)
+    session = marked.session(cold.sessions.read(found)) if marked else cold.sessions.ends(found, NEAR)
     talk = conversation_of(session, every=every)
     turns = talk.turns
     if not turns:

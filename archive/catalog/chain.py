@@ -337,13 +337,13 @@ class Chains:
                     return Chains(self.catalog, self.codecs, self._known, self._heard, runs=runs)._tower(leaf)
             raise
 
-    def walk(self, leaf: bytes) -> Iterator[tuple[bytes, Tokens]]:
-        """Yield id and tokens, (t,), of each segment from the root to a leaf, decoded one after the other.
+    def walk(self, path: Sequence[Found]) -> Iterator[tuple[bytes, Tokens]]:
+        """Yield id and tokens, (t,), of each segment of records in a row of a `path`, decoded one after the other.
 
         Only as many are kept as the next ones are decoded after. Raises the errors of `tower`.
         """
-        above = NO_SEGMENT
-        for name in self._path(leaf):
+        above = path[0].record.parent if path else NO_SEGMENT
+        for name in (item.record.id or NO_SEGMENT for item in path):
             done, at = list[tuple[bytes, Tokens]](), name
             self.load([name])
             while at != above:
@@ -355,15 +355,15 @@ class Chains:
             above = name
             self._keep_last()
 
-    def _path(self, leaf: bytes) -> list[bytes]:
-        """Return the ids of the records of a tower, from the root's on. Raises LostError, MissingPack, CorruptError."""
-        path = list[bytes]()
+    def path(self, leaf: bytes) -> list[Found]:
+        """Return the records of a tower, from the root's on. Raises LostError, MissingPack, CorruptError."""
+        path = list[Found]()
         while leaf != NO_SEGMENT:
             if not (found := self._find(leaf)):
                 raise self._absent(leaf)
             if len(path) == MAX_SEGMENTS:
                 raise CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
-            path.append(leaf)
+            path.append(found[0])
             leaf = found[0].record.parent
         return path[::-1]
 

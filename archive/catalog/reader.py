@@ -14,6 +14,7 @@ Which version a name has is found by `directory.SessionDirectory`.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -101,7 +102,22 @@ class TowerReader:
         if version.lacks or not self.is_long(version):
             yield from (tokens for _, tokens in self.tower(version).segments)
             return
-        yield from (tokens for _, tokens in Chains(self.catalog, self.codecs).walk(version.leaf))
+        chains = Chains(self.catalog, self.codecs)
+        yield from (tokens for _, tokens in chains.walk(chains.path(version.leaf)))
+
+    def ends(self, version: Version, size: int) -> Iterator[Tokens | int]:
+        """Yield the tokens, (t,), of the first segment of a long version, then of those with its last ``size`` bytes.
+
+        Between them comes how many bytes are left out, which are decoded only as far as the others need them. Raises
+        the errors of `tower`.
+        """
+        path = Chains(self.catalog, self.codecs).path(version.leaf)
+        places = [0, *itertools.accumulate(item.record.tokens for item in path)]
+        begin = max(0, bisect_right(places, places[-1] - size) - 1)
+        for records, left in (path[: min(1, begin)], places[begin] - places[min(1, begin)]), (path[begin:], 0):
+            yield from (tokens for _, tokens in Chains(self.catalog, self.codecs, needed=True).walk(records))
+            if left:
+                yield left
 
     def is_long(self, version: Version) -> bool:
         """Return whether a version is too long to be decoded at once."""
@@ -164,8 +180,17 @@ class SessionReader:
 
     def _long(self, version: Version) -> Session:
         """Return a session that is too long for memory, its bytes in a temporary file."""
-        pieces = (tokens.astype(np.uint8, copy=False).data for tokens in self._reader.pieces(version))
-        return Session("text", LongText.filled(repr(version.name), pieces))
+        return _filled(version, self._reader.pieces(version))
+
+    def ends(self, version: Version, size: int) -> Session:
+        """Return the session of a version; of a long one the first bytes and the last ``size``, and zeros between.
+
+        Raises the errors of `read`.
+        """
+        if version.lacks or not self._reader.is_long(version):
+            return self.read(version)
+        self._recorded([version])
+        return _filled(version, self._reader.ends(version, size))
 
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
@@ -190,3 +215,8 @@ class SessionReader:
         else:
             session = transcript.from_tokens(kind, tower.tokens, self._codecs.tokenizer_of(version.tokenizer))
         return replace(session, writing=writing) if writing else session
+
+
+def _filled(version: Version, pieces: Iterable[Tokens | int]) -> Session:
+    data = (piece if isinstance(piece, int) else piece.astype(np.uint8, copy=False).data for piece in pieces)
+    return Session("text", LongText.filled(repr(version.name), data))

@@ -3,15 +3,15 @@
     sources = Sources(catalog)
     sources.of(parent, decode)(1_234_567, 300_000)     # the passage at a byte of the log that ends in a segment
 
-Segments are decoded one after the other, from the root on, and stay in a temporary file. So each is decoded once,
-however many recall something of it, and memory holds none.
+Segments are decoded when something of them is recalled, and stay in a temporary file. So each is decoded once, however
+many recall something of it, and memory holds none.
 """
 
 from __future__ import annotations
 
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
@@ -55,7 +55,7 @@ class Sources:
     def of(self, parent: bytes, decode: Callable[[bytes], Tokens | PltzError]) -> Source:
         """Return what gives the passages of a log that ends in a segment.
 
-        ``decode``: returns a segment of it, (T,), once those above are kept, or why it cannot be read.
+        ``decode``: returns a segment of it, (T,), or why it cannot be read.
         """
         path, ends = list[bytes](), list[int]()
 
@@ -63,10 +63,14 @@ class Sources:
             if not path:
                 path.extend(self._path(parent))
                 ends.extend(self._places[name][1] for name in path)
-                self._decode(path, decode)
             number = bisect_right(ends, place)
             if number == len(ends):
                 raise CorruptError(f"a log recalls byte {place}, which is not before it: damaged")
+            if path[number] not in self._kept:
+                answer = decode(path[number])
+                if isinstance(answer, PltzError):
+                    raise answer
+                self.keep(path[number], answer)
             kept, begin = self._kept[path[number]], ends[number - 1] if number else 0
             content = LongText(self._file, "a log", kept + ends[number] - begin)
             return passage(content, kept + place - begin, most)
@@ -88,12 +92,3 @@ class Sources:
             path.append(leaf)
             leaf = self._places[leaf][0]
         return path[::-1]
-
-    def _decode(self, path: Sequence[bytes], decode: Callable[[bytes], Tokens | PltzError]) -> None:
-        """Keep the segments of a tower. Raises what cannot be read."""
-        for name in path:
-            if name not in self._kept:
-                answer = decode(name)
-                if isinstance(answer, PltzError):
-                    raise answer
-                self.keep(name, answer)

@@ -36,17 +36,17 @@ class LongText:
             raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
 
     @classmethod
-    def filled(cls, name: str, pieces: Iterable[bytes | memoryview]) -> LongText:
+    def filled(cls, name: str, pieces: Iterable[bytes | memoryview | int]) -> LongText:
         """Return bytes that are written into a temporary file, which is gone with this object.
 
-        Raises UsageError where its disk is full, and the errors of ``pieces``.
+        ``pieces``: a number is so many zeros, which take no room. Raises UsageError where its disk is full, and the
+        errors of ``pieces``.
         """
         file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with this object
         size = 0
         try:
             for piece in pieces:
-                file.write(piece)
-                size += len(piece)
+                size = file.seek(piece, os.SEEK_CUR) if isinstance(piece, int) else size + file.write(piece)
                 del piece
             file.flush()
         except OSError as exc:

@@ -118,9 +118,23 @@ def test_a_reader_keeps_what_the_next_slice_is_after(cold: Archive, log: Path, m
     [version] = cold.directory.ls()
     chains = chain.Chains(cold.parts.catalog, cold.codecs.registry)
     most = 0
-    for _ in chains.walk(version.leaf):
+    for _ in chains.walk(chains.path(version.leaf)):
         most = max(most, sum([len(cast("Tokens", tokens)) for tokens in chains._answers.values()]))
     assert 0 < most <= REACH + 2 * SLICE
+
+
+@pytest.mark.parametrize("size", [1, SLICE, REACH, 1 << 30])
+def test_both_ends_are_read_without_what_is_between(cold: Archive, log: Path, coded: list[int], size: int) -> None:
+    put(cold, log)
+    [version] = cold.directory.ls()
+    coded.clear()
+    content, found = log.read_bytes(), cold.sessions.ends(version, size).value
+    decoded = -sum(coded)
+    assert len(found) == len(content) and found[: SLICE // 2] == content[: SLICE // 2]
+    assert found[-size:] == content[-size:]
+    whole = size > len(content)
+    assert decoded == len(content) if whole else decoded < size + REACH + 3 * SLICE < len(content)
+    assert whole or set(found[2 * SLICE : 3 * SLICE]) == {0}
 
 
 def test_a_put_that_is_cut_off_goes_on(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
