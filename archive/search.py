@@ -34,6 +34,7 @@ TOGETHER = 64  # versions that are decoded side by side, at most
 PIECE = 1 << 20  # bytes of a text without a conversation that are looked at together
 BEFORE, AROUND = 40, 120  # characters of a line before what was found, and in all
 PLACES = 64  # where words are in a turn, looked at for its line
+ASIDE, BESIDE = ("system", "tool"), 0.25  # roles that say what many sessions have, and how much that counts
 LONGEST = 32  # characters of a word in an index
 PHRASE = re.compile(r'"([^"]+)"|(\S+)')
 SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # no spaces: each is a word
@@ -55,7 +56,8 @@ class SearchHit:
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
         line: what is around the words, on one line: the first that has most of them.
-        score: how often the words are there, in proportion to the turn: more is better.
+        score: how often the words are there, in proportion to the turn: more is better. What tools and systems say
+            has a part of it.
     """
 
     tenant: str
@@ -149,7 +151,12 @@ class SearchQuery:
         times = sum(map(len, places))
         lines = [_around(text, place) for place in sorted(itertools.chain(*places))[:PLACES]]
         line = max(lines, key=lambda line: sum(bool(pattern.search(fold(line))) for pattern in self.patterns))
-        return line, times / (times + 1 + len(text) / 2000)
+        return line, weight_of(turn.role) * times / (times + 1 + len(text) / 2000)
+
+
+def weight_of(role: str) -> float:
+    """Return how much what a role said counts."""
+    return BESIDE if role in ASIDE else 1.0
 
 
 def _around(text: str, place: int) -> str:
@@ -183,6 +190,11 @@ def terms_of(turn: ConversationTurn) -> set[str]:
     """Return the terms that an index has of a turn: its words, who said it, and the tools that it calls."""
     words = {word[:LONGEST] for word in words_of(folded(said(turn)))}
     return words | {_mark("role", turn.role)} | {_mark("tool", name) for name, _ in turn.calls}
+
+
+def role_term(role: str) -> str:
+    """Return the term that a row has of who said it."""
+    return _mark("role", role)
 
 
 def _mark(key: str, value: str) -> str:

@@ -41,7 +41,17 @@ from pltz.archive.catalog.reader import SessionReader
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.opener import OpenArchive
-from pltz.archive.search import SearchQuery, last_of, newest_first, read, terms_of, turns_of
+from pltz.archive.search import (
+    ASIDE,
+    BESIDE,
+    SearchQuery,
+    last_of,
+    newest_first,
+    read,
+    role_term,
+    terms_of,
+    turns_of,
+)
 from pltz.archive.storage.seen import place_folder
 from pltz.datasets.usage import NOT_KNOWN, Usage
 from pltz.models.session.session import Session, kind_of
@@ -56,6 +66,7 @@ GROWN = 1.2  # times its rows, from which on a shard that something was added to
 BATCH = 1 << 23  # characters that are added to a shard together, about
 ROW = 600  # characters of words of several turns in a row, at most
 ATTEMPTS = 3  # while others erase or forget
+ASIDE_TERMS = " OR ".join(f'"{role_term(role)}"' for role in ASIDE)
 SCHEMA = """
 create table part(first integer primary key, rows int, id blob, tenant text, name text, part text, agent text,
                   project text, last int, usage text);
@@ -173,16 +184,23 @@ class Shard:
         where += " and has(name, project)" if project else ""
         parts = f"select first, rows, last from part where {where} order by first"
         first, size, last = _columns(self.db.execute(parts, [len(query.agent), query.agent, query.since, tenant]), 3)
-        [(found,)] = self.db.execute("select group_concat(rowid) from said where said match ?", [query.terms])
-        rows = np.fromstring(found or "", np.int64, sep=",")  # they ascend
+        rows = self._rows(query.terms)
+        weights = np.where(np.isin(rows, self._rows(f"({query.terms}) AND ({ASIDE_TERMS})")), BESIDE, 1.0)
         places = np.searchsorted(first, rows, "right") - 1
         places = places[places >= 0]
         if len(rows) > len(places) or project or query.agent or query.since or tenant:
-            rows = rows[len(rows) - len(places) :]
-            places = places[rows < first[places] + size[places]]
-        there, count = np.unique(places, return_counts=True)
+            rows, weights = rows[len(rows) - len(places) :], weights[len(rows) - len(places) :]
+            whole = rows < first[places] + size[places]
+            places, weights = places[whole], weights[whole]
+        there, of = np.unique(places, return_inverse=True)
+        count = np.bincount(of, weights)
         score = count / (count + 1 + size[there] / 20)
         return list(zip(score.tolist(), last[there].tolist(), first[there].tolist(), strict=True))
+
+    def _rows(self, terms: str) -> np.ndarray:
+        """Return the rows that have terms, ascending."""
+        [(found,)] = self.db.execute("select group_concat(rowid) from said where said match ?", [terms])
+        return np.fromstring(found or "", np.int64, sep=",")
 
     def part(self, first: int) -> FoundPart:
         """Return the part whose rows begin at one."""

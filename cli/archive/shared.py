@@ -257,10 +257,16 @@ def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
 
 
 def one_meant(cold: "Archive", name: str, tenant: str) -> str:
-    """Return the one name that is meant by a beginning with ``*``, and print it. Raises NotFound for several, none."""
+    """Return the one name that is meant, and print it where it is another. Raises NotFound for several, none.
+
+    It is meant by a beginning with ``*``, or, where no session is called so, by its end, as the UUID of a log.
+    """
     from pltz.archive.errors import NotFound
 
     found = meant(cold, name, tenant)
+    if not name.endswith("*") and not cold.directory.sight(name, tenant).versions:
+        known = sorted({version.name for version in cold.directory.ls(tenant)})
+        found = [each for each in known if f"/{each}".endswith((f"/{name}", f"-{name}"))] or found
     if len(found) > 1:
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise NotFound(f"{counted(len(found), 'session')} are meant by {name!r}: {some}")

@@ -90,6 +90,20 @@ def test_the_line_of_a_hit_has_most_of_the_words(tmp_path: Path) -> None:
     assert hit.line == "the price of the BELL"
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_who_talks_is_above_system_and_tools(tmp_path: Path, *, scan: bool) -> None:
+    rules, asked = {"role": "system", "content": "bell " * 9}, {"role": "user", "content": "Where, please, is my bell?"}
+    with Archive.open(tmp_path / "cold", create=True) as cold:
+        cold.put("asked", [asked, {"role": "assistant", "content": "On its way."}], time=1)
+        cold.put("ruled", [rules, {"role": "user", "content": "Hello"}], time=2)
+        cold.put("both", [rules, asked], time=3)
+        hits = list(cold.search("bell", scan=scan))
+    best = {name: max((hit.score, hit.role) for hit in hits if hit.name == name) for name in ("asked", "ruled", "both")}
+    assert best["asked"] == best["both"] > best["ruled"] and best["both"][1] == "user"
+    if not scan:
+        assert [hit.name for hit in hits][-1] == "ruled" and hits[0].role == "user"
+
+
 def test_all_that_is_looked_at_is_counted(cold: Archive) -> None:
     told: list[tuple[int, int]] = []
     list(cold.search("nothing", scan=True, progress=lambda *counts: told.append(counts)))
