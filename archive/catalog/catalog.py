@@ -185,7 +185,8 @@ class Catalog:
             about: more, as JSON.
         """
         keys = dict.fromkeys(key[:KEY_SIZE] for key in sessions)
-        note, locked = self.author._asdict() | about, isinstance(self.keys, LockedArchive)
+        note = {key: word for key, word in self.author._asdict().items() if word} | about
+        locked = isinstance(self.keys, LockedArchive)
         flags |= SEALED * bool(self.keys.cipher and not locked) | FORCED * self.force_time
         data = json.dumps(note, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
         data = data if locked else self.keys.seal_note(data, NOTE_OF)

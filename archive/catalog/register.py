@@ -130,7 +130,8 @@ class ManifestRegister:
             data = drafted.data
             # who lost waits before it loads, not after: the next swap builds on what is then the newest
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
-            after = self._store.swap(MANIFEST, data, self._content, wait)
+            spare = base is not None and base.state == Manifest(base.settings).state  # repair knows it without
+            after = self._store.swap(MANIFEST, data, self._content, wait, spare)
             if after is not None and after.data == data:  # it was put, whatever others put since
                 self._content, self.manifest, self.older, self._highest = after, drafted.next, None, generation
                 self._store.seen.note(fresh.settings.archive, generation, durable=True)

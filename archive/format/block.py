@@ -68,7 +68,7 @@ class PackFields:
     """The fields of a pack that its blocks depend on.
 
     Attributes:
-        salt: 16 random bytes.
+        salt: 8 random bytes.
         moment: moment from which those of versions are counted, ticks since 1970.
         contexts: number of contexts in its table.
         parents: ids of the segments in its table.

@@ -29,17 +29,16 @@ from pltz.archive.format.parity import COPIED
 from pltz.archive.format.record import MAX_MOMENT, Context, Record, read_context
 from pltz.plt_codec.container.block import CHECK, MARK, MAX_HEAD, PREFIX, head_size
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
-from pltz.plt_codec.identity import NONE, digest, digest_of
+from pltz.plt_codec.identity import NONE, SIZE, digest, digest_of
 from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
-MAGIC, END = b"PLTp", b"pTLP"
+MAGIC = b"PLTp"
 VERSION = 1
-HEADER = struct.Struct(
-    "<4sBBHQQ16s16sII"
-)  # magic, version, flags, reserved twice, moment, salt, archive, table size, crc32
-FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
-COUNTS = struct.Struct("<IQ")  # the part of the footer that the digest covers
+HEADER = struct.Struct("<4sBQ8s16sII")  # magic, version, moment, salt, archive, table size, crc32
+FOOTER = struct.Struct("<I16sI")  # records, digest, crc32
+COUNT = struct.Struct("<I")  # the part of the footer that the digest covers
+SALT = 8  # bytes
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes at which a pack is closed
 MAX_SIZE = 1 << 30
@@ -107,11 +106,11 @@ class Damage:
 class Builder:
     """Collects records and lays them out as one pack.
 
-    >>> b = Builder(moment=7 << 20, salt=bytes(16))
+    >>> b = Builder(moment=7 << 20, salt=bytes(8))
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE))
     >>> data = b.add(Record(n, name="empty", moment=7 << 20, time=7)).finish()
     >>> len(data)
-    158
+    127
     """
 
     def __init__(self, moment: int, salt: bytes, archive: bytes = NONE):
@@ -168,7 +167,7 @@ class Builder:
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         numbers = {segment: number for number, segment in enumerate(often)}
         table = self._table(often)
-        header = HEADER.pack(MAGIC, VERSION, 0, 0, 0, self.moment, self.salt, self.archive, len(table), 0)[:-4]
+        header = HEADER.pack(MAGIC, VERSION, self.moment, self.salt, self.archive, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         fields = PackFields(self.salt, self.moment, len(self._contexts))
         out = BytesIO()
@@ -176,12 +175,11 @@ class Builder:
         begin = out.tell()
         for part in parts:
             out.writelines(encode(self.records[part], numbers, out.tell(), fields))
-        size = out.tell() - begin
-        if size > MAX_SIZE - (16 << 20):
+        if out.tell() - begin > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
         if out.tell() + FOOTER.size > COPIED:
             out.write(table + header)
-        out.write(COUNTS.pack(len(self.records), size) + bytes(FOOTER.size - COUNTS.size))
+        out.write(COUNT.pack(len(self.records)).ljust(FOOTER.size, b"\0"))
         return out
 
     def _table(self, parents: list[bytes]) -> bytes:
@@ -192,15 +190,20 @@ class Builder:
 def digest_before(out: BytesIO) -> bytes:
     """Return the digest of a pack that was laid out. Takes long and releases the GIL."""
     with out.getbuffer() as whole:
-        return digest(PERSON, whole[: COUNTS.size - FOOTER.size])
+        return digest(PERSON, whole[: COUNT.size - FOOTER.size])
 
 
 def sealed(out: BytesIO, digest: bytes) -> bytes:
     """Return a laid-out pack with its digest."""
     with out.getbuffer() as whole:
-        foot = bytes(whole[-FOOTER.size :][: COUNTS.size]) + digest
-        whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
+        foot = bytes(whole[-FOOTER.size :][: COUNT.size]) + digest
+        whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little")
     return out.getvalue()
+
+
+def name_in(data: bytes) -> bytes:
+    """Return the digest in the footer of a pack."""
+    return data[COUNT.size - FOOTER.size : COUNT.size - FOOTER.size + SIZE]
 
 
 class Pack:
@@ -400,8 +403,8 @@ class Pack:
         return self._footer(exactly(self.read, self.size - FOOTER.size, FOOTER.size))
 
     def _footer(self, data: bytes | memoryview) -> PackFooter:
-        records, size, name, check, end = FOOTER.unpack(data)
-        if check != zlib.crc32(data[:-8]) or end != END or size != self.end - self.begin:
+        records, name, check = FOOTER.unpack(data)
+        if check != zlib.crc32(data[:-4]):
             raise CorruptError("the footer of the pack is damaged")
         return PackFooter(records, bytes(name))
 
@@ -422,7 +425,7 @@ class Pack:
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
         at, (count, wanted) = self.size - FOOTER.size, self.footer()
-        if digest_of(PERSON, pieces(self.read, 0, at + COUNTS.size, self._at_once)) != wanted:
+        if digest_of(PERSON, pieces(self.read, 0, at + COUNT.size, self._at_once)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
         if self._twice and exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")
@@ -467,7 +470,7 @@ class Pack:
         header, table = front[: HEADER.size], front[HEADER.size :]
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
-        magic, version, flags, reserved, more, moment, salt, archive, table_size, check = HEADER.unpack(header)
+        magic, version, moment, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
         if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // (1 + self._twice) - HEADER.size):
@@ -478,8 +481,6 @@ class Pack:
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
         read_table = VERSIONS.of(version)
-        if flags or reserved or more:
-            raise VersionError(f"the pack has flags {flags}, or fields of a newer version: use a newer pltz")
         if moment >= MAX_MOMENT:
             raise CorruptError(f"the pack is of tick {moment}: damaged")
         contexts, parents = read_table(table)

@@ -15,7 +15,7 @@ from itertools import islice
 
 from pltz.archive.errors import MisplacedPack
 from pltz.archive.format.index_file import MARKS, SESSIONS, Location, key_of, keys_of
-from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.pack import SALT, Builder, Damage, Pack, name_in
 from pltz.archive.format.record import RUN, Context, Record
 from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.container.frame import ALONE
@@ -51,10 +51,10 @@ def encoded(rows: Iterable[Row], archive: bytes, random: Callable[[int], bytes])
     coming = iter(rows)
     while some := [*dict.fromkeys(islice(coming, AT_ONCE))]:
         while some:
-            builder = Builder(min((r.moment for _, r in some if not r.mark), default=0), random(16), archive)
+            builder = Builder(min((r.moment for _, r in some if not r.mark), default=0), random(SALT), archive)
             count = builder.fill(*zip(*some, strict=True))
             data = builder.finish()
-            yield Pack.of(data).footer().name, data
+            yield name_in(data), data
             some = some[count:]
 
 

@@ -36,7 +36,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
 from pltz.archive.format.ids import LEAF, NO_SEGMENT, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.pack import Builder
+from pltz.archive.format.pack import SALT, Builder
 from pltz.archive.format.record import RUN, Context, Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
@@ -420,7 +420,7 @@ def _packed(rows: list[Row]) -> int:
     while rows:
         contexts, records = zip(*rows, strict=True)
         moment = min((record.moment for record in records if record.name is not None), default=0)
-        builder = Builder(moment, bytes(16))
+        builder = Builder(moment, bytes(SALT))
         rows = rows[builder.fill(contexts, records) :]
         size += builder.lay_out().tell()
     return size

@@ -67,7 +67,7 @@ from pltz.archive.format.index_file import (
 from pltz.archive.format.manifest import LostPack, Manifest, NamedPack
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import (
-    COUNTS,
+    COUNT,
     FOOTER,
     MAX_SIZE as MAX_PACK,
     Damage,
@@ -812,9 +812,8 @@ def _is(pack: bytes, data: ByteSource) -> bool:
 def _with_footer(pack: bytes, data: ByteSource) -> ByteSource:
     """Return a pack with its footer made anew, where all other bytes are those of its name; else the same bytes."""
     with suppress(FormatError):
-        size = _opened(data).end - _opened(data).begin
-        counts = COUNTS.pack(sum(1 for _ in _scan(data)), size)
-        made = BytesIO(bytes(data[: -FOOTER.size]) + counts + bytes(FOOTER.size - COUNTS.size))
+        count = COUNT.pack(sum(1 for _ in _scan(data)))
+        made = BytesIO(bytes(data[: -FOOTER.size]) + count.ljust(FOOTER.size, b"\0"))
         if digest_before(made) == pack:
             return sealed(made, pack)
     return data

@@ -298,7 +298,9 @@ class ObjectStore:
         """Return none: a bucket keeps one."""
         return []
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(
+        self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
+    ) -> Content | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 

@@ -145,11 +145,13 @@ class Store(Protocol):
         Raises StoreError.
         """
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(
+        self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
+    ) -> Content | None:
         """Replace the content of a register where its present one is ``before``; None: where it has none.
 
         ``data`` has random bytes, so that no content ever comes back. ``wait``: seconds to wait where another was first
-        before its content is read, which is then the newer.
+        before its content is read, which is then the newer. ``spare``: `earlier` need not have ``before``.
         Returns what it has now: ``data``, durably, or what another was first with, or None where it lost its content.
 
         Raises:
@@ -366,7 +368,9 @@ class DirectoryStore:
         except (FileNotFoundError, CorruptError):
             return []
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(
+        self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
+    ) -> Content | None:
         self._check()
         number = int(before.tag, 16) + 1 if before else 1
         name = _numbered(register, number)
@@ -391,7 +395,7 @@ class DirectoryStore:
             self.disk.sleep(wait)
             return self.load(register)
         self._sync_folder(register)
-        self._drop_below(register, number)
+        self._drop_below(register, number, spare=spare)
         self._drop(temporary)
         return Content(data, f"{number:016x}")
 
@@ -506,15 +510,15 @@ class DirectoryStore:
             raise _named(f"look at {name}", exc) from exc
         return True
 
-    def _drop_below(self, register: str, number: int) -> None:
+    def _drop_below(self, register: str, number: int, *, spare: bool) -> None:
         """Drop the contents before a number, the lowest first: a number is free only after all before it are gone.
 
-        The last of them stays, under another name, for `earlier`.
+        The last of them stays, under another name, for `earlier`, unless it is ``spare``.
         """
         numbers = [old for old in self._numbers(register) if old < number]
         for old in numbers:
             try:
-                if old == numbers[-1]:
+                if old == numbers[-1] and not spare:
                     self.disk.rename(_numbered(register, old), _before(register))
                 else:
                     self.disk.unlink(_numbered(register, old))

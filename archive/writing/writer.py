@@ -29,7 +29,7 @@ from pltz.archive.format import ids, object_names
 from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.pack import FOOTER, Builder, Damage, Pack, RecordPlace
+from pltz.archive.format.pack import SALT, Builder, Damage, Pack, RecordPlace, name_in
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.record import FORGET, TICK_BITS, Record, tokens_fit
 from pltz.archive.writing.batch import Contexts, PendingVersion, batches, draft, session_rows
@@ -102,8 +102,7 @@ class Publisher:
             # one pack, of as many rows as it takes
             moments = [r.moment for r in records if r.name is not None]
             moment = min(moments) if moments else self.catalog.store.ticks()
-            salt, archive = self.catalog.store.random(16), listing.archive
-            builder = Builder(moment, salt, archive)
+            builder = Builder(moment, self.catalog.store.random(SALT), listing.archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             data = builder.finish()
@@ -112,7 +111,7 @@ class Publisher:
             segments = [new.get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
             # pack, manifest and parity are written and synced together, and get their names one by one
-            name, parity = _pack_name(data), Parity.of(_pack_name(data), data).encode()
+            name, parity = name_in(data), Parity.of(name_in(data), data).encode()
             listing.add_pack(name, len(data), _entries(part, places), part)
             files = [data, parity]
             if not rows and (manifest := listing.draft(record)):
@@ -540,7 +539,3 @@ def _read_back(data: bytes, builder: Builder) -> list[RecordPlace]:
     if len(places) != len(builder.records):
         raise ArchiveError("the pack just laid out does not read back: nothing was written")
     return places
-
-
-def _pack_name(data: bytes) -> bytes:
-    return data[12 - FOOTER.size : 28 - FOOTER.size]

@@ -61,9 +61,9 @@ class CountingStore(ObjectStore):
             self.stall = 0.0
         return super().put(name, data)
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
-        after = super().swap(register, data, before, wait)
-        self.counts["conflicts"] += after is None or after.data != data
+    def swap(self, *args: Any, **options: Any) -> Content | None:
+        after = super().swap(*args, **options)
+        self.counts["conflicts"] += after is None or after.data != args[1]
         return after
 
     def _called(self, what: str, call: Any, **options: Any) -> Any:

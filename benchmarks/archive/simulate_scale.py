@@ -185,7 +185,9 @@ class CountedBucket:
     def earlier(self, register: str) -> Sequence[bytes]:
         return []
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(
+        self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
+    ) -> Content | None:
         self._count("PUT", written=len(data))
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())

@@ -64,6 +64,22 @@ def names(listed: Any) -> list[str]:
     return [version.name for version in listed]
 
 
+@pytest.mark.parametrize("turns", [2, 3])
+def test_the_first_put_of_a_short_chat_takes_at_most_600_bytes(tmp_path: Path, turns: int) -> None:
+    """By all files of the archive, parity included."""
+    said = [{"role": "system", "content": "You are the help desk of a bicycle shop. Answer briefly."}]
+    said += [{"role": "user", "content": "My wheel squeaks when I brake. What can I do?"}]
+    said += [{"role": "assistant", "content": "Clean the rim with a cloth, and look at the pads. They may be worn."}]
+
+    def on_disk() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "cold").rglob("*") if path.is_file())
+
+    with pltz.Archive.open(tmp_path / "cold", create=True, actor="alice@bicycles.example") as cold:
+        empty = on_disk()
+        cold.put("support/ticket-4711", {"messages": said[-turns:]})
+        assert on_disk() - empty <= 600
+
+
 # ---- open
 
 

@@ -266,7 +266,7 @@ def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_fo
     opened(disk, "").put([NewSession("noise", [noise])])
     [path] = (path for path in disk.seen.files().keys() - before if path.startswith("packs/"))
     data = disk.seen.files()[path]
-    disk.overwrite(path, data[:9] + bytes([data[9] ^ 1]) + data[10:-36] + bytes(36))  # the first header and the footer
+    disk.overwrite(path, data[:9] + bytes([data[9] ^ 1]) + data[10:-24] + bytes(24))  # the first header and the footer
     disk.unlink(path.replace("packs", "parity"))
 
     def read() -> bool:

@@ -13,7 +13,7 @@ from pltz.archive.errors import LostError, ManifestLost
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.index_file import Entries, MemoryIndex, build, name_of
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
+from pltz.archive.format.pack import COUNT, FOOTER, HEADER, PERSON, Builder, Damage, Pack, name_in
 from pltz.archive.format.parity import END as PARITY_END, HEAD, TAIL, Parity, ParityLayout
 from pltz.archive.format.record import Context, Record
 from pltz.archive.storage.disk import OsDisk
@@ -27,7 +27,7 @@ from tests.archive.peek import peek, records
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:
     """Put a crafted pack, let repair name it, and return its name."""
     data = builder.finish()
-    name = data[-24:-8]
+    name = name_in(data)
     assert DirectoryStore(disk).put(f"packs/{name.hex()}", data)
     disk.write_new(f"parity/{name.hex()}", b"")
     repaired(disk)
@@ -53,7 +53,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     answers = set()
     for salt in range(256):
         copy = disk.clone()
-        builder = Builder(0, bytes([salt]) * 16, archive.settings.archive)
+        builder = Builder(0, bytes([salt]) * 8, archive.settings.archive)
         number = builder.context(item.context)
         name = smuggle(copy, builder.add(Record(number, other, leaf, 50, item.record.bitstring + b"?")))
         fresh = TowerArchive.open(DirectoryStore(copy), [one])
@@ -83,16 +83,16 @@ def crafted(data: bytes, *, time: int | None = None, second_table: int | None = 
     """Return a pack with another time in both headers, or another table size in the second, and correct checksums."""
     at = len(data) - FOOTER.size - HEADER.size
     fields = list(HEADER.unpack(data[: HEADER.size]))
-    table = data[HEADER.size : HEADER.size + fields[8]]
+    table = data[HEADER.size : HEADER.size + fields[5]]
     headers = []
     for number in (0, 1):
-        fields[5] = fields[5] if time is None else time
-        fields[8] = second_table if number and second_table else len(table)
+        fields[2] = fields[2] if time is None else time
+        fields[5] = second_table if number and second_table else len(table)
         head = HEADER.pack(*fields)[:-4]
         headers.append(head + zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little"))
-    body = headers[0] + data[HEADER.size : at] + headers[1] + data[at + HEADER.size :][:12]
-    foot = body[-12:] + digest(PERSON, body)
-    return body[:-12] + foot + zlib.crc32(foot).to_bytes(4, "little") + END
+    body = headers[0] + data[HEADER.size : at] + headers[1] + data[at + HEADER.size :][: COUNT.size]
+    foot = body[-COUNT.size :] + digest(PERSON, body)
+    return body + foot[COUNT.size :] + zlib.crc32(foot).to_bytes(4, "little")
 
 
 def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: SegmentCodec) -> None:
@@ -104,12 +104,12 @@ def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: Seg
     data = path.read_bytes()
     data = crafted(data, second_table=len(data) - FOOTER.size - HEADER.size + 1)
     path.unlink()
-    path.with_name(data[-24:-8].hex()).write_bytes(data)
+    path.with_name(name_in(data).hex()).write_bytes(data)
     named = max(path for path in (tmp_path / "cold" / "manifest").iterdir() if path.name != "before")
     manifest = Manifest.decode(named.read_bytes())
     [row] = manifest.packs.values()
     named.chmod(0o600)
-    named.write_bytes(replace(manifest, packs={data[-24:-8]: row}).encode())
+    named.write_bytes(replace(manifest, packs={name_in(data): row}).encode())
     fresh = TowerArchive.open(tmp_path / "cold", [codec])
     assert fresh.get("a").tokens.tolist() == tokens.tolist() and not fresh.verify().sound
 
@@ -118,10 +118,10 @@ def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: Seg
 def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: TowerArchive, time: int) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = peek(archive, "a")[-1]
-    builder = Builder(5, bytes(16), archive.settings.archive)
+    builder = Builder(5, bytes(8), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
-    assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
+    assert DirectoryStore(disk).put(f"packs/{name_in(data).hex()}", data)
     fresh = reopen(disk)
     assert [v.name for v in fresh.ls()] == ["a"] and fresh.verify().unnamed == 1
     fresh.collect()
@@ -132,7 +132,7 @@ def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: TowerArchive, time:
 
 def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scan a bitstring that begins a block at every sixth byte, each claiming a head of all bytes that remain."""
-    salt, many = b"s" * 16, 30_000
+    salt, many = b"s" * 8, 30_000
     sizes = range(6 * many + 20_000, 20_000, -6)  # three bytes each
     claims = b"".join(salt[:2] + write_varint(size) + b"\0" for size in sizes) + bytes(20_020)
     builder = Builder(0, salt)
@@ -151,7 +151,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
 
 def small_records(count: int, archive: bytes = NONE) -> bytes:
     """Return a pack of the shortest possible segments, each below the one before."""
-    builder = Builder(0, b"s" * 16, archive)
+    builder = Builder(0, b"s" * 8, archive)
     number = builder.context(Context(0, NONE, "", NONE, NONE))
     parent = NO_SEGMENT
     for n in range(1, count + 1):
@@ -164,7 +164,7 @@ def small_records(count: int, archive: bytes = NONE) -> bytes:
 def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
     made = TowerArchive.create(tmp_path / "cold", [codec])
     data = small_records(40_000, made.settings.archive)
-    (tmp_path / "cold" / "packs" / data[-24:-8].hex()).write_bytes(data)
+    (tmp_path / "cold" / "packs" / name_in(data).hex()).write_bytes(data)
     name_anew(tmp_path / "cold")
     tracemalloc.start()
     try:
@@ -202,7 +202,7 @@ def test_claims_over_the_window_do_not_move_it_each_time(monkeypatch: pytest.Mon
 
 def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
     """Claim 200 MB without data: no memory is allocated for an unproved claim."""
-    salt = b"s" * 16
+    salt = b"s" * 8
     claim = salt[:2] + write_varint(40) + write_varint(200 << 20) + bytes(40)
     builder = Builder(0, salt)
     number = builder.context(Context(0, NONE, "", NONE, NONE))

@@ -254,11 +254,11 @@ def test_a_damaged_slice_is_told_by_what_recalls_it(cold: Archive, log: Path) ->
     put(cold, log)
     catalog = cold.parts.catalog
     [version] = cold.directory.ls()
-    path = chain.Chains(catalog, cold.codecs.registry)._path(version.leaf)
-    found = catalog.lookup.find(SEGMENTS, path[0])
+    first = chain.Chains(catalog, cold.codecs.registry).path(version.leaf)[0].record.id
+    found = catalog.lookup.find(SEGMENTS, first or b"")
 
     def gone(section: int, name: bytes) -> list[Any]:
-        return [] if name == path[0] else type(catalog.lookup).find(catalog.lookup, section, name)
+        return [] if name == first else type(catalog.lookup).find(catalog.lookup, section, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog.lookup, "find", gone)

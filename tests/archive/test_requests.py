@@ -79,7 +79,9 @@ class CountedStore(CountedBucket):
         self.requests["load"] += 1
         return self.registers.get(register)
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(
+        self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
+    ) -> Content | None:
         self.requests["swap"] += 1
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())
@@ -424,10 +426,10 @@ def test_two_writers_lose_nothing() -> None:
     writers = [TowerArchive.open(store, [ZlibCodec()]) for _ in range(2)]
     swap = store.swap
 
-    def late(register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def late(*args: Any) -> Content | None:
         store.swap = swap  # type: ignore[method-assign]
         writers[1].put([NewSession("first", [np.arange(3)])])
-        return swap(register, data, before, wait)
+        return swap(*args)
 
     store.swap = late  # type: ignore[method-assign]
     writers[0].put([NewSession("second", [np.arange(4)])])

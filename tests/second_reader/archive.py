@@ -46,8 +46,7 @@ def context_of(fields: Fields) -> Context:
     what = fields.number(1)
     content, method, base, sealed = what & 3, what >> 2 & 3, what >> 4 & 1, what >> 5 & 1
     writing = (fields.number(1) or 255) if what >> 7 else 0
-    newer = content > 2 or writing > (0 if content else chat.WRITINGS)
-    refuse(newer, "a context of a newer version", Newer)
+    refuse(content > 2 or writing > (0 if content else chat.WRITINGS), "a context of a newer version", Newer)
     whole = method in (MODEL, PPMD) or (method == BYTES and content == 2)
     tokenizer = fields.take(16) if whole else bytes([method]) + fields.take(method == LOG).ljust(15, b"\0")
     raw = tokenizer[0] in (LOG, BYTES) and not any(tokenizer[2:])
@@ -59,21 +58,23 @@ def context_of(fields: Fields) -> Context:
 
 def records_of(data: bytes, archive: bytes, name: bytes, keys: Keyring | None) -> Iterator[Record]:
     """Yield the records of a pack. ``name``: its digest."""
-    count, size, own, check, end = Fields(data[-36:]).unpack("IQ16sI4s")
-    refuse((own, end, check) != (name, b"pTLP", crc32(data[-36:-8])), "a pack with another footer")
-    refuse(digest("pltz pack", data[:-24]) != name, "a pack that differs from its name")
+    count, own, check = Fields(data[-24:]).unpack("I16sI")
+    refuse((own, check) != (name, crc32(data[-24:-4])), "a pack with another footer")
+    refuse(digest("pltz pack", data[:-20]) != name, "a pack that differs from its name")
     fields = Fields(data)
-    magic, version, reserved, begin, salt, of, table, _ = fields.unpack("4sB11sQ16s16sII")
-    refuse(magic != b"PLTp" or version != PACK_VERSION or any(reserved), f"a pack of version {version}", Newer)
+    magic, version, begin, salt, of, table, _ = fields.unpack("4sBQ8s16sII")
+    refuse(magic != b"PLTp" or version != PACK_VERSION, f"a pack of version {version}", Newer)
     refuse(of != archive, "a pack of another archive")
     contexts = [context_of(fields) for _ in range(fields.varint())]
     parents = [fields.take(10) for _ in range(fields.varint())]
-    at, stop = fields.at, 64 + table + size
+    at, copy = fields.at, (data[45 : fields.at] + data[:45]) * (len(data) > 4096)  # of table and header
+    stop = len(data) - 24 - len(copy)
     while at < stop:
         found = block(data[:stop], at, salt, COLUMNS)
         count, at = count - len(found.bitstrings), found.end
         yield from _records(found, contexts, parents, begin, keys)
     refuse(count, "a pack of more or fewer records")
+    refuse(data[stop:-24] != copy or fields.at != 45 + table, "a second table or header that differs")
 
 
 def _records(
@@ -112,6 +113,7 @@ def run_of(data: bytes, tokens: int, moment: int) -> tuple[list[int], list[tuple
     older = fields.varint()
     for more, earlier, apart in [*zip(*([*map(signed, _numbers(fields, older))] for _ in range(3)), strict=True)]:
         lacks, moment = lacks + more, moment - earlier
+        refuse(not 0 <= lacks < len(lengths), "a version outside its run")
         versions.append((lacks, moment, (moment >> 20) - apart, fields.take(4)))
     return lengths, versions, fields.at
 
@@ -181,9 +183,9 @@ class Archive:
         for pack in state.packs:
             data = files.get(f"packs/{pack.hex()}", b"")
             try:
-                if digest("pltz pack", data[:-24]) != pack:
+                if digest("pltz pack", data[:-20]) != pack:
                     data = restored(files.get(f"parity/{pack.hex()}", b""), pack, data)
-                for record in [*records_of(data, state.archive, pack, self.keys)]:
+                for record in records_of(data, state.archive, pack, self.keys):
                     self._add(record)
             except (Damaged, Newer) as error:
                 self.damage.append(f"pack {pack.hex()}: {error}")
@@ -220,8 +222,7 @@ class Archive:
 
     def tokens(self, version: Version) -> list[int]:
         """Return the tokens of a version."""
-        tower = self._tower(version.record.leaf)
-        tower = tower[: len(tower) - version.lacks]
+        tower = self._tower(version.record.leaf)[: -version.lacks or None]
         last = tower[-1][0] if tower else ROOT
         refuse(last[:4] != version.leaf, "a version that ends in another segment")
         return [token for _, tokens in tower for token in tokens]
@@ -252,8 +253,7 @@ class Archive:
 
     def _decoded(self, record: Record, above: list[int]) -> list[int]:
         c, count, data, past = record.context, record.tokens, record.data, above if record.mode & ABOVE else []
-        tables = self._tables.get(record.parent, [])
-        self._tables[record.segment] = tables
+        tables = self._tables[record.segment] = self._tables.get(record.parent, [])
         if not count:
             return []
         if c.method == BYTES and not c.raw:

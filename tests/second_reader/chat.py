@@ -271,7 +271,8 @@ def input_bytes(value: Any, writing: int = 0) -> bytes:
         return value
     if writing:
         spelling, end = divmod(writing - 1, len(ENDS))
-        return spelled(value, spelling).encode() + ENDS[end]
+        refuse(len(text := spelled(value, spelling)) > 32 * len(spelled(value)) + 65536, "indents that swell a value")
+        return text.encode() + ENDS[end]
     several = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
     ones = value if several else [value]
     lines = [spelled(one, 2 if re.search("[\ud800-\udfff]", spelled(one)) else 0) for one in ones]

@@ -49,8 +49,7 @@ def state_of(files: Files) -> State:
 
 def checked(data: bytes, person: str, magic: bytes, version: int) -> Fields:
     """Return the fields behind magic and version of a file that ends in its digest."""
-    sound = data[:4] == magic and data[-16:] == digest(person, data[:-16])
-    refuse(not sound, f"a file that differs from its digest ({person})")
+    refuse((data[:4], data[-16:]) != (magic, digest(person, data[:-16])), f"a file that is not its digest's ({person})")
     fields = Fields(data[:-16], 4)
     refuse((found := fields.number(1)) != version, f"version {found} ({person})", Newer)
     return fields
@@ -63,8 +62,7 @@ def packs_of(files: Files, name: bytes) -> dict[bytes, int]:
         fields = Fields(files.get(path, b""))
         head, check, own = fields.unpack("24sI16s")
         packs = dict(fields.unpack("16sI") for _ in range(int.from_bytes(head[8:12], "little")))
-        sound = (own, check) == (name, crc32(head + fields.data[44 : fields.at]))
-        refuse(not sound, "a pack table that differs from its check")
+        refuse((own, check) != (name, crc32(head + fields.data[44 : fields.at])), "a pack table of another check")
         return packs
 
     return dict(first(read, (f"index/{name.hex()}", f"parity/index-{name.hex()}")))

@@ -172,7 +172,7 @@ class Log:
     def join(self, columns: bytes, opaque: bytes, pieces: Sequence[bytes], count: int) -> bytes:
         """Return so many bytes."""
         refuse(columns[:1] != bytes([VERSION]), "a table of another version", Newer)
-        self._opaque = Fields(opaque)
+        self._opaque, self._count = Fields(opaque), count
         self._code.begin(columns[1:])
         self._pieces, self._piece, self._size, self._open = list(pieces[::-1]), list[str](), 0, False
         out = b""
@@ -206,6 +206,7 @@ class Log:
         key = None if not known else self._key() if known == 1 else self._at(self._keys, known - 2)
         comma = self._past.bit(COMMA)
         text = self._spelled(self._blocks.setdefault((depth, key), Slot(self._code)), self._style)
+        refuse(depth * (text.count("\n") + 1) > self._count, "an indentation beyond the log")
         pad = ("\t" if SPELLINGS[self._style][1] == "\t" else " ") * depth
         head = pad if key is None else f"{pad}{spelled(key, self._style)}: "
         return head + text.replace("\n", "\n" + pad) + "," * comma

@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 
 import pltz
+from pltz.archive.format.pack import name_in
 from pltz.archive.format.parity import Parity
+from pltz.archive.format.run import OlderVersion, Run, pack_run
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing import commits, cut, segments
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.coding.log import above
 from pltz.models.session.session import Session
 from pltz.plt_codec import limits
+from tests.archive.format.test_pack import pack_of
+from tests.archive.test_hostile import crafted
 from tests.archive.test_long_logs import pictured, recalling
 from tests.archive.towers import TowerArchive
 from tests.golden.archives.make import FORGOTTEN, GREW, KEY, LOGS, PARTS, SESSIONS, TOLD, TURNS, disk_of, lines, turn
 from tests.models import target_tokenizers as targets
-from tests.second_reader.archive import Archive
+from tests.second_reader.archive import Archive, records_of, run_of
 from tests.second_reader.bridge import Bridge
 from tests.second_reader.fields import Damaged, Newer
 from tests.second_reader.model import Bundle, digest
@@ -141,6 +145,22 @@ def test_logs(name: str) -> None:
     for session, steps in LOGS.items():
         for version, (_, end) in zip(archive.history(session), itertools.pairwise(steps), strict=True):
             assert archive.value(version) == lines(steps[0], end)
+
+
+@pytest.mark.parametrize("lacks", [[2], [1, -1]])
+def test_versions_outside_their_run_are_refused(lacks: list[int]) -> None:
+    data = pack_run(Run([3, 200], [OlderVersion(n, 5, 5, b"leaf") for n in lacks], b"bits"), 9, 9)
+    with pytest.raises(Damaged, match="outside its run"):
+        run_of(data, 203, 9)
+
+
+def test_a_second_header_that_differs_is_damage() -> None:
+    """Readers use the first: records are given before it is told."""
+    data = crafted(pack_of(200), second_table=9)
+    records = records_of(data, bytes(16), name_in(data), None)
+    assert [record.name for record in itertools.islice(records, 200)] == [b"s%d" % n for n in range(200)]
+    with pytest.raises(Damaged, match="second table or header"):
+        next(records)
 
 
 # ---- parity

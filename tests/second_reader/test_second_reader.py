@@ -30,6 +30,7 @@ from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, PltzError
 from pltz.plt_codec.lanes import Layout
+from tests.coding.log import forged
 from tests.coding.log.frame_coder import FrameCoder
 from tests.coding.log.logs import LOGS
 from tests.examples import examples
@@ -275,6 +276,13 @@ def test_golden_tables(row: dict[str, Any]) -> None:
     assert row["part"] or found == LOGS[row["name"]]
 
 
+def test_blocks_indented_beyond_their_log_are_refused() -> None:
+    columns, block = forged.columns([10], [], [], (3, 7, 5000, 0))  # null, behind 5000 blanks
+    assert Log().join(columns, b"", [], len(block)) == block.encode()
+    with pytest.raises(Damaged, match="indentation"):
+        Log().join(columns, b"", [], 4000)
+
+
 @settings(max_examples=examples(100))
 @given(
     values=st.lists(chats | json_values, max_size=4),
@@ -336,6 +344,16 @@ def test_writings_are_those_of_the_product(value: Any, writing: int) -> None:
     except (UnicodeEncodeError, ContentError):
         assume(False)
     assert chat.input_bytes(value, writing) == want
+
+
+def test_indents_that_swell_a_value_are_refused() -> None:
+    value: Any = [0] * 2000
+    for _ in range(80):
+        value = [value]
+    for write, error in (chat.input_bytes, Damaged), (spelling.written, CorruptError):
+        assert len(write(value, 1 + 3 * 11)) < 250_000  # a tab per depth
+        with pytest.raises(error, match="swell"):
+            write(value, 1 + 3 * 9)  # four blanks
 
 
 # ---- the bridge

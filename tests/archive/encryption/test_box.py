@@ -21,7 +21,7 @@ from pltz.archive.encryption.key_files import KeyFile
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.format.ids import NO_SEGMENT, TENANT, domain_id, segment_digest, segment_of
 from pltz.archive.format.manifest import NamedPack
-from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.pack import Builder, Damage, Pack, name_in
 from pltz.archive.format.record import Context, Record, clear_context
 from pltz.archive.storage.store import Store
 from pltz.coding.codecs.codec import Plain
@@ -135,7 +135,7 @@ def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
     path = next(p for p in disk.seen.files() if p.startswith("packs/"))
     pack = Pack.of(disk.seen.files()[path])
     rows = [(pack.head.contexts[i[1].context], i[1]) for i in pack.scan() if not isinstance(i, Damage)]
-    builder = Builder(0, b"f" * 16, pack.head.archive)
+    builder = Builder(0, b"f" * 8, pack.head.archive)
     for context, record in change(rows):
         builder.add(record._replace(context=builder.context(context)))
     data = builder.finish()
@@ -143,7 +143,7 @@ def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
     for old in [p for p in state.names if p.startswith(("packs/", "parity/", "index/"))]:
         if len(old) > 30:
             del state.names[old]
-    name = data[12 - 36 : 28 - 36]
+    name = name_in(data)
     state.data[9999] = data
     state.names[f"packs/{name.hex()}"] = 9999
     left = SimDisk(state, seed=3)

@@ -23,7 +23,7 @@ def test_records_come_back(
     parent: bytes, name: bytes, bitstring: bytes, session: str | None, number: int, moment: int, time: int, part: str,
     numbers: tuple[int, int, int, int, int], tags: dict[str, str],
 ) -> None:
-    builder = Builder(7, b"salt" * 4)
+    builder = Builder(7, b"salt" * 2)
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     *others, first, last = numbers

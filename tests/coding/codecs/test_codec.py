@@ -146,7 +146,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
-    b = Builder(moment=0, salt=bytes(16))
+    b = Builder(moment=0, salt=bytes(8))
     n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16)))
     pack = Pack.of(b.add(Record(n, id=bytes(10), mode=8)).finish())
     with pytest.raises(VersionError, match="mark or mode of a newer"):

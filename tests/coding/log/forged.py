@@ -51,9 +51,11 @@ class _PayingNothing(Joiner):
         pass
 
 
-def columns(ways: Sequence[int], numbers: Iterable[int], pieces: Sequence[str]) -> tuple[bytes, str]:
-    """Return the columns of a log of one line of JSON, and that line."""
-    coder = _ChosenDecisions([0, 0, *numbers])
+def columns(
+    ways: Sequence[int], numbers: Iterable[int], pieces: Sequence[str], unit: Sequence[int] = (0, 0)
+) -> tuple[bytes, str]:
+    """Return the columns of a log of one unit, and that. ``unit``: its first numbers; without them a line of JSON."""
+    coder = _ChosenDecisions([*unit, *numbers])
     joiner = _PayingNothing(table._past(None), coder, b"", pieces, 1 << 60)
     joiner.ways = [*ways]
     line = joiner._unit(Unit()).decode()

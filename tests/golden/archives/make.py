@@ -219,12 +219,12 @@ def flipped(data: bytes) -> bytes:
 def other_pack(data: bytes) -> bytes:
     """A newer version in the header of a small pack, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
-    size = struct.unpack_from("<I", out, 56)[0]
+    size = struct.unpack_from("<I", out, 37)[0]
     out[4] += 1
-    struct.pack_into("<I", out, 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[:60])))
-    foot = bytes(out[-36:-24])
-    foot += digest(b"pltz pack", bytes(out[:-36]), foot)
-    return bytes(out[:-36]) + foot + zlib.crc32(foot).to_bytes(4, "little") + b"pTLP"
+    struct.pack_into("<I", out, 41, zlib.crc32(out[45 : 45 + size], zlib.crc32(out[:41])))
+    foot = bytes(out[-24:-20])
+    foot += digest(b"pltz pack", bytes(out[:-24]), foot)
+    return bytes(out[:-24]) + foot + zlib.crc32(foot).to_bytes(4, "little")
 
 
 def newer_settings(data: bytes) -> bytes:
@@ -261,7 +261,7 @@ def defects() -> dict[str, Files]:
     other = good(seed=1)
     foreign = pack(other, "b")
     c, left = condemned(), collected()
-    newer_name = "packs/" + newer[-24:-8].hex()
+    newer_name = "packs/" + newer[-20:-4].hex()
     return {
         "good": g,
         "good-sealed": s,
@@ -279,7 +279,7 @@ def defects() -> dict[str, Files]:
         "bad-pack-bit-flipped": changed(g, b, flipped),
         "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),
         "bad-pack-grew": changed(g, b, lambda d: d + bytes(512)),
-        "bad-pack-header-zeroed": changed(g, b, zeroed(0, 64)),
+        "bad-pack-header-zeroed": changed(g, b, zeroed(0, 45)),
         "bad-pack-all-zeros": changed(g, b, lambda d: bytes(len(d))),
         "bad-pack-is-another": g | {b: g[prompt]},
         "bad-pack-of-another-archive": g | {p: other[p] for p in (foreign, parity(foreign))},
@@ -292,7 +292,7 @@ def defects() -> dict[str, Files]:
         "bad-settings-zeroed": changed(g, SETTINGS, zeroed(0, 20)),
         "bad-settings-copy-zeroed": changed(g, SETTINGS_COPY, zeroed(0, 20)),
         "bad-sealed-key-copy-zeroed": changed(s, keys[0], zeroed(0, 60)),
-        "bad-footer-and-parity-gone": without(changed(g, b, zeroed(-36, None)), parity(b)),  # type: ignore[arg-type]
+        "bad-footer-and-parity-gone": without(changed(g, b, zeroed(-24, None)), parity(b)),  # type: ignore[arg-type]
         "bad-pack-and-parity-missing": without(g, b, parity(b)),
         "bad-record-flipped-and-parity-gone": without(changed(g, b, flipped), parity(b)),
         "bad-shared-prompt-and-parity-missing": without(g, prompt, parity(prompt)),
