@@ -51,6 +51,23 @@ def test_who_and_when_with_tools_folded(run: Run) -> None:
     assert run("show", "chat", "--part", "agents/a").stdout == "\n1  user\na sub-agent\n"
 
 
+UUID = "0f3a6c1e-5b1d-4b0e-9c55-1f2e3d4c5b6a"
+
+
+def test_a_uuid_alone_finds_the_log_that_ends_in_it(run: Run, place: Path) -> None:
+    with Archive.open(place) as cold:
+        names = f"2026/01/05/rollout-2026-01-05T09-00-00-{UUID}", f"./-home-me-shop/{UUID}", UUID
+        for name in names[:2]:
+            assert run("show", UUID).exit_code == (8 if name == names[0] else 0)
+            cold.put(name, [{"role": "user", "content": name}])
+        done = run("show", UUID)
+        assert done.exit_code == 8 and all(name in done.stderr for name in names[:2])
+        assert run("show", UUID[1:]).exit_code == 8  # not a word of a name, and no beginning
+        cold.put(UUID, [{"role": "user", "content": "its own name"}])
+    done = run("show", UUID)
+    assert "its own name" in done.stdout and done.stderr == ""
+
+
 NUMBERED = [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("2", [2]), ("9..", [])]
 
 

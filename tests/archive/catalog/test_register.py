@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
+from pltz.archive.encryption.keys import KeySource
 from pltz.archive.errors import ArchiveError, ManifestLost, MissingPack, NotFound, RolledBack, StoreError
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.manifest import Manifest
@@ -72,6 +73,20 @@ def bring_back(disk: SimDisk, kept: dict[str, bytes]) -> None:
         disk.vanish(path)
     for path, data in kept.items():
         disk.write_new(path, data)
+
+
+@pytest.mark.parametrize("key", [None, RAW])
+def test_the_manifest_of_an_empty_archive_is_not_kept(disk: SimDisk, key: KeySource | None) -> None:
+    """Repair makes the same without it. What is in one stays, if only that reads are recorded."""
+    made = create(disk, key=key)
+    made.put([session("a")])
+    assert f"{MANIFEST}/before" not in disk.seen.names
+    disk.vanish(present(disk))
+    assert Repairer(DirectoryStore(disk)).run().whole and reopen(disk, key=key).get("a").tokens.tolist() == tokens("a")
+    made = reopen(disk, key=key)
+    for name in ("b", "c"):
+        made.put([session(name)])
+        assert Manifest.decode(disk.seen.files()[f"{MANIFEST}/before"]).generation < named(disk).generation
 
 
 def cut_off(archive: TowerArchive, *sessions: NewSession, work: Callable[[], object] | None = None) -> None:

@@ -153,6 +153,8 @@ def test_a_packed_log_comes_back_packed(run: Run, cold: Path, tmp_path: Path) ->
     assert "what is in 4 packed files is kept, not how it was packed" in done.stderr + done.stdout
     done = run("archive", "put", "-r", cold, tmp_path / "in")
     assert done.exit_code == 0 and "; what is in 4 packed files is kept, not how it was packed\n" in done.stderr
+    listed = [json.loads(line) for line in run("archive", "ls", "-r", cold, "--json").stdout.splitlines()]
+    assert {row["name"]: row["kind"] for row in listed}.items() >= {"a/two": "log", "chats/0": "chat"}.items()
     call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
     assert run(*call).exit_code == 0
     found = found_in(tmp_path / "out")
