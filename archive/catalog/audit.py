@@ -118,34 +118,39 @@ def _names(catalog: Catalog, name: bytes) -> Iterator[bytes]:
 
 
 def merge_files(catalog: Catalog) -> None:
-    """Put the newest files together where there are FANOUT that fit in one. Raises StoreError, WriterFailed.
+    """Put the newest files together where FANOUT are not half full. Raises StoreError, WriterFailed.
 
-    A crash, or a put that is faster, leaves the new file to nobody, or the old ones. Where only appends are, all stay.
+    A crash, or a put that is faster, leaves the new files to nobody, or the old ones. Where only appends are, all stay.
     """
-    listing, store, size, newest = catalog.listing, catalog.store, 0, list[AuditTail]()
+    listing, store, newest = catalog.listing, catalog.store, list[AuditTail]()
     with suppress(CorruptError):  # what is damaged stays as it is
         for tail in () if listing.present.settings.append_only else _files(catalog):
-            if (size := size + len(tail.rows)) > MAX_TAIL:
+            if len(tail.rows) > MAX_TAIL // 2:
                 break
             newest.insert(0, tail.up_to(tail.end))  # each record is checked
     if len(newest) < FANOUT:
         return
-    old = listing.present.audit.file, *(tail.file for tail in newest[1:])
-    rows, count = b"".join(tail.rows for tail in newest), sum(tail.size for tail in newest)
-    together = replace(newest[0], size=count, last=newest[-1].last, rows=rows, note=None)
-    data = AuditFile(listing.archive, together).encode()
-    if not store.put(object_names.audit(made := data[-SIZE:]), data):
-        return  # a damaged file has its name
-
+    together, old, made = list[AuditTail](), [listing.present.audit.file, *(tail.file for tail in newest[1:])], [b""]
+    for tail in newest:
+        if together and len(together[-1].rows) + len(tail.rows) <= MAX_TAIL:
+            first = together.pop()
+            size, rows = first.size + tail.size, first.rows + tail.rows
+            tail = replace(first, size=size, last=tail.last, rows=rows, note=None)
+        together.append(tail)
+    for tail in together:  # each names the one before
+        data = AuditFile(listing.archive, replace(tail, file=made[-1] or tail.file)).encode()
+        made.append(data[-SIZE:])
+        if not store.put(object_names.audit(made[-1]), data):
+            return  # a damaged file has its name
     named = False
 
     def naming(manifest: Manifest) -> Manifest:
         nonlocal named
         named = manifest.audit.file == old[0]  # else a newer file has that name in it
-        return replace(manifest, audit=replace(manifest.audit, file=made)) if named else manifest
+        return replace(manifest, audit=replace(manifest.audit, file=made[-1])) if named else manifest
 
     listing.publish(naming)
-    for name in old if named else ():
+    for name in set(old) - set(made) if named else ():
         store.delete(object_names.audit(name))
 
 
