@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,6 +73,20 @@ _Calls = queue.PriorityQueue[tuple[int, int, "_Call | None"]]  # NOW, WAITS or E
 NOW, WAITS, END = range(3)
 
 
+class _Shared(Future[Any]):
+    """A result to come. Who asks for it beside one process does calls that wait: else one of two cores is idle."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result once it is there. Raises what the method raised."""
+        while self._workers.count == 1 and not self.done() and self._workers.help():
+            pass
+        return super().result(timeout)
+
+
 class Workers:
     """Processes that each have a copy of an object, which can be pickled.
 
@@ -100,13 +115,33 @@ class Workers:
             return WhenAsked(self.here, (method, *arguments))
         if not self._started:
             self._start()
-        future: Future[Any] = Future()
+        future = _Shared(self)
         self._calls.put((NOW if now else WAITS, next(self._order), (future, method, arguments)))
         return future
 
     def map(self, method: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
         """Return the results of a method for each row of arguments."""
         return [later.result() for later in [self.submit(method, *row) for row in rows]]
+
+    def help(self) -> bool:
+        """Run the next call here, where another is left for the process. Returns whether it did."""
+        if self._calls.qsize() < 2:
+            return False
+        try:
+            entry = self._calls.get_nowait()
+        except queue.Empty:
+            return False
+        if (call := entry[-1]) is None:  # for the thread of the process
+            self._calls.put(entry)
+            return False
+        try:
+            call[0].set_result(self.here(call[1], *call[2]))
+        except BaseException as exc:
+            call[0].set_exception(exc)
+            if not isinstance(exc, Exception):
+                raise
+        time.sleep(0)  # lets that thread give its process the next one
+        return True
 
     def here(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object in this process."""

@@ -238,7 +238,7 @@ def test_what_recalls_is_shrunk_copied_and_collected(
     put(cold, log)
     before = recalling(cold)
     done = cold.shrink()
-    assert done.shrunk > 5 and not done.problems and recalling(cold) > before > 3
+    assert done.shrunk > 3 and not done.problems and recalling(cold) > before > 3
     cold.collect(grace=0, dead_share=0.0), cold.collect(grace=0)
     assert recalling(cold) == before and cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound
     for module in (chain, reader):

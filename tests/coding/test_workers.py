@@ -86,6 +86,7 @@ class Recorder:
 def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, recorder = threading.Event(), Recorder()
     monkeypatch.setattr("pltz.coding.workers._process", lambda: ready.wait(60) and None)
+    monkeypatch.setattr(Workers, "help", lambda _: False)
     workers = Workers(recorder, 1)
     workers.on = True
     begun = [workers.submit("call", name, now=name.isupper()) for name in ("a", "b", "C", "c", "D")]
@@ -93,6 +94,17 @@ def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pyt
     for one in begun:
         cast("Future[None]", one).result(60)
     assert recorder.calls == ["C", "D", "a", "b", "c"]
+
+
+def test_who_waits_for_one_process_does_what_waits_too() -> None:
+    workers = Workers(SELF, 1)
+    workers.on = True
+    own, other = str(os.getpid()), str(process_of(workers))
+    assert set(workers.map("readlink", [()] * 500)) == {Path(own), Path(other)} and workers.unanswered == 0
+    failed = [workers.submit("joinpath", 1) for _ in range(20)]
+    for one in failed:
+        with pytest.raises(TypeError):
+            one.result()
 
 
 def test_what_no_pickle_holds_runs_here(workers: Workers) -> None:
