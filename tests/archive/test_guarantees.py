@@ -984,21 +984,21 @@ class RoleStore(DirectoryStore):
         if self.role not in roles:
             raise StoreError(f"no permission for a {self.role}")
 
-    def put(self, name: str, data: bytes) -> bool:
+    def put(self, *args: Any, **how: Any) -> bool:
         self.want("putter", "keeper", "eraser")
-        return super().put(name, data)
+        return super().put(*args, **how)
 
-    def put_spare(self, name: str, data: bytes) -> None:
+    def put_spare(self, *args: Any, **how: Any) -> None:
         self.want("putter", "keeper", "eraser")
-        super().put_spare(name, data)
+        super().put_spare(*args, **how)
 
-    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+    def swap(self, *args: Any, **how: Any) -> Content | None:
         self.want("putter", "keeper", "eraser")
-        return super().swap(register, data, before, wait)
+        return super().swap(*args, **how)
 
-    def delete(self, name: str, *, lasting: bool = True) -> None:
+    def delete(self, name: str, **how: Any) -> None:
         self.want("eraser", *["keeper"] * (name.partition("/")[0] in KEPT))
-        super().delete(name, lasting=lasting)
+        super().delete(name, **how)
 
     def shred(self, name: str) -> None:
         self.want("eraser")
