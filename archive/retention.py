@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.format.record import TICK_BITS
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.plt_codec.errors import UsageError
 
@@ -119,8 +120,12 @@ def _content(version: Version) -> frozenset[tuple[str, bytes]]:
 
 
 def _ended(version: Version) -> int:
-    """Return when the last thing in a version was said, or its time, in seconds since 1970."""
-    return max(part.content.said(part.time)[1] for part in version.each)
+    """Return when the last thing in a version was said, or its time, in seconds since 1970.
+
+    What was said is no later than its put: a log may claim any time, and would never be over an age.
+    """
+    latest = ((part, max(part.time, part.moment >> TICK_BITS)) for part in version.each)
+    return max(min(part.content.said(part.time)[1], put) for part, put in latest)
 
 
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:

@@ -53,6 +53,9 @@ def test_what_was_said_counts_and_not_when_it_was_put() -> None:
     for last, gone in ((NOW - 11, True), (NOW - 10, False), (0, False)):
         told = replace(put, content=ContentFacts(first=1, last=last))
         assert bool(expired([told], Policy(keep_within=10, drop_last=True), NOW)) is gone
+    claims = replace(put, content=ContentFacts(first=1, last=1 << 40))  # a time to come
+    assert expired([claims], Policy(keep_at_most=10), NOW + 11) == [claims]
+    assert not expired([claims], Policy(keep_at_most=10), NOW + 10)
 
 
 LAST = st.integers(1, 5)
