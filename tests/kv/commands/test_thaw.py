@@ -87,6 +87,20 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
     assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
 
 
+def test_a_sealed_archive_is_thawed_over_files_until_something_is_erased(
+    run: Run, frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORDS", "correct horse")
+    keyed = ("-r", tmp_path / "sealed", "--passphrase-env", "WORDS")
+    assert run("archive", "init", *keyed).exit_code == run("archive", "put", *keyed, frozen).exit_code == 0
+    words = ("thaw", *keyed, "chats/1", "--hot", tmp_path / "hot", "--json")
+    first, second = (json.loads(run(*words).stdout) for _ in range(2))
+    assert (first["hot_tokens"], second["hot_tokens"]) == (0, (first["tokens"] - 1) // 16 * 16)
+    assert run("archive", "erase", *keyed, "--tenant", "default", "--name", "chats/0", "--yes").exit_code == 0
+    third, fourth = (json.loads(run(*words).stdout) for _ in range(2))
+    assert (third["hot_tokens"], fourth["hot_tokens"]) == (0, second["hot_tokens"])
+
+
 def test_whole_caches_of_a_target_with_windows_serve_the_second_thaw(
     run: Run, cold: Path, frozen: Path, tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path
 ) -> None:
