@@ -236,7 +236,8 @@ class Sessions:
         for at in range(0, len(names), LOOKED):  # claims wait for some of them
             gone |= await loop.run_in_executor(self._reader, self._absent, names[at : at + LOOKED])
         for record, ids in idle:
-            if record.name in gone and record.ids is ids and not record.busy and (ids is None or settled):
+            same = self._records.get(record.name) is record and record.ids is ids  # as when it was looked for
+            if record.name in gone and same and not record.busy and (ids is None or settled):
                 del self._records[record.name]  # first: it may be begun anew meanwhile
                 for block in filter(None, (record.block, record.shared)):
                     work = partial(self.scheduler.store.erase, block)

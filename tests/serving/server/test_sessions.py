@@ -133,11 +133,12 @@ def test_what_the_archive_has_no_more_leaves_memory(how: str) -> None:
     def absent(names: Sequence[str]) -> set[str]:
         if how == "another turn":
             hot.ids = IDS.copy()
+        sessions._records.pop("left", None)  # to make room for another
         return set(names) - {"there"}
 
     sessions._absent = absent  # type: ignore[method-assign]
     hot, cold, there = (record_of(sessions, name, ids) for name, ids in (("hot", IDS), ("cold", None), ("there", IDS)))
-    for record in (hot, cold, there):
+    for record in (hot, cold, there, record_of(sessions, "left", None)):
         record.block = record.name.encode()
     asyncio.run(sessions.audit())
     assert list(sessions._records) == (["there"] if how == "erased" else ["hot", "there"])
