@@ -1,5 +1,7 @@
 """The certificate of an erasure: one document that a person can file, of what `pltz archive erase` did and proved."""
 
+from collections.abc import Sequence
+
 from pltz.archive.archive import Archive
 from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.erase import Erasure
@@ -14,8 +16,8 @@ ELSEWHERE = (
 )
 
 
-def certificate(done: Erasure, cold: Archive) -> str:
-    """Return the document of an erasure that the archive's last change was."""
+def certificate(done: Erasure, cold: Archive, under: Sequence[str] = ()) -> str:
+    """Return the document of an erasure, the archive's last change. ``under``: tenants under salts that stay."""
     catalog = cold.parts.catalog
     audit, author = catalog.listing.present.audit, catalog.author
     if done.base is not None:
@@ -24,6 +26,7 @@ def certificate(done: Erasure, cold: Archive) -> str:
         what = f"session {done.name!r} of tenant {done.tenant!r}" if done.name else f"all of tenant {done.tenant!r}"
     stays = [f"segments that other sessions share: {done.shared:,}"] if done.shared else []
     stays += [f"base {use.name!r}, with prompts of several tenants" for use in done.bases if not use.erased]
+    stays += [f"tenant {other!r}, under a salt of it" for other in under]
     unread = f"; {counted(done.unread, 'damaged pack')} not read to the end" if done.unread else ""
     rows = {
         "Archive": catalog.listing.archive.hex(),

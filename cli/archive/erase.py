@@ -97,7 +97,10 @@ def erase(
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
-    _certify([certified(done, cold)] if certificate and not dry_run else [], certificate)
+    under = shared.salted(cold, tenant) if everything and tenant else []
+    _certify([certified(done, cold, under)] if certificate and not dry_run else [], certificate)
+    for other in under:
+        click.echo(printable(f"not erased: tenant {other}, under a salt of {tenant}"), err=True)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
     if not dry_run:
         shared.clear_hot(hot, None if tenant is None else [tenant], cold)

@@ -1,8 +1,9 @@
 """The inventory of what was given: a JSON document for a person who asked for all of a person or a period.
 
-    given        each session and part in a file: its digest, and the hold that keeps it
-    not_given    what was asked for too and is in no file, and why: forgotten, an older version, refused
-    erased       how many sessions of these tenants were erased; no name of them is left
+    given            each session and part in a file: its digest, and the hold that keeps it
+    not_given        what was asked for too and is in no file, and why: forgotten, an older version, refused
+    other_tenants    those under salts of the tenant that was asked for, whose sessions have to be asked for by name
+    erased           how many sessions of these tenants were erased; no name of them is left
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.humanize import moment
 from pltz.cli.archive.files import Folder
-from pltz.cli.archive.shared import is_of, seconds_of
+from pltz.cli.archive.shared import is_of, salted, seconds_of
 from pltz.plt_codec.errors import FormatError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def inventory(cold: "Archive", folder: Folder, chosen: "Iterable[Version]", aske
         "asked": asked._asdict(),
         "given": given,
         "not_given": refused,
+        "other_tenants": [] if asked.tenant is None else salted(cold, asked.tenant),
         "erased": sum([_erased(cold, tenant) for tenant in tenants]) if catalog.keys.cipher else None,
         "damaged": whole,
         "audit": {"record": audit.end, "digest": audit.last.hex()},

@@ -5,10 +5,29 @@ from pathlib import Path
 
 import pytest
 
+from pltz.archive.archive import Archive
+from pltz.archive.format.ids import tenant_of
 from tests.cli.commands import Run, chat, lines
 from tests.files import key_file
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+
+def test_what_stays_under_salts_of_a_tenant_is_told(run: Run, tmp_path: Path) -> None:
+    cold = Archive.open(tmp_path / "cold", create=True, passphrase="battery staple")
+    for salt in (None, "pepper"):
+        cold.put("a", "hello", tenant="acme", salt=salt)
+    sealed, paper = ("-r", tmp_path / "cold", "--passphrase-env", "WORDS"), tmp_path / "erased.txt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORDS", "battery staple")
+        get = run("archive", "get", *sealed, "--tenant", "acme", "-o", f"{tmp_path}/out/", "--inventory", paper)
+        [other] = json.loads(paper.read_text())["other_tenants"]
+        assert get.exit_code == 0 and other == tenant_of("acme", "pepper")
+        paper.unlink()
+        erase = "archive", "erase", *sealed, "--all", "--yes", "--tenant"
+        done = run(*erase, "acme", "--certificate", paper)
+        assert done.exit_code == 0 and f"not erased: tenant {other}" in done.stderr and other in paper.read_text()
+        assert run(*erase, other).exit_code == 0 and not list(cold.list())
 
 
 def test_a_certificate_has_what_a_lawyer_files(run: Run, tmp_path: Path) -> None:
