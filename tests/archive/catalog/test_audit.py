@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,6 +168,23 @@ def test_collect_puts_files_together_and_the_chain_stays(
     for path in [path for path in backup if path.startswith("manifest/")]:
         back.write_new(path, backup[path])
     assert told(reopen(back, codec, key)) == found
+
+
+@KEYS
+def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(codec: SegmentCodec, key: Any) -> None:
+    """By who may write the manifest: it follows, and tells nothing of what was cut off or left out of it."""
+    disk, archive = made(codec, key)
+    for number in range(4):
+        put(archive, f"n{number}")
+    found, records = told(archive), [chained.record for chained in archive.catalog.listing.present.audit.records()]
+    cut = archive.catalog.listing.present.audit.up_to(3)
+    forged = functools.reduce(AuditTail.adding, [records[0], records[3]], AuditTail())
+    for tail, last in (cut, 3), (forged, 2):
+        archive.catalog.listing.publish(lambda manifest, tail=tail: replace(manifest, audit=tail))  # type: ignore[misc]
+        catalog = reopen(disk, codec, key).catalog
+        assert len(list(entries(catalog))) == last and list(entries(catalog, found[0].digest))
+        with pytest.raises(CorruptError, match="written anew, or an older state"):
+            list(entries(catalog, found[3].digest))
 
 
 def test_files_of_an_append_only_archive_stay(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
