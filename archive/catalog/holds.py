@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -143,7 +144,12 @@ class Holds:
         def lacking() -> set[bytes]:
             there = object_names.holds_among(store.list(object_names.HOLDS))
             listing.follow()  # after: a hold is in the manifest before it has an object
-            return there - self.rows.keys()
+            return {name for name in there - self.rows.keys() if not foreign(name)}
+
+        def foreign(name: bytes) -> bool:
+            with suppress(CorruptError, FileNotFoundError):
+                return Hold.decode(store.read(object_names.hold(name), 0, MAX_SIZE)).archive != listing.archive
+            return False
 
         if lacking() and (found := lacking()):  # one may be released just now
             what = f"{object_names.hold(min(found))} is there, and the manifest lacks that hold"

@@ -91,6 +91,11 @@ def test_a_manifest_that_lacks_a_hold_frees_and_erases_nothing(codec: SegmentCod
     Repairer(DirectoryStore(disk)).run()
     with pytest.raises(OnHold, match="alice"):
         reopen(disk, codec).erase("acme", "a")
+    archive.catalog.look(0)
+    foreign = replace(archive.catalog.holds.rows[placed.id], archive=bytes(16))
+    disk.write_new(f"hold/{foreign.id.hex()}", foreign.encode())
+    archive.catalog.holds.release(placed.id)
+    assert archive.erase("acme", "a").versions == 2
 
 
 def test_a_hold_that_no_reader_would_take_is_not_placed(codec: SegmentCodec) -> None:
