@@ -1,7 +1,7 @@
 """The .pltz file: many sessions in blocks with an index at the end, each readable without the rest.
 
-`Writer` puts frames (frame.py) into a file. `Reader` gets single frames out of bytes, an mmap or a seekable
-file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what its block says of it.
+`Writer` puts frames (frame.py) into a file. `Reader` gets single frames out of bytes or an mmap. Spec: FORMAT.md,
+"Container". Nothing here decodes a token: a frame is bytes plus what its block says of it.
 
 The parts are header, blocks, index, footer. A block holds the frames of up to 128 sessions (session_block.py), as packs
 of an archive do. The index says where the blocks are. Blocks are read when a session of theirs is, and a
@@ -280,25 +280,19 @@ class Reader:
     """A .pltz file opened for reading single frames.
 
     Args:
-        source: the file's bytes, an mmap, or a seekable binary file (left open and owned by the caller).
+        source: the file's bytes, or an mmap.
 
     Raises:
         FormatError: not a .pltz file; its subclasses CorruptError and VersionError say more.
     """
 
-    def __init__(self, source: bytes | bytearray | memoryview | mmap.mmap | BinaryIO) -> None:
-        self._file: BinaryIO | None = None
-        self._view: memoryview | None = None
+    def __init__(self, source: bytes | bytearray | memoryview | mmap.mmap) -> None:
+        self._view: memoryview | None = memoryview(source).cast("B")
+        self.size = self._view.nbytes  # bytes
         self._owned: mmap.mmap | None = None
         self._damaged: list[int] | None = None
         self._heads: dict[int, SessionBlock] = {}  # of blocks, by number
         self._piece: tuple[tuple[int, int], bytes] | None = None  # the last one read: block and number in it, bytes
-        if isinstance(source, bytes | bytearray | memoryview | mmap.mmap):
-            self._view = memoryview(source).cast("B")
-            self.size = self._view.nbytes  # bytes
-        else:
-            self._file = source
-            self.size = source.seek(0, os.SEEK_END)
         try:
             self._open()
         except BaseException:
@@ -351,7 +345,7 @@ class Reader:
             self._view.release()
         if self._owned is not None:
             self._owned.close()
-        self._view = self._owned = self._file = None
+        self._view = self._owned = None
 
     @property
     def overhead(self) -> int:
@@ -532,12 +526,6 @@ class Reader:
 
     def _read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes at ``offset``; both were checked against the file size."""
-        if self._view is not None:
-            return bytes(self._view[offset : offset + size])
-        if self._file is None:
+        if self._view is None:
             raise UsageError("this .pltz reader is closed")
-        self._file.seek(offset)
-        data = self._file.read(size)
-        if len(data) != size:
-            raise CorruptError(f"expected {size} bytes at {offset}, found {len(data)}: the file was cut meanwhile")
-        return data
+        return bytes(self._view[offset : offset + size])
