@@ -4,7 +4,7 @@ Each format has one table, beside its code:
 
     READERS = Readers("the pack", {1: _read_table})
     ...
-    read = READERS.of(version)       # raises VersionError where this pltz has none
+    read = READERS[version]          # raises VersionError where this pltz has none
     contexts = read(data)
 
 To read two versions, keep the old reader and add a line: ``{1: _read_table, 2: _read_table_2}``. Only the newest is
@@ -14,7 +14,7 @@ written. `docs/formats.md` says which versions must be kept, `tests/plt_codec/te
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pltz.plt_codec.errors import VersionError
 
@@ -22,35 +22,22 @@ Reader = TypeVar("Reader")
 NEWER = "use a newer pltz"
 
 
-class Readers(Generic[Reader]):
-    """The readers of one format, by version.
+class Readers(dict[Any, Reader]):
+    """The readers of one format, by version. ``subject``: the file or its part in messages, as "the pack".
 
-    ``subject``: the file or its part in messages, as "the pack". ``by_version``: what reads each version, the newest
-    last.
+    >>> Readers("the pack", {1: bytes, 2: str})[3]
+    Traceback (most recent call last):
+    pltz.plt_codec.errors.VersionError: the pack is of version 3, this pltz reads 1 and 2: use a newer pltz
     """
 
     def __init__(self, subject: str, by_version: Mapping[int, Reader]) -> None:
-        self.subject, self.by_version = subject, dict(by_version)
+        super().__init__(by_version)
+        self.subject = subject
 
-    def __contains__(self, version: object) -> bool:
-        """Return whether a version can be read."""
-        return type(version) is int and version in self.by_version
-
-    def of(self, version: object) -> Reader:
-        """Return what reads a version. Raises VersionError.
-
-        >>> Readers("the pack", {1: bytes, 2: str}).of(3)
-        Traceback (most recent call last):
-        pltz.plt_codec.errors.VersionError: the pack is of version 3, this pltz reads 1 and 2: use a newer pltz
-        """
-        if version not in self:
-            raise VersionError(self.refusal(version))
-        return self.by_version[version]  # type: ignore[index]  # an int, as `in` says
-
-    def refusal(self, version: object) -> str:
-        """Return why a version is not read, and what to do."""
-        known = " and ".join(map(str, self.by_version))
-        return f"{self.subject} is of version {version!r:.40}, this pltz reads {known}: {NEWER}"
+    def __missing__(self, version: object) -> NoReturn:
+        """Raise VersionError for a version that has none."""
+        known = " and ".join(map(str, self))
+        raise VersionError(f"{self.subject} is of version {version!r:.40}, this pltz reads {known}: {NEWER}")
 
 
 def number_in(text: object, name: str) -> int | None:

@@ -86,7 +86,7 @@ class KeyFile:
             raise CorruptError("a key file does not match its checksum: damaged")
         if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("a key file does not start as one: damaged")
-        read = VERSIONS.of(data[len(MAGIC)])
+        read = VERSIONS[data[len(MAGIC)]]
         return read(data)
 
 

@@ -187,7 +187,7 @@ class AuditFile:
             raise CorruptError("an audit does not match its checksum: damaged")
         if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("an audit does not begin with its magic: damaged")
-        read = VERSIONS.of(data[len(MAGIC)])
+        read = VERSIONS[data[len(MAGIC)]]
         return read(data)
 
 

@@ -60,7 +60,7 @@ class Hold:
             raise CorruptError("a hold does not match its checksum: damaged")
         if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("a hold does not begin with its magic: damaged")
-        read = VERSIONS.of(data[len(MAGIC)])
+        read = VERSIONS[data[len(MAGIC)]]
         return read(data)
 
 

@@ -332,7 +332,7 @@ class FileIndex:
         body = bytes(exactly(file.read, HEADER.size, packs * PACK.size))
         if check != _check(head + body):
             raise CorruptError("the header of the index does not match its checksum: damaged")
-        lay_out = VERSIONS.of(version)
+        lay_out = VERSIONS[version]
         if any(reserved):
             raise VersionError("the index has fields of a newer version: rebuild it or use a newer pltz")
         if name and digest.hex() != name:

@@ -182,7 +182,7 @@ class Manifest:
             raise CorruptError("the manifest does not match its checksum: damaged")
         if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("the manifest does not begin with its magic: damaged")
-        read = VERSIONS.of(data[len(MAGIC)])
+        read = VERSIONS[data[len(MAGIC)]]
         return read(data)
 
 

@@ -480,7 +480,7 @@ class Pack:
         table = table[:table_size]
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
-        read_table = VERSIONS.of(version)
+        read_table = VERSIONS[version]
         if moment >= MAX_MOMENT:
             raise CorruptError(f"the pack is of tick {moment}: damaged")
         contexts, parents = read_table(table)

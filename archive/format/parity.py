@@ -397,7 +397,7 @@ def _read(data: memoryview, at: int) -> tuple[Parity, int]:
     body = data[at : at + size - SIZE]
     if digest(PERSON, body) != data[at + size - SIZE : at + size]:
         raise CorruptError("the head of the parity file does not match its checksum: damaged")
-    read_checks = VERSIONS.of(version)
+    read_checks = VERSIONS[version]
     if any(reserved):
         raise VersionError("the parity file has fields of a newer version: use a newer pltz")
     shape = ParityLayout(*layout)

@@ -70,7 +70,7 @@ class Settings:
             raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
-        read = VERSIONS.of(version)
+        read = VERSIONS[version if type(version) is int else str(version)]
         if features not in FEATURES:
             raise VersionError(f"the archive has features {features}: use a newer pltz")
         if len(identity) != SIZE:

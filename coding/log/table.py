@@ -160,7 +160,7 @@ def _joined(past: Past, part: Above) -> bytes:
     columns, opaque, text = part.table or (b"", b"", b"")
     if not columns:
         raise CorruptError("expected the columns of a log, found no bytes: the file is damaged")
-    read = VERSIONS.of(columns[0])
+    read = VERSIONS[columns[0]]
     return read(past, BitReader(columns[1:]), opaque, pieces_of(text), part.count).content(part.count)
 
 

@@ -204,7 +204,7 @@ class Calibration:
             raise CorruptError("not a calibration: fields are missing")
         if (version := number_in(meta["format"], NAME)) is None:
             raise CorruptError(f"expected the format {FORMAT}, found {meta['format']!r}: no calibration, or damaged")
-        read = VERSIONS.of(version)
+        read = VERSIONS[version]
         return read(tensors, meta)
 
 

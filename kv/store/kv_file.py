@@ -258,7 +258,7 @@ class _Header:
             raise CorruptError(f"no file of KV ({exc})") from exc
         if (version := number_in(self.meta.get("format"), NAME)) is None:
             raise CorruptError(f"expected the format {FORMAT}, found {str(self.meta.get('format'))[:40]!r}")
-        if set(self.meta) != VERSIONS.of(version):
+        if set(self.meta) != VERSIONS[version]:
             raise CorruptError("fields are missing, or there are others")
         self.kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, kind, shape in shapes:

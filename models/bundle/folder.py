@@ -74,7 +74,7 @@ class BundleFolder:
             files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             raise ModelError(f"{place} is not a bundle description: {exc}") from exc
-        is_file = VERSIONS.of(version)
+        is_file = VERSIONS[version if type(version) is int else str(version)]
         if contract not in CONTRACTS:
             raise VersionError(
                 f"bundle {name}: expected a contract of {CONTRACTS}, found {contract!r:.40}: use a newer pltz"

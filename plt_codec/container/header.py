@@ -75,7 +75,7 @@ class Header:
             raise FormatError(f"expected a .pltz file (first bytes {MAGIC!r}), found {data[:4]!r}")
         if len(data) < FIXED.size:
             raise CorruptError(f"expected {FIXED.size} header bytes or more, found {len(data)}: cut off")
-        read = VERSIONS.of(data[len(MAGIC)])
+        read = VERSIONS[data[len(MAGIC)]]
         return read(data)
 
 

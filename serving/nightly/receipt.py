@@ -45,7 +45,7 @@ class ReceiptFile:
         magic, version, reserved, run, count = HEAD.unpack(data[: HEAD.size])
         if magic != MAGIC:
             raise FormatError(f"expected a receipt, found {bytes(magic)!r}")
-        read = VERSIONS.of(version)
+        read = VERSIONS[version]
         if any(reserved):
             raise VersionError("the receipt has fields of a newer version: use a newer pltz")
         if not digest(PERSON, data[:-SIZE]).hex() == bytes(data[-SIZE:]).hex() == name:

@@ -115,7 +115,7 @@ def test_a_second_version_is_read_by_its_reader(name: str, tmp_path: Path, monke
     """A file that a newer pltz wrote, which changed nothing but the version."""
     form = FORMATS[name]
     form.read(form.make(tmp_path))
-    newest = max(form.readers.by_version)
+    newest = max(form.readers)
     with monkeypatch.context() as newer:
         newer.setattr(form.module, form.constant, newest + 1)
         if form.module in (calibration, kv_file):
@@ -124,7 +124,7 @@ def test_a_second_version_is_read_by_its_reader(name: str, tmp_path: Path, monke
         made = form.make(tmp_path / "newer")
     with pytest.raises(FormatError, match=f"is of version {newest + 1}, this pltz reads .*{newest}: use a newer pltz"):
         form.read(made)
-    monkeypatch.setitem(form.readers.by_version, newest + 1, form.readers.by_version[newest])
+    monkeypatch.setitem(form.readers, newest + 1, form.readers[newest])
     form.read(made)
 
 
@@ -134,7 +134,7 @@ def test_the_document_names_the_versions_that_are_read() -> None:
         "`.pltz` file": [header.FORMAT_VERSION], "bundle folder": [folder.FORMAT],
         "log frame and table of an agent's log": [table.VERSION], "`archive.json`": [settings.FORMAT],
         "`packs/`": [pack.VERSION], "`manifest/`": [manifest.VERSION], "`lost/`": [losses.VERSION],
-        "`index/`": [*index_file.VERSIONS.by_version], "`parity/`": [parity.VERSION], "`keys/`": [key_files.VERSION],
+        "`index/`": [*index_file.VERSIONS], "`parity/`": [parity.VERSION], "`keys/`": [key_files.VERSION],
         "journal of the eviction hook": [segment.VERSION], "calibration of KV": [calibration.VERSION],
         "file of KV": [kv_file.VERSION], "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
         "receipt of the nightly job": [receipt.VERSION],
@@ -144,11 +144,11 @@ def test_the_document_names_the_versions_that_are_read() -> None:
 
 def test_one_text_says_what_is_read_and_what_to_do() -> None:
     readers = Readers("the thing", {4: str, 6: bytes})
-    assert readers.of(4) is str and 6 in readers and 5 not in readers and True not in readers
+    assert readers[4] is str and 6 in readers and 5 not in readers
     for version, told in {
         5: "the thing is of version 5, this pltz reads 4 and 6: use a newer pltz",
         None: "the thing is of version None, this pltz reads 4 and 6: use a newer pltz",
     }.items():
         with pytest.raises(VersionError) as refused:
-            readers.of(version)
+            _ = readers[version]
         assert str(refused.value) == told

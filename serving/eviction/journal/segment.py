@@ -138,7 +138,7 @@ def scan(name: Name, data: bytes | memoryview, start: int, kind: int = ENTRIES) 
     """
     if start < HEAD_SIZE:
         if data[:8] == MAGIC and data[HEAD.size : HEAD_SIZE] == _hash(data[: HEAD.size]):
-            VERSIONS.of(int.from_bytes(data[8:10], "little"))  # all that are read have the same frames
+            _ = VERSIONS[int.from_bytes(data[8:10], "little")]  # all that are read have the same frames
             if (found := int.from_bytes(data[10:12], "little")) != kind:
                 raise VersionError(f"{name.journal} has bodies of kind {found}, not {kind}: it is another's journal")
         elif len(data) > HEAD_SIZE:
