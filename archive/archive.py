@@ -60,7 +60,7 @@ from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec import ppmd
-from pltz.plt_codec.errors import ContentError, UsageError, refusing
+from pltz.plt_codec.errors import ContentError, UsageError, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -478,14 +478,14 @@ class Archive:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
         for request in requests:
             try:
-                with refusing(f"session {request.name!r}", "put it as a text, and report this"):
-                    ready = prepare(request, self.codecs.add)
-                    self._want_unerased(ready, dry_run)
-                    self._want_past(request)
-            except ContentError as exc:
-                if refused is None:
-                    raise
-                refused(request, exc)
+                ready = prepare(request, self.codecs.add)
+                self._want_unerased(ready, dry_run)
+                self._want_past(request)
+            except Exception as exc:  # noqa: BLE001 - of foreign data
+                error = refusal(exc, f"session {request.name!r}", "put it as a text, and report this")
+                if refused is None or not isinstance(error, ContentError):
+                    raise error from (exc.__cause__ if error is exc else exc)
+                refused(request, error)
             else:
                 yield ready
 
@@ -517,8 +517,9 @@ class Archive:
 
     def _want_past(self, request: PutRequest) -> None:
         """Raise ContentError where a session's time is more than a day ahead of this clock."""
-        now, catalog = self.parts.store.now(), self.parts.catalog
-        if request.time is not None and request.time > now + DAY and not catalog.force_time:
+        if request.time is None or self.parts.catalog.force_time:
+            return
+        if request.time > self.parts.store.now() + DAY:
             raise ContentError(
                 f"the time of {request.name!r}, {moment(request.time)}, is in the future: correct it, or say that it "
                 "is right (--force-time, from Python force_time=True)"

@@ -1,6 +1,7 @@
 """Trace one chat through pltz: files entered, calls, and moves between files, for compress, decompress, put and get.
 
-    python -m pltz.benchmarks.trace_session
+    python -m pltz.benchmarks.trace_session          # a line for each
+    python -m pltz.benchmarks.trace_session put      # and of these the moves, with their functions, one by one
 
 Each call is made once before it is traced, so that imports are left out. An archive has its bundle loaded then. The
 two functions are traced twice: as a user calls them, which loads the bundle, and with a codec that is loaded. Only
@@ -29,33 +30,38 @@ CHAT = {
 
 
 class Trace(NamedTuple):
-    """Counts of one call: ``files`` entered, ``calls`` made in them, ``moves`` from a file to another."""
+    """Counts of one call: ``files`` entered, ``calls`` made in them, ``moves`` from a file to another.
+
+    ``path``: file and function of each move.
+    """
 
     files: int
     calls: int
     moves: int
+    path: list[str]
 
 
 def trace(work: Callable[[], object]) -> Trace:
     """Return the counts of one call of ``work``, its threads included."""
     homes: dict[str, str] = {}
     files: set[str] = set()
-    calls = moves = 0
-    last = ""
+    path: list[str] = []
+    calls, last = 0, ""
 
     def enter(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal calls, moves, last
+        nonlocal calls, last
         if event != "call":
             return
         name = frame.f_code.co_filename
         if name not in homes:
-            path = Path(name).resolve()
-            ours = path.is_file() and path.is_relative_to(ROOMS) and path.name != Path(__file__).name
-            homes[name] = str(path) if ours and ".venv" not in path.parts else ""
+            place = Path(name).resolve()
+            ours = place.is_file() and place.is_relative_to(ROOMS) and place.name != Path(__file__).name
+            homes[name] = str(place) if ours and ".venv" not in place.parts else ""
         if home := homes[name]:
             calls += 1
             files.add(home)
-            moves += home != last
+            if home != last:
+                path.append(f"{Path(home).relative_to(ROOMS)} {frame.f_code.co_qualname}")
             last = home
 
     sys.setprofile(enter)
@@ -65,11 +71,11 @@ def trace(work: Callable[[], object]) -> Trace:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return Trace(len(files), calls, moves)
+    return Trace(len(files), calls, len(path), path)
 
 
-def main() -> None:
-    """Print a line for each way of a session."""
+def traced() -> dict[str, Trace]:
+    """Return the trace of each way of a session."""
     codec = pltz.Codec.load()
     data = pltz.compress(CHAT)
     for bundle in (None, codec):
@@ -88,9 +94,15 @@ def main() -> None:
             "put": lambda: archive.put("second", second),
             "get": lambda: archive.get("second"),
         }
-        for way, work in ways.items():
-            files, calls, moves = trace(work)
-            print(f"{way:18}  {files:3} files  {calls:4} calls  {moves:3} moves")
+        return {way: trace(work) for way, work in ways.items()}
+
+
+def main() -> None:
+    """Print a line for each way of a session."""
+    for way, (files, calls, moves, path) in traced().items():
+        print(f"{way:18}  {files:3} files  {calls:4} calls  {moves:3} moves")
+        if way in sys.argv[1:]:
+            print("\n".join(path))
 
 
 if __name__ == "__main__":

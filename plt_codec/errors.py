@@ -86,16 +86,7 @@ class ModelError(PltzError):
 
 @contextmanager
 def refusing(what: str, way_out: str = "read it as a text (--format text), and report this") -> Iterator[None]:
-    """Make whatever code raises over foreign data a refusal of that data alone.
-
-    Errors of pltz and of the machine, and warnings pass as they are.
-
-    Args:
-        what: names the data, for the message.
-        way_out: says what to do.
-
-    Raises:
-        ContentError: the code raised an error of another kind.
+    """Make whatever code raises over foreign data a refusal of that data alone, as `refusal`; others pass.
 
     >>> with refusing("a.json", "mend it"):
     ...     raise KeyError("id")
@@ -104,7 +95,18 @@ def refusing(what: str, way_out: str = "read it as a text (--format text), and r
     """
     try:
         yield
-    except (PltzError, OSError, MemoryError, Warning):
-        raise
     except Exception as exc:
-        raise ContentError(f"{what}: cannot be read ({type(exc).__name__}: {str(exc)[:200]}): {way_out}") from exc
+        if (error := refusal(exc, what, way_out)) is exc:
+            raise
+        raise error from exc
+
+
+def refusal(error: Exception, what: str, way_out: str) -> Exception:
+    """Return the ContentError for an error that code raised over foreign data.
+
+    Errors of pltz and of the machine, and warnings are returned as they are. ``what``: names the data, for the message;
+    ``way_out``: says what to do.
+    """
+    if isinstance(error, PltzError | OSError | MemoryError | Warning):
+        return error
+    return ContentError(f"{what}: cannot be read ({type(error).__name__}: {str(error)[:200]}): {way_out}")

@@ -102,17 +102,6 @@ class Fallback:
                 return plain
         return packed
 
-    def may_reach(self, data: bytes, size: int) -> bool:
-        """Return whether `compress` may come to ``size`` bytes or less, judged by a fast level and a margin.
-
-        Trying LEVEL on content that the model codes far shorter took a tenth of the time of encoding.
-
-        >>> coder = Fallback()
-        >>> coder.may_reach(b"the same words, " * 100, 40), coder.may_reach(bytes(range(256)), 40)
-        (True, False)
-        """
-        return may_reach(self.fast_size(data), size)
-
     def fast_size(self, data: bytes) -> int:
         """Return the bytes of data at a level that takes a small part of the time of `compress`, stored or packed."""
         log = window_log(len(data))
@@ -202,7 +191,9 @@ class Fallback:
 
 
 def may_reach(fast: int, size: int) -> bool:
-    """Return what `Fallback.may_reach` does, of data that take ``fast`` bytes by `Fallback.fast_size`.
+    """Return whether `Fallback.compress` may come to ``size`` bytes of data that take ``fast`` bytes at a fast level.
+
+    Trying the slow one on content that the model codes far shorter took a tenth of the time of encoding.
 
     >>> may_reach(71, 13), may_reach(100, 50)
     (False, True)

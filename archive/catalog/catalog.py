@@ -189,7 +189,7 @@ class Catalog:
         locked = isinstance(self.keys, LockedArchive)
         flags |= SEALED * bool(self.keys.cipher and not locked) | FORCED * self.force_time
         data = json.dumps(note, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-        data = data if locked else self.keys.seal_note(data, NOTE_OF)
+        data = self.keys.seal_note(data, NOTE_OF) if flags & SEALED else data
         return AuditRecord(self.store.now(), verb, number, data, flags, tuple(keys)[:TOLD])
 
     def want_clock(self) -> None:

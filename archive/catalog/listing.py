@@ -147,6 +147,7 @@ class Listing:
         self._scanned: dict[bytes, int] = {}  # those of indexes that cannot be used
         self._missing = frozenset[bytes]()  # named packs that are not there
         self._pending: dict[bytes, NamedPack] = {}  # packs put by this process that no manifest names yet
+        self._drafted: tuple[Manifest, AuditRecord | None, Manifest] | None = None  # what follows one with a record
         self._skipped = set(unused)  # index files that are damaged or unused
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
@@ -365,7 +366,8 @@ class Listing:
         if base is None or base is not self.manifest:
             return None
         none = frozenset[Any]()
-        return self.register.draft(self._next(None, {}, none, none, lambda: None, record, base))
+        self._drafted = base, record, self._next(None, {}, none, none, lambda: None, record, base)
+        return self.register.draft(self._drafted[2])
 
     def _next(
         self,
@@ -388,7 +390,11 @@ class Listing:
         if not all(self._is_named(pack) and pack not in self.condemned for pack in relied):
             raise Outdated("a collector condemned what was relied on: nothing was acknowledged, try again")
         fence()
-        fresh = replace(base, packs={**base.packs, **self._pending})
+        packs = {**base.packs, **self._pending}
+        known = self._drafted if not (edit or made or replaced) else None
+        if known and known[0] is base and known[1] is record and known[2].packs.keys() == packs.keys():
+            return known[2]
+        fresh = replace(base, packs=packs)
         fresh = edit(fresh) if edit else fresh
         if made or replaced:
             fresh = self._indexed(fresh, made, replaced)

@@ -27,9 +27,10 @@ DAY = 86_400 << 20  # in units of generations that the clock gives
 
 
 class _NextManifest(NamedTuple):
-    """A manifest that may be put in place of another, and its bytes."""
+    """A manifest that may be put in place of another, as it was asked for, and as it is with its bytes."""
 
     base: Manifest | None
+    asked: Manifest
     next: Manifest
     data: bytes
 
@@ -119,15 +120,14 @@ class ManifestRegister:
             self.find()  # others swapped meanwhile, or it was brought back since it was loaded
         for turn in range(TURNS):
             base = self.manifest
-            fresh = change(base)
-            if base and fresh.state == base.state and not (repaired or anew):
-                self._store.settle(MANIFEST)
-                return False
-            generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.settings.archive)
-            drafted = self._drafted
-            if not (base and drafted and drafted.base is base and not repaired and drafted.next.state == fresh.state):
-                drafted = self._next(fresh, generation)
-            data = drafted.data
+            fresh, drafted = change(base), self._drafted
+            if not drafted or drafted.asked is not fresh or drafted.base is not base or repaired:
+                if base and fresh.state == base.state and not (repaired or anew):
+                    self._store.settle(MANIFEST)
+                    return False
+                own = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.settings.archive)
+                drafted = self._next(fresh, own)
+            data, generation = drafted.data, drafted.next.generation
             # who lost waits before it loads, not after: the next swap builds on what is then the newest
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
             spare = base is not None and base.state == Manifest(base.settings).state  # repair knows it without
@@ -142,13 +142,13 @@ class ManifestRegister:
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
     def draft(self, fresh: Manifest) -> bytes:
-        """Return what `swap` puts in place of the present manifest, where its change returns one of this state."""
+        """Return what `swap` puts in place of the present manifest, where its change returns this, which is another."""
         self._drafted = self._next(fresh, self._highest + 1)
         return self._drafted.data
 
     def _next(self, fresh: Manifest, generation: int) -> _NextManifest:
         made = replace(fresh, generation=generation, random=self._store.random(SIZE))
-        return _NextManifest(self.manifest, made, made.encode())
+        return _NextManifest(self.manifest, fresh, made, made.encode())
 
     def _fresh_generation(self, archive: bytes) -> int:
         """Return a generation above those that this machine saw, and above what clocks gave to others.

@@ -330,10 +330,10 @@ class Collector:
             rows.append((context, record))
             copied, size = copied + 1, size + weight(record)
             if size >= COPIED:
-                self.writer.copy(rows, fence=fence)
+                self.writer.publisher.put(rows, fence=fence)
                 rows, size = [], 0
         if rows:
-            self.writer.copy(rows, fence=fence)
+            self.writer.publisher.put(rows, fence=fence)
         return copied
 
     def _next(self, location: Location) -> tuple[Record, Context]:

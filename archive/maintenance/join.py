@@ -313,7 +313,7 @@ class TurnJoiner:
             try:
                 rows = ((run.row[0], self._catalog.keys.seal(*run.row)) for run in runs)
                 fence = partial(self._catalog.keys.check, {run.row[0].domain for run in runs})
-                self._writer.copy(rows, relied=standing, fence=fence)
+                self._writer.publisher.put(rows, relied=standing, fence=fence)
                 break
             except Fenced:
                 if turn + 1 == ATTEMPTS:

@@ -652,7 +652,7 @@ class Repairer:
             return
         if rows:
             contexts = _opened(best).head.contexts
-            ArchiveWriter(catalog, CodecRegistry()).copy([(contexts[r.context], r) for _, r in rows])
+            ArchiveWriter(catalog, CodecRegistry()).publisher.put([(contexts[r.context], r) for _, r in rows])
         if missing == 0 and not sessions and not segments:
             catalog.listing.publish(lambda manifest: manifest.taking_out({pack}, self.store.now()))
         else:

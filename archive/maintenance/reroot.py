@@ -58,7 +58,7 @@ class Rerooter:
                     raise Outdated("a collector may free what is moved: nothing was put")
 
             try:
-                self.writer.copy([row for some in rows.values() for row in some], fence=fence)
+                self.writer.publisher.put([row for some in rows.values() for row in some], fence=fence)
             except Outdated as exc:  # it would be back without its mark: decide again by what is there now
                 raise FileNotFoundError(str(exc)) from exc
             done.update(rows)

@@ -362,7 +362,7 @@ class Shrinker:
             new[segment.id] = segment
             relied.add(item.location.pack)
         if rows:
-            self._writer.copy(rows, new, relied=relied, fence=partial(self._fence, items))
+            self._writer.publisher.put(rows, new, relied=relied, fence=partial(self._fence, items))
             begun.moved |= relied
         return report
 

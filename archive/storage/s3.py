@@ -104,11 +104,6 @@ class RangedObject:
         known = offset + size <= len(self._front)
         return self._front[offset : offset + size] if known else self._get(offset, size)
 
-    def fill(self, room: memoryview, offset: int) -> int:
-        data = self.read(offset, len(room))
-        room[: len(data)] = data
-        return len(data)
-
 
 class ObjectStore:
     """A bucket, or a prefix in one. Implements `store.Store`.

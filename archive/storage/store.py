@@ -445,9 +445,7 @@ class DirectoryStore:
         for temporary, known in self._ahead.items():
             if known is data:
                 del self._ahead[temporary]
-                if self._is_named(temporary):
-                    return temporary
-                break  # this writer stalled for a day, and a collector deleted it
+                return temporary
         temporary = object_names.temporary(self.disk.random(16))
         try:
             self._write(temporary, data)

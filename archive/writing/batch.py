@@ -123,7 +123,7 @@ def draft(
         codec, own, base = contexts.of(session)
         tower = _tower(session, codec, own, base, known)
         place = own.domain, session.name
-        if (key := keys.get(place)) is None:  # ways of one session have one key
+        if (key := keys.get(place)) is None:  # parts of one session have one key
             if contexts.keys.cipher and not dry_run and is_erased(contexts.keys, *place, session.unerased):
                 raise stays_erased(session.tenant, session.name)
             key = keys[place] = session_key(*place)

@@ -270,7 +270,7 @@ class _Coding:
     def add(self, cut: NewSession) -> None:
         """Begin to code a session together with those before it, once they are GROUP."""
         codec = cut.codec
-        if not isinstance(codec, PpmdCodec) or len(cut.segments) != 1 or cut.otherwise:
+        if not isinstance(codec, PpmdCodec) or len(cut.segments) != 1:
             return
         self._waiting.append(cut)
         if len(self._waiting) == GROUP:

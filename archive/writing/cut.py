@@ -10,10 +10,10 @@
 * <|meta|>, a chat's other keys, comes last. After META_AFTER tokens it is a segment of its own, so that new
   turns can follow the old ones.
 
-A session goes to the writer in two ways: as tokens of the bundle, and as plain bytes under zstd
-(`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
-of a version shows which codec it was, and its kind whether it is chat, text or ids. Where the model is not to code
-chats and texts, PPMd codes their tokens, and zstd is tried only where it coded what the session begins with.
+A session goes to the writer as tokens of the bundle, for the model or PPMd. What the model would code in vain, such as
+base64 and machine code, goes as plain bytes under zstd (`codec.BytesCodec`, with the bundle's dictionary), as what has
+no tokens does, and what follows a version that went so. The tokenizer fingerprint of a version shows which codec it
+was, and its kind whether it is chat, text or ids.
 
 The log of an agent (`log_look.is_log`), and whatever is too long for the model, goes as plain bytes alone, by
 `logs.LogCodec`: the segments that it begins with, told by their ids, then all that is new as one. So a log that grows
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -46,8 +46,9 @@ from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import NewSession, Sliced, Slices
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.archive.writing.segments import Beginning
+from pltz.coding import look
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import BytesCodec, SegmentCodec, is_bytewise
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, SegmentCodec, is_bytewise
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.host_work import tokens_to_store
 from pltz.coding.log.above import REACH
@@ -121,7 +122,7 @@ class SessionCutter:
     def _cut_session(
         self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None, new: bool
     ) -> NewSession | Tower:
-        """Return a session cut for the model and, as its other way, as plain bytes.
+        """Return a session cut as tokens, for the model or PPMd, or as plain bytes.
 
         Of the short beginning of a log it is the version that has all of it, as of `_cut_log`.
         """
@@ -135,7 +136,8 @@ class SessionCutter:
         if request.request.continues and tower:
             self._want_continuation(request, tower)
         last = self._to_build_on(tower, session)
-        by_bytes = partial(self._segmented, self._codecs.plain, request, np.frombuffer(content, np.uint8), last)
+        data = np.frombuffer(content, np.uint8)
+        by_bytes = partial(self._segmented, self._codecs.plain, request, data, last)
         if last and _adds_nothing(last.tower, plain := by_bytes()):
             if session.kind == "chat" and not keep_opaque:
                 transcript.refuse_opaque(session)
@@ -147,13 +149,28 @@ class SessionCutter:
             raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
-        if tokens is None:
-            return by_bytes()
         by_model = self._codecs.by_model(len(content), grows=last is not None)
+        begun_so = last is not None and last.tower.version.tokenizer == BytesCodec.tokenizer
+        goes_on = last is not None and begun_so and common(last.tower, data)
+        if tokens is None or goes_on or (by_model and last is None and self._in_vain(session, tokens, content)):
+            return by_bytes()
         codec = self._codecs.model if by_model else self._codecs.fast
-        cut = self._segmented(codec, request, tokens.astype(identity.U32, copy=False), last)
-        rivals = by_model or (last is not None and is_bytewise(last.tower.version.tokenizer))
-        return replace(cut, otherwise=[by_bytes()]) if rivals else cut
+        return self._segmented(codec, request, tokens.astype(identity.U32, copy=False), last)
+
+    def _in_vain(self, session: Session, tokens: Tokens, content: bytes) -> bool:
+        """Return whether zstd takes fewer bytes than the model, of bytes that are no text, or as samples tell.
+
+        ``tokens``: (T,), ``content``: of the session. Nearly all sessions are in no doubt, at a cheap look.
+        """
+        model, plain = self._codecs.model, self._codecs.plain
+        if session.kind == "text" and b"\0" in content:
+            return True
+        if len(tokens) < look.LEAST or not isinstance(model, BundleCodec):
+            return False
+        if not (samples := look.doubtful(len(tokens), content, plain.fast_size(content))):
+            return False
+        [size] = look.expected_sizes(model.coder, [(tokens, samples)])
+        return len(plain.encode([Plain(np.frombuffer(content, np.uint8), NO_MARK)])[0]) <= size
 
     def _segmented(
         self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None
@@ -334,10 +351,9 @@ class SessionCutter:
 
 def size_of(cut: NewSession) -> int:
     """Return the bytes of content of a session."""
-    way = cut.otherwise[0] if cut.otherwise else cut
-    if isinstance(way.segments, Slices):
-        return sum(way.segments.sizes)
-    return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
+    if isinstance(cut.segments, Slices):
+        return sum(cut.segments.sizes)
+    return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in cut.segments)
 
 
 def line_ends(content: Sliced, begin: int, least: int = LOG_PART) -> list[int]:

@@ -84,8 +84,6 @@ class NewSession:
         moment: when it was put, in ticks since 1970, of a copy; None is now, and after all versions of the session.
         target: fingerprint of the weights it was made with, 16 bytes, or None.
         codec: the codec that codes it, which the caller knows to be one of the archive's; None: the first of them.
-        otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
-            The writer takes the way with the fewest new bytes; of equal ones the first.
         begins: these are the first segments of a session that is put later. They are put without a version.
         after: of a log, the stored segments that these stand below.
         part: path of the part of the session that this is, empty for the main one.
@@ -106,7 +104,6 @@ class NewSession:
     time: int | None = None
     moment: int | None = None
     codec: SegmentCodec | None = None
-    otherwise: Sequence[NewSession] = ()
     begins: bool = False
     after: Beginning | None = None
     part: str = ""

@@ -15,10 +15,6 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, cast
-
-import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.directory import History, history_of
@@ -31,20 +27,14 @@ from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, L
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import SALT, Builder, Damage, Pack, RecordPlace, name_in
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.record import FORGET, TICK_BITS, Record, tokens_fit
+from pltz.archive.format.record import FORGET, TICK_BITS, Record
 from pltz.archive.writing.batch import Contexts, PendingVersion, batches, draft, session_rows
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.segments import Beginning, PendingSegment, RecentTowers, Row, VerifiedSegments, collision
-from pltz.coding import look
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
-from pltz.coding.codecs.codec import NO_MARK, NO_SIZE, BundleCodec, BytesCodec, Plain, as_bytes, shortest, unproved
+from pltz.coding.codecs.codec import Plain, shortest, unproved
 from pltz.plt_codec.container.frame import ALONE, CODING, FAST
 from pltz.plt_codec.errors import ContentError
-
-if TYPE_CHECKING:
-    from pltz.plt_codec.lanes import Tokens
-
-BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
 
 
 class Publisher:
@@ -203,12 +193,10 @@ class ArchiveWriter:
         begun = frozenset[bytes]().union(*(s.after.packs for s in sessions if s.after))
         if not begun <= self.catalog.listing.packs.keys() - self.catalog.listing.condemned:
             raise Outdated("a collector took what a log stands on: nothing was acknowledged, try again")
-        ways = [way for session in sessions for way in (session, *session.otherwise)]
         contexts = Contexts(self.codecs, self.catalog.keys)
-        drafts, segments = draft(ways, contexts, dry_run=dry_run)
+        drafts, segments = draft(sessions, contexts, dry_run=dry_run)
         names = [s.id for s in segments]
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
-        drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
         self._take_out_of_runs(drafts, fresh, relied)
         self.encode(list(fresh.values()))
@@ -242,76 +230,6 @@ class ArchiveWriter:
         after = (draft.session.after or Beginning()).and_then(draft.tower, frozenset(at.pack for at in places if at))
         return receipt._replace(after=after)
 
-    def _choose(
-        self,
-        sessions: Sequence[NewSession],
-        drafts: list[PendingVersion],
-        segments: list[PendingSegment],
-        stored: Collection[bytes],
-    ) -> tuple[list[PendingVersion], list[PendingSegment]]:
-        """Return each session's way with the fewest new bytes, of equal ones the first, and their segments.
-
-        A way that adds nothing is taken before anything is coded. Others than the first are not coded where it extends
-        a stored session by a short turn, so that they would store the whole session again, nor where a cheap look tells
-        that they cannot win (`_may_win`).
-        """
-        if len(drafts) == len(sessions):
-            return drafts, segments
-        left = iter(drafts)
-        groups = [list(islice(left, 1 + len(session.otherwise))) for session in sessions]
-        known = [next((way for way in ways if all(s.id in stored for s in way.tower)), None) for ways in groups]
-        rivals = [ways for ways, one in zip(groups, known, strict=True) if one is None and len(ways) > 1]
-        coded: dict[bytes, PendingSegment] = {}
-        self._leave_to_zstd(rivals, stored, coded)
-        self._encode_ways([ways[0] for ways in rivals], stored, coded)
-        for ways in rivals:
-            ways[1:] = [way for way in ways[1:] if _may_win(ways[0], way, stored, coded)]
-        self._encode_ways([way for ways in rivals for way in ways[1:]], stored, coded)
-        chosen = [
-            one or (min(ways, key=lambda way: new_bytes(way, coded)) if len(ways) > 1 else ways[0])
-            for ways, one in zip(groups, known, strict=True)
-        ]
-        used = {id(s) for way in chosen for s in way.tower}
-        return chosen, [s for s in segments if id(s) in used]
-
-    def _leave_to_zstd(
-        self, rivals: Sequence[list[PendingVersion]], stored: Collection[bytes], coded: dict[bytes, PendingSegment]
-    ) -> None:
-        """Take out the first way of sessions where the model would code it in vain, as samples of it tell.
-
-        The other way of these is encoded, and its segments are added to ``coded``, by id.
-        """
-        asked: list[list[PendingVersion]] = []
-        texts: list[tuple[Tokens, look.Samples]] = []
-        for ways in rivals:
-            model, plain = ways[0].codec, ways[-1].codec
-            if not (isinstance(model, BundleCodec) and isinstance(plain, BytesCodec)):
-                continue
-            tokens = _new_tokens(ways[0], stored)
-            if len(tokens) >= look.LEAST:
-                content = as_bytes(_new_tokens(ways[-1], stored))
-                if samples := look.doubtful(len(tokens), content, plain.fast_size(content)):
-                    asked.append(ways)
-                    texts.append((tokens, samples))
-        if not asked:
-            return
-        self._encode_ways([ways[-1] for ways in asked], stored, coded)
-        coder = cast("BundleCodec", asked[0][0].codec).coder  # of the first bundle, as that of all of them
-        for ways, size in zip(asked, look.expected_sizes(coder, texts), strict=True):
-            if new_bytes(ways[-1], coded) <= size:
-                del ways[0]
-
-    def _encode_ways(
-        self, ways: Sequence[PendingVersion], stored: Collection[bytes], coded: dict[bytes, PendingSegment]
-    ) -> None:
-        """Encode the segments of ways that are not stored, and add them to ``coded``, by id."""
-        new: dict[bytes, PendingSegment] = {}
-        for segment in (s for way in ways for s in way.tower):
-            if segment.id not in stored and segment.id not in coded:
-                new.setdefault(segment.id, segment)
-        self.encode(list(new.values()))
-        coded.update(new)
-
     def want_decided(self, decided: Manifest | None, still: Callable[[], bool]) -> None:
         """Raise Outdated where others swapped since the manifest that was decided by, and not ``still``."""
         if self.catalog.listing.manifest is not decided and not still():
@@ -324,17 +242,6 @@ class ArchiveWriter:
         """Remember what another writer of the same archive remembers."""
         self.recent = recent
         self.proved.take_over(proved)
-
-    def copy(
-        self,
-        rows: Iterable[Row],
-        new: Mapping[bytes, PendingSegment] | None = None,
-        *,
-        relied: AbstractSet[bytes] = frozenset(),
-        fence: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
-        self.publisher.put(rows, new, relied=relied, fence=fence)
 
     def _sort_out(
         self, segments: list[PendingSegment], stored: Collection[bytes]
@@ -467,34 +374,6 @@ class ArchiveWriter:
             and version.location.pack not in self.catalog.listing.condemned
             and draft.session.time in (None, version.time)
         )
-
-
-def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:
-    """Return the bytes that a session adds in one way. ``coded``: the segments that are not stored, by id."""
-    new = [coded[s.id] for s in way.tower if s.id in coded]
-    size = sum(len(s.data) for s in new)
-    return size if all(tokens_fit(len(s.tokens), len(s.data)) for s in new) else NO_SIZE
-
-
-def _new_tokens(way: PendingVersion, stored: Collection[bytes]) -> Tokens:
-    """Return the tokens of a way whose segments are not stored, (T,)."""
-    return np.concatenate([NO_MARK, *(s.tokens for s in way.tower if s.id not in stored)])
-
-
-def _may_win(
-    first: PendingVersion, other: PendingVersion, stored: Collection[bytes], coded: Mapping[bytes, PendingSegment]
-) -> bool:
-    """Return whether a way can be expected to beat the first, which is coded, judged by a cheap look.
-
-    Where the first extends stored segments, this one has all bytes of the session and would have to take 1 / BEYOND of
-    their number. Where it could, the first costs at most that share of the session more. Coding 16 kB by zstd for each
-    turn took 40 ms. Else a fast level of zstd tells what its slowest can come to.
-    """
-    left, extends = [s.tokens for s in other.tower if s.id not in stored], any(s.id in stored for s in first.tower)
-    size = new_bytes(first, coded)
-    if extends and BEYOND * size <= sum(map(len, left)):
-        return False
-    return not isinstance(other.codec, BytesCodec) or size >= NO_SIZE or other.codec.may_reach(left, size)
 
 
 @contextmanager

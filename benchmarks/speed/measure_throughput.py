@@ -68,7 +68,6 @@ SEAMS: tuple[tuple[Any, str, str], ...] = (
     (repeats, "find", "find copies"),
     (Fallback, "compress", "zstd"),
     (Fallback, "fast_size", "zstd, look"),
-    (Fallback, "may_reach", "zstd, look"),
 )
 
 

@@ -172,7 +172,7 @@ class BundleCodecs:
         return next(codec for codec in self.registry if isinstance(codec, PpmdCodec))
 
     @cached_property
-    def plain(self) -> SegmentCodec:
+    def plain(self) -> BytesCodec:
         """Return the codec of plain bytes, by zstd."""
         return next(codec for codec in self.registry if isinstance(codec, BytesCodec))
 

@@ -365,10 +365,6 @@ class BytesCodec(SegmentCodec):
         """Return the bytes of a content at a fast level of zstd."""
         return self._fallback.fast_size(content)
 
-    def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
-        """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""
-        return self._fallback.may_reach(b"".join(map(as_bytes, tokens)), size)
-
 
 class IdsCodec(SegmentCodec):
     """Codes token ids of any tokenizer by PPMd, for sessions that the model is too slow for. It needs no bundle.

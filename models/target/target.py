@@ -38,7 +38,7 @@ import numpy as np
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import ALIASES, ROLES
 from pltz.models.target.batch import PrefillBatch
-from pltz.models.target.cache import cache_argument, cache_bytes, is_plain, pairs_of, share
+from pltz.models.target.cache import cache_argument, cache_bytes, is_plain, share
 from pltz.models.target.checkpoint import (
     SHIPPED,
     TARGETS,
@@ -226,21 +226,6 @@ class Target:
         """Return the device on which the model computes."""
         device: torch.device = self.model.device
         return device
-
-    @cached_property
-    def outline(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tensors without memory, like KV of no token, (layers, 2, heads, 0, D), and like logits, (V,).
-
-        They come from a prefill of one id. The KV has no layers where these differ (see `kv_block.can_cut`). Raises
-        ModelError where the model fails.
-        """
-        import torch
-
-        cache, logits = self.prefill([0])
-        sides = [side[0, :, :0].to("meta") for pair in pairs_of(cache) for side in pair] if is_plain(cache) else []
-        alike = len({side.shape for side in sides}) == 1
-        kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
-        return kv, logits.to("meta")
 
     @cached_property
     def token_bytes(self) -> int:

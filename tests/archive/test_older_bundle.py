@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.writing import writer
 from pltz.benchmarks.random_weights import random_weights
-from pltz.coding.codecs.codec import BytesCodec
 from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -31,8 +29,6 @@ def shipped(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes], monkeyp
         weights = random_weights(seed, vocab=vocabulary, block=128, memory=32)
         write_bundle(root / name, name, weights, tiny_tokenizer_json(vocabulary), b"", {})
     monkeypatch.setattr(locations, "EMBEDDED", root)
-    # untrained, the model would lose to zstd
-    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
     return root
 
 

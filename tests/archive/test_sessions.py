@@ -9,8 +9,8 @@ import pytest
 
 from pltz import PutRequest
 from pltz.archive.format.ids import Tokens
-from pltz.archive.writing import writer
-from pltz.coding.codecs.codec import NO_SIZE, BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.writing.cut import SessionCutter
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.datasets.loaders import load
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -30,8 +30,6 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
         return encode(codec, batch)
 
     monkeypatch.setattr(BundleCodec, "encode", counted)
-    # untrained, the model would lose to zstd
-    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     for count in (100, 200, 300):
@@ -49,8 +47,7 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     """Code nothing for an unchanged session: a nightly put of known sessions was coded by zstd at its slowest level."""
-    # no record holds what loses, so that zstd is tried after the model
-    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: NO_SIZE * (isinstance(way.codec, BytesCodec) != plain))
+    monkeypatch.setattr(SessionCutter, "_in_vain", lambda *_: plain)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     item = PutRequest("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
     [first] = cold.put([item])
@@ -71,7 +68,6 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Secret | None
 ) -> None:
     """Grow a session from another process with no caches: reading its end proves that it decodes, then the new part."""
-    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)
     for count in (100, 200):
@@ -97,7 +93,6 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName
 ) -> None:
     """Decode the last versions of a night's sessions level by level, not session by session."""
-    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     rows = np.random.default_rng(1).integers(0, 1024, (5, 240))
     for count in (60, 120, 180):
@@ -136,6 +131,8 @@ def test_random_digits_are_left_to_zstd_after_a_few_samples(tmp_path: Path, monk
     assert not first.by_model and second.by_model and 0 < sum(asked) < 200 and cold.get("digits").value == digits
     [more] = cold.put([PutRequest("digits", Session("text", digits + digits[:9000:-1]))])
     assert not more.by_model and more.size < len(digits) / 3 and sum(asked) < 200
+    [code] = cold.put([PutRequest("code", Session("text", b"\x7fELF" + bytes(300)))])
+    assert not code.by_model and sum(asked) < 200
 
 
 def test_a_chat_keeps_the_writing_of_its_bytes(bundle: Bundle, tmp_path: Path) -> None:

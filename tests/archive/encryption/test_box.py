@@ -62,7 +62,7 @@ def test_what_was_put_without_encryption_into_a_sealed_archive_is_refused(
     row, [bits] = np.arange(5), codec.encode([Plain(np.arange(5), np.zeros(0, np.int64))])
     leaf = segment_of(segment_digest(clear.domain, clear.tokenizer, NO_SEGMENT, row))
     record = Record(0, id=leaf, tokens=5, bitstring=bits, name="planted", moment=7 << 20, time=7)
-    sealed.parts.writer.copy([(clear, record)])
+    sealed.parts.writer.publisher.put([(clear, record)])
     archive = reopen(disk)
     assert [v.name for v in archive.ls()] == ["a"]
     assert ["without encryption" in p.what for p in archive.catalog.damage.problems] == [True]

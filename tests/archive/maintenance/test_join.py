@@ -431,7 +431,7 @@ def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_
     empty.join()
     collected(empty)
     [*_, last] = empty.history("a", "acme")
-    empty.parts.writer.copy([(plain.context, segment_only(plain.record))])
+    empty.parts.writer.publisher.put([(plain.context, segment_only(plain.record))])
     empty.forget([last])
     condemned = frozenset([last.location.pack])
     monkeypatch.setattr(Listing, "condemned", property(lambda _: condemned, lambda *_: None), raising=False)

@@ -224,7 +224,7 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
                 digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE] for n in range(begin, min(begin + 256, count))
             ]
             rows = [(context, Record(0, id=i, tokens=9, bitstring=bytes(100), name=f"chat-{i.hex()}")) for i in ids]
-            archive.parts.writer.copy(rows)
+            archive.parts.writer.publisher.put(rows)
         archive.write_index()
     places = [str(tmp_path / "1000"), str(tmp_path / "100000"), "100000"]
     done = subprocess.run(

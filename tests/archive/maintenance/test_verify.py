@@ -126,8 +126,8 @@ def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes]], leaf: by
     bare = first.record._replace(name=None, about=b"", time=0, moment=0)
     session = first.record._replace(id=None, parent=leaf, name="crafted", tokens=0, bitstring=b"")
     new = [bare._replace(id=id_, parent=parent) for id_, parent in rows]
-    archive.parts.writer.copy([(first.context, record) for record in new])
-    archive.parts.writer.copy([(first.context, session)])
+    archive.parts.writer.publisher.put([(first.context, record) for record in new])
+    archive.parts.writer.publisher.put([(first.context, session)])
     archive.write_index()
     return archive
 

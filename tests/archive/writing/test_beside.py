@@ -33,11 +33,12 @@ def chat(number: int, turns: int) -> Session:
 
 
 def requests() -> Iterator[PutRequest]:
-    """Yield chats that are new and that grow, texts, logs and ids."""
+    """Yield chats that are new and that grow, logs, texts, and bytes that are no text."""
     for turns in (3, 5):
         yield from (PutRequest(f"chat {n}", chat(n, turns), time=1) for n in range(9))
         yield from (PutRequest(f"log {n}", Session("text", log(n) * turns), time=1) for n in range(4))
         yield from (PutRequest(f"text {n}", Session("text", b"no UTF-8 \xff, prose " * n), time=1) for n in range(5))
+        yield from (PutRequest(f"code {n}", Session("text", b"\x7fELF\0" * (n + turns)), time=1) for n in range(2))
 
 
 @pytest.fixture

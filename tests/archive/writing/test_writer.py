@@ -1,9 +1,8 @@
-"""The writer takes, of several ways to store a session, the one that adds the fewest bytes, and encodes each once."""
+"""The writer relies on a stored segment only where it is sound, and says of a failure what became of the put."""
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,137 +13,21 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.errors import Fenced
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.writing.writer import ArchiveWriter, Publisher
-from pltz.coding.codecs.codec import BytesCodec, Plain
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive, ZlibCodec, create, reopen
 
-NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
-AGAIN = np.frombuffer(b"again and again " * 20, np.uint8)
-PLAIN = BytesCodec()
 
-
-class CountingCodec(ZlibCodec):
-    """A codec that counts the segments that it encodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoded = 0
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        self.encoded += len(batch)
-        return super().encode(batch)
-
-
-@pytest.fixture
-def words() -> CountingCodec:
-    return CountingCodec()
-
-
-@pytest.fixture
-def two(disk: SimDisk, words: CountingCodec) -> TowerArchive:
-    """Return an archive of two codecs."""
-    return TowerArchive.create(DirectoryStore(disk), [words, PLAIN])
-
-
-def two_ways(name: str, words: np.ndarray, plain: np.ndarray) -> NewSession:
-    """Return a session as tokens of the first codec or, otherwise, as bytes for the second."""
-    return NewSession(name, [words], otherwise=[NewSession(name, [plain], codec=PLAIN)])
-
-
-def test_the_way_with_the_fewest_new_bytes_is_taken(two: TowerArchive) -> None:
-    few, many = np.arange(4), NOISE.astype(np.int64)
-    receipts = two.put([two_ways("few", few, NOISE), two_ways("many", many, AGAIN)])
-    assert [receipt.codec for receipt in receipts] == [*two.codecs] and two.get("few").tokens.tolist() == few.tolist()
-    assert two.get("many").tokens.tolist() == AGAIN.tolist()
-    assert two.stat().segments == 2  # nothing of the other ways is stored
-
-
-def test_of_equal_ways_the_first_is_taken(two: TowerArchive) -> None:
-    one = NewSession("a", [np.arange(9)])
-    assert two.put([replace(one, otherwise=[NewSession("a", [NOISE], codec=PLAIN)])])[0].codec is not PLAIN
-    same = NewSession("b", [AGAIN], codec=PLAIN)
-    assert two.put([replace(same, otherwise=[NewSession("b", [AGAIN[:]], codec=PLAIN, kind="text")])])[0].new == 1
-    assert two.get("b").version.kind == same_kind(same)
-
-
-def same_kind(session: NewSession) -> int:
-    """Return the number of a session's kind."""
-    return ("chat", "text", "ids").index(session.kind)
-
-
-def test_each_segment_is_encoded_once(two: TowerArchive, words: CountingCodec) -> None:
-    two.put([two_ways("a", np.arange(4), NOISE), two_ways("b", np.arange(4), NOISE)])
-    assert words.encoded == 1
-
-
-def test_a_way_that_adds_nothing_is_taken_before_any_is_coded(two: TowerArchive, words: CountingCodec) -> None:
-    two.put([NewSession("a", [NOISE], codec=PLAIN)])
-    receipt = two.put([two_ways("b", np.arange(4), NOISE)])[0]
-    assert (receipt.codec, receipt.new, words.encoded) == (PLAIN, 0, 0)
-
-
-def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(two: TowerArchive) -> None:
-    session = two_ways("a", np.arange(4), NOISE)
-    dry = two.put([session], dry_run=True)
-    assert two.stat().packs == 0 and not two.history("a")
-    put = two.put([session])
+def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(archive: TowerArchive) -> None:
+    session = NewSession("a", [np.arange(4)])
+    dry = archive.put([session], dry_run=True)
+    assert archive.stat().packs == 0 and not archive.history("a")
+    put = archive.put([session])
     assert [r._replace(id=b"", moment=0) for r in dry] == [r._replace(id=b"", moment=0) for r in put]
 
 
-def test_a_way_that_no_record_holds_is_not_taken(two: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.archive.writing.writer.tokens_fit", lambda tokens, size: tokens > 4)
-    assert two.put([two_ways("a", np.arange(4), NOISE)])[0].codec is PLAIN
-
-
-# ---- a short turn
-
-TEXT = np.frombuffer(bytes(range(32, 127)) * 40, np.uint8)  # 3800 bytes
-
-
-@pytest.fixture
-def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the number of bytes that each call of `BytesCodec.encode` is given."""
-    counts: list[int] = []
-    encode = BytesCodec.encode
-
-    def count(self: BytesCodec, batch: Sequence[Plain]) -> list[bytes]:
-        counts.append(sum(len(plain.tokens) for plain in batch))
-        return encode(self, batch)
-
-    monkeypatch.setattr(BytesCodec, "encode", count)
-    return counts
-
-
-def ways(plain: np.ndarray, *segments: np.ndarray) -> NewSession:
-    """Return a session in two ways: segments of the first codec, or plain bytes."""
-    return NewSession("a", segments, otherwise=[NewSession("a", [plain], codec=PLAIN)])
-
-
-def test_plain_bytes_are_not_coded_again_for_a_short_turn(archive: TowerArchive, coded: list[int]) -> None:
-    archive.codecs.register(PLAIN)
-    first = np.random.default_rng(1).integers(0, 9000, 4)
-    archive.put([NewSession("a", [first])])
-    turn = np.full(3, 7)
-    receipt = archive.put([ways(TEXT, first, turn)])[0]
-    assert (receipt.codec, receipt.new, coded) == (archive.codecs[0], 1, [])
-
-
-def test_plain_bytes_that_cannot_win_are_looked_at_and_not_coded(archive: TowerArchive, coded: list[int]) -> None:
-    archive.codecs.register(PLAIN)
-    noise = np.random.default_rng(1).integers(0, 256, 4000, np.uint8)
-    assert archive.put([ways(noise, np.arange(4))])[0].codec is archive.codecs[0] and coded == []
-
-
-def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: list[int]) -> None:
-    archive.codecs.register(PLAIN)
-    first = np.arange(4)
-    archive.put([NewSession("a", [first])])
-    long = np.random.default_rng(1).integers(0, 1 << 20, 4000)
-    receipt = archive.put([ways(TEXT, first, long)])[0]
-    assert coded and receipt.codec is PLAIN, "the other way is shorter, and taken"
-
-
-def test_a_session_whose_bitstring_is_damaged_is_put_again(archive: TowerArchive, disk: SimDisk) -> None:
+def test_a_session_whose_bitstring_is_damaged_is_put_again(
+    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
+) -> None:
     """Its head is sound, so a put that looked there alone would say that nothing changed."""
     new = NewSession("s", [np.arange(30), np.arange(50) % 7])
     archive.put([new])

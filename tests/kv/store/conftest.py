@@ -1,7 +1,6 @@
 """Fixtures of the store's tests: KV that tells its ids, and a small archive with a target."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.put_request import PreparedRequest, PutRequest
+from pltz.archive.writing.cut import SessionCutter
+from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.kv.pool.block_pool import BlockPool
@@ -93,19 +92,6 @@ def stranger(small: Path) -> Target:
     return Target.load(small / "stranger")
 
 
-def by_model(archive: SessionArchive) -> None:
-    """Code sessions by the bundle, which untrained as it is would lose to plain bytes under zstd."""
-    cutter = archive.cold.commits.cutter
-    cut = cutter._cut_session
-
-    def alone(request: PreparedRequest, *given: Any) -> NewSession:
-        found = cut(request, *given)
-        assert isinstance(found, NewSession)
-        return replace(found, otherwise=())
-
-    cutter._cut_session = alone  # type: ignore[method-assign]
-
-
 PROMPT = "You answer questions about string, rope, thread and yarn, at length and with care. " * 6
 
 
@@ -124,9 +110,10 @@ def cold(tmp_path: Path, bundle: Bundle) -> SessionArchive:
     The session "plain" is kept as bytes.
     """
     archive = SessionArchive.create(tmp_path / "cold", [bundle])
-    list(archive.put([PutRequest("plain", chat("And rope?", "Rope. " * 50))]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SessionCutter, "_in_vain", lambda *_: True)
+        list(archive.put([PutRequest("plain", chat("And rope?", "Rope. " * 50))]))
     assert archive.archive.version("plain").tokenizer == BytesCodec.tokenizer
-    by_model(archive)
     items = [
         PutRequest(f"a/{n}", chat(f"Question {n} about rope.", "Yes. " * (5 + 7 * n)), base="helpers", time=1000 + n)
         for n in range(5)

@@ -31,7 +31,6 @@ from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from tests.archive.towers import SessionArchive, thawer_of
-from tests.kv.store.conftest import by_model
 from tests.kv.thaw.test_thawer import DISK, Counted, as_if_new
 
 WORDS = {"one": range(100, 200), "two": range(300, 420)}  # the ids of its sessions
@@ -45,7 +44,6 @@ def make(tmp_path: Path, bundle: Bundle) -> Make:
     def made(name: str = "sealed", key: Secret | None = KEY) -> SessionArchive:
         """Return an archive with two sessions of the tenant "acme", and one of them as "blue" has it."""
         archive = SessionArchive.create(tmp_path / name, [bundle], key=key)
-        by_model(archive)
         puts = [PutRequest(one, Session("ids", np.array(ids)), tenant="acme") for one, ids in WORDS.items()]
         list(archive.put([*puts, PutRequest("one", Session("ids", np.array(WORDS["one"])), tenant="blue")]))
         return archive
