@@ -14,6 +14,7 @@ from pltz.archive.errors import NotFound
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from tests.archive.towers import inside
+from tests.watch import noted
 
 OTHER = """
 import sys, pltz
@@ -88,14 +89,7 @@ def test_every_read_of_an_archive_sees_what_another_process_did(place: Path, tel
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one at each look at the store."""
-    seen: list[int] = []
-    refresh = Catalog.look_now
-
-    def counted(catalog: Catalog) -> None:
-        seen.append(1)
-        refresh(catalog)
-
-    monkeypatch.setattr(Catalog, "look_now", counted)
+    seen = noted(monkeypatch, Catalog, "look_now", lambda: 1)
     return seen
 
 

@@ -1,6 +1,5 @@
 """Hostile files with valid checksums, made by an attacker with write access, are refused or cost little."""
 
-import tracemalloc
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
 from tests.archive.kit import DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, reopen, repaired
 from tests.archive.peek import peek, records
+from tests.watch import memory_below
 
 
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:
@@ -166,14 +166,9 @@ def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec
     data = small_records(40_000, made.settings.archive)
     (tmp_path / "cold" / "packs" / name_in(data).hex()).write_bytes(data)
     name_anew(tmp_path / "cold")
-    tracemalloc.start()
-    try:
+    with memory_below(3 * len(data) + (8 << 20)):
         archive = TowerArchive.open(tmp_path / "cold", [codec])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    print(f"{peak} at most in memory")
-    assert archive.stat().segments == 40_000 and not archive.problems and peak < 3 * len(data) + (8 << 20)
+    assert archive.stat().segments == 40_000 and not archive.problems
 
 
 def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,12 +209,8 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
         file.seek(250 << 20)
         file.write(data[-FOOTER.size - Pack.of(data).begin :])
     opened = OsDisk(tmp_path).open("pack")
-    tracemalloc.start()
-    try:
+    with memory_below(20 << 20):
         assert all(isinstance(item, Damage) for item in Pack(opened.read, opened.size).scan())
-        assert tracemalloc.get_traced_memory()[1] < 20 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive) -> None:
@@ -255,12 +246,8 @@ def test_parity_of_nothing_claims_no_memory() -> None:
     with pytest.raises(CorruptError, match="do not hold"):
         Parity.decode(head_of(ParityLayout(65536, 1, 1, 4096), 9))
     parity = Parity.decode(head_of(ParityLayout.of(1 << 30), 1 << 30))
-    tracemalloc.start()
-    try:
+    with memory_below(64 << 20):
         assert parity.restore([b"what is left"])[0] == b"what is left" and not parity.restore([])[0]
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def head_of(shape: ParityLayout, size: int) -> bytes:

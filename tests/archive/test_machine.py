@@ -30,6 +30,7 @@ from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.container.frame import TOWER
 from tests.archive.kit import DirectoryStore, NewSession, SegmentCodec, SimDisk, TowerArchive, ZlibCodec
 from tests.examples import examples
+from tests.watch import noted
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -359,13 +360,7 @@ class RangedBucketMachine(BucketMachine):
 
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    asked, read = list[int](), RangedObject.read
-
-    def counted(self: RangedObject, offset: int, size: int) -> bytes | memoryview:
-        asked.append(offset)
-        return read(self, offset, size)
-
-    monkeypatch.setattr(RangedObject, "read", counted)
+    asked = noted(monkeypatch, RangedObject, "read", lambda _, offset: offset)
     monkeypatch.setattr("pltz.archive.catalog.index_keeper.BUCKET_PACKS", 2)
     monkeypatch.setattr("pltz.archive.storage.s3.MOST_KEPT", 0)
     monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 100)

@@ -20,6 +20,7 @@ from pltz.archive.format.index_file import SESSIONS, FileIndex, MemoryIndex, bui
 from pltz.archive.format.object_names import folder_of
 from pltz.plt_codec.errors import CorruptError, PltzError
 from tests.archive.kit import RAW, DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, ZlibCodec
+from tests.failing import raising
 
 CODEC = ZlibCodec(1, b"zlib with tower.")
 SEEDS = range(2000) if os.environ.get("PLTZ_ALL_FAULTS") else range(24)
@@ -204,11 +205,7 @@ def test_an_index_with_the_bytes_of_another_is_refused() -> None:
 
 def test_a_key_that_the_store_cannot_give_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = opened(disk_of(made("sealed", 1)[0][-1]), "sealed")
-
-    def failing(*_: object) -> bytes:
-        raise StoreError("the store answered 500")
-
-    monkeypatch.setattr(type(archive.keys), "bits", failing)
+    monkeypatch.setattr(type(archive.keys), "bits", raising(StoreError("the store answered 500")))
     with pytest.raises(StoreError):
         archive.get("s", "acme")
 
@@ -223,11 +220,7 @@ def test_a_put_on_what_the_store_cannot_give_is_no_damage(joined: bool, monkeypa
     if joined:
         assert archive.join()
     archive = opened(disk, "sealed")
-
-    def failing(*_: object) -> bytes:
-        raise StoreError("the store answered 500")
-
-    monkeypatch.setattr(type(archive.keys), "bits", failing)
+    monkeypatch.setattr(type(archive.keys), "bits", raising(StoreError("the store answered 500")))
     with pytest.raises(StoreError):
         archive.put([NewSession("grown", [*turns, turns[0]], "acme")])
     assert not archive.catalog.damage.problems

@@ -1,6 +1,6 @@
 """Reading and putting many sessions: decoded side by side within a budget, in order, with the errors of one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +9,15 @@ import pytest
 from pltz import PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain
-from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.reader import Tower, TowerReader
+from pltz.archive.catalog.reader import TowerReader
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import commits
-from pltz.coding.codecs.codec import BundleCodec, Coded
+from pltz.coding.codecs.codec import BundleCodec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
+from tests.watch import noted
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,7 @@ def grown(tmp_path: Path, bundle: Bundle, stream: Tokens) -> Archive:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of segments in each call of the decoder from now on."""
-    calls: list[int] = []
-    decode = BundleCodec.decode
-
-    def counting(self: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
-        calls.append(len(batch))
-        return decode(self, batch)
-
-    monkeypatch.setattr(BundleCodec, "decode", counting)
+    calls = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
     return calls
 
 
@@ -71,14 +64,7 @@ def test_many_sessions_are_decoded_side_by_side(grown: Archive, batches: list[in
 
 def test_a_group_has_tokens_of_the_budget(grown: Archive, batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "BATCH_TOKENS", 300)
-    seen: list[int] = []
-    towers = TowerReader.towers
-
-    def counting(self: TowerReader, group: Sequence[Version]) -> list[Tower]:
-        seen.append(len(group))
-        return towers(self, group)
-
-    monkeypatch.setattr(TowerReader, "towers", counting)
+    seen = noted(monkeypatch, TowerReader, "towers", lambda _, group: len(group))
     assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8 and seen == [2] * 4 and sum(batches) == 24
     monkeypatch.setattr(chain, "BATCH_TOKENS", 1)  # a session larger than the budget is read alone
     assert len(list(grown.get_many(["1", "2"]))) == 2 and seen[4:] == [1, 1]

@@ -3,33 +3,30 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.format.ids import Tokens
 from pltz.archive.writing.cut import SessionCutter
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Plain
 from pltz.datasets.loaders import load
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.lanes import LayoutName
 from tests.archive.kit import Secret
 from tests.archive.towers import SessionArchive
+from tests.watch import noted
 
 
 def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[bytes, ...]] = []
-    encode = BundleCodec.encode
+    def rows(_: Any, batch: Any) -> list[Any]:
+        return [tuple(np.asarray(t, np.int64).tobytes() for t in (plain.tokens, plain.above)) for plain in batch]
 
-    def counted(codec: BundleCodec, batch: Sequence[Plain]) -> list[bytes]:
-        asked.extend(tuple(np.asarray(t, np.int64).tobytes() for t in (p.tokens, p.above)) for p in batch)
-        return encode(codec, batch)
-
-    monkeypatch.setattr(BundleCodec, "encode", counted)
+    asked = noted(monkeypatch, BundleCodec, "encode", rows, flat=True)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     for count in (100, 200, 300):
@@ -72,14 +69,7 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)
     for count in (100, 200):
         list(first.put([PutRequest("s", Session("ids", ids[:count]))]))
-    asked: list[int] = []
-    decode = BundleCodec.decode
-
-    def counted(codec: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
-        asked.extend(c.count for c in batch)
-        return decode(codec, batch)
-
-    monkeypatch.setattr(BundleCodec, "decode", counted)
+    asked = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: [c.count for c in batch], flat=True)
     for count, decoded in ((200, [100, 100]), (300, [100, 100, 100]), (300, [100, 100, 100])):
         asked.clear()
         cold = SessionArchive.open(tmp_path / "cold", [bundle], key=key)
@@ -98,14 +88,7 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
     for count in (60, 120, 180):
         list(cold.put([PutRequest(f"s{n}", Session("ids", row[:count])) for n, row in enumerate(rows)]))
     cold.archive.forget([cold.archive.version("s4")])
-    batches: list[int] = []
-    decode = BundleCodec.decode
-
-    def counted(codec: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
-        batches.append(len(batch))
-        return decode(codec, batch)
-
-    monkeypatch.setattr(BundleCodec, "decode", counted)
+    batches = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
     cold = SessionArchive.open(tmp_path / "cold", [bundle], layout=layout, merge_turns=False)
     requests = [PutRequest(f"s{n}", Session("ids", row)) for n, row in enumerate(rows)]
     receipts = list(cold.put([*requests, PutRequest("new", Session("ids", rows[0][::-1]))]))
@@ -116,14 +99,7 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
 
 def test_random_digits_are_left_to_zstd_after_a_few_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code none of 20,000 random digits by the model, which took seconds before zstd won, but prose beside them."""
-    asked: list[int] = []
-    encode = BundleCodec.encode
-
-    def counted(codec: BundleCodec, batch: Sequence[Plain]) -> list[bytes]:
-        asked.extend(len(p.tokens) for p in batch)
-        return encode(codec, batch)
-
-    monkeypatch.setattr(BundleCodec, "encode", counted)
+    asked = noted(monkeypatch, BundleCodec, "encode", lambda _, batch: [len(p.tokens) for p in batch], flat=True)
     cold = SessionArchive.create(tmp_path / "cold", [Bundle.load("nano")])
     digits = np.random.default_rng(4).bytes(10_000).hex().encode()
     prose = PutRequest("prose", Session("text", b"Why is the sky blue? " * 9))

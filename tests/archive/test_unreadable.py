@@ -18,6 +18,7 @@ from pltz.archive.format.pack import Pack
 from pltz.archive.storage.disk import OsDisk
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.kit import DirectoryStore, NewSession, Repairer, TowerArchive
+from tests.failing import raising
 
 DICE = np.random.default_rng(0)
 SIZE = 4000  # tokens per session, each a byte of its bitstring, without repeats
@@ -144,10 +145,6 @@ class TestBadSectors:
 
     def test_other_failures_are_no_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         archive = filled(tmp_path / "cold", 1)
-
-        def refuse(*about: object) -> bytes:
-            raise OSError(errno.EACCES, "Permission denied")
-
-        monkeypatch.setattr(os, "pread", refuse)
+        monkeypatch.setattr(os, "pread", raising(OSError(errno.EACCES, "Permission denied")))
         with pytest.raises(StoreError, match="no permission"):
             list(archive.catalog.listing.scan(next(iter(archive.catalog.listing.packs))))

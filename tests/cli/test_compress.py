@@ -2,18 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 
 from pltz.cli.ui.output import Output
-from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import UsageError
 from tests.cli.commands import Run, ok
+from tests.watch import noted
 
 
 def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) -> None:
@@ -192,14 +191,7 @@ def test_sessions_of_several_kinds_are_refused_before_they_are_decoded(
 
     (tmp_path / "a.txt").write_text("a text")
     assert run("compress", chats, tmp_path / "a.txt", "-o", tmp_path / "a.pltz").exit_code == 0
-    asked: list[int] = []
-    each = Codec.decompress_each
-
-    def counted(codec: Codec, reader: Reader, numbers: Sequence[int], **options: Any) -> Iterator[Session]:
-        asked.extend(numbers)
-        return each(codec, reader, numbers, **options)
-
-    monkeypatch.setattr(Codec, "decompress_each", counted)
+    asked = noted(monkeypatch, Codec, "decompress_each", lambda _, __, numbers: numbers, flat=True)
     for words in ((), ("--format", "ids"), ("--format", "text")):
         done = run("decompress", tmp_path / "a.pltz", *words)
         assert done.exit_code == 5 and len(asked) == 1, (words, asked)

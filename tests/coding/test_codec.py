@@ -4,7 +4,6 @@ The coder here is a fake (10 bits an id): what it stands in for has tests of its
 are the real ones.
 """
 
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, ModelError, OpaqueContentError, UsageError, VersionError
 from pltz.plt_codec.lanes import LAYOUTS, Layout, LayoutName, layout_of
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
+from tests.watch import memory_below
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -267,8 +267,5 @@ def test_a_file_that_unpacks_to_very_much_is_decoded_piece_by_piece(codec: Codec
     frame = replace(frame, check=content_check(frame.content, frame.method, size, bytes(size)))
     data = pack(Header(codec.bundle.id), [frame] * many)
     assert len(data) < many * size / 1000
-    tracemalloc.start()
-    count = sum(len(found.value) for found in codec.decompress_each(data))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == many * size and peak < 4 * size
+    with memory_below(4 * size):
+        assert sum(len(found.value) for found in codec.decompress_each(data)) == many * size

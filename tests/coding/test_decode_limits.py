@@ -15,6 +15,7 @@ from pltz.plt_codec.container.file import pack
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import LimitError, UsageError
+from tests.failing import raising
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,7 @@ def bomb(codec: Codec, tokens: int) -> bytes:
 
 @pytest.fixture
 def idle(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode(*_: Any, **__: Any) -> Any:
-        raise AssertionError("decoded before the limits were checked")
-
-    monkeypatch.setattr(codec.coder, "decode", decode)
+    monkeypatch.setattr(codec.coder, "decode", raising(AssertionError("decoded before the limits were checked")))
 
 
 def test_a_small_file_of_many_tokens_is_refused_unasked(codec: Codec, idle: None) -> None:

@@ -19,6 +19,7 @@ from pltz.plt_codec.container.file import Reader, Writer
 from pltz.plt_codec.container.frame import Frame, Kind, Method, content_check
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
+from tests.failing import raising
 
 
 def chat(text: str) -> Session:
@@ -44,10 +45,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("make", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_a_session_over_the_limit_is_not_tokenised(codec: Codec, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError("it was tokenised")
-
-    monkeypatch.setattr(type(codec.bundle.tokenizer), "encode_many", never)
+    monkeypatch.setattr(type(codec.bundle.tokenizer), "encode_many", raising(AssertionError("it was tokenised")))
     with pytest.raises(LimitError, match=rf"session 0: .* at most {MAX_BYTES} bytes, found \d+: split") as info:
         codec.compress([make()])
     assert info.value.exit_code == 5 and isinstance(info.value, ContentError)
@@ -80,11 +78,7 @@ def test_values_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch
     if count <= 10_000:
         assert json_value.parse(text) is not None
         return
-
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the values were made")
-
-    monkeypatch.setattr(json, "loads", never)
+    monkeypatch.setattr(json, "loads", raising(AssertionError("the values were made")))
     with pytest.raises(LimitError, match=f"at most 10000 JSON values in a session, found {count}"):
         json_value.parse(text)
 

@@ -21,6 +21,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import OpaqueContentError
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, FakeBundle, NeighbourCoder, chat
+from tests.failing import raising
 
 SELF = Path("/proc/self")  # its `resolve` tells the process that it runs in
 pytestmark = pytest.mark.skipif(not SELF.exists(), reason="no /proc")
@@ -48,10 +49,7 @@ def test_what_a_process_does_not_answer_runs_here() -> None:
 
 
 def test_without_room_for_a_process_calls_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise BlockingIOError("no more processes")
-
-    monkeypatch.setattr("pltz.coding.workers.subprocess.Popen", full)
+    monkeypatch.setattr("pltz.coding.workers.subprocess.Popen", raising(BlockingIOError("no more processes")))
     workers = Workers(SELF, 1)
     workers.on = True
     assert int(cast("Future[Path]", workers.submit("resolve")).result(60).name) == os.getpid()

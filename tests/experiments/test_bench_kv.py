@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from pltz.cli.root import cli
 from pltz.kv.calibrate import measure
 from tests.cli.commands import ok
+from tests.watch import noted
 
 FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
@@ -116,14 +117,9 @@ def test_a_run_goes_on_where_it_was(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     common = ("kv", "--target", str(llama), "--data", str(sessions), "--resume", str(file), *SMALL)
-    measured: list[tuple[int, list[str]]] = []
-    compare = measure.compare
-
-    def watched(target: Any, rows: Any, context: int, codecs: Any, **settings: Any) -> Any:
-        measured.append((len(rows), [name for name, _ in codecs]))
-        return compare(target, rows, context, codecs, **settings)
-
-    monkeypatch.setattr(measure, "compare", watched)
+    measured = noted(
+        monkeypatch, measure, "compare", lambda _, rows, __, codecs: (len(rows), [name for name, _ in codecs])
+    )
 
     def rows(*options: str) -> dict[str, Any]:
         measured.clear()

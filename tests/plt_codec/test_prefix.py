@@ -1,6 +1,5 @@
 """Frames, after a context and without (plt_codec/lanes.py): oracle, torch engine and compiled engine."""
 
-import tracemalloc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,13 +12,14 @@ from hypothesis import given, settings, strategies as st
 from pltz.benchmarks.random_weights import random_weights
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
-from pltz.plt_codec.engines.torch import Memory, TorchEngine
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from tests.examples import examples
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.reference import frame
+from tests.watch import memory_below, noted
 
 Ids = npt.NDArray[np.int64]
 MEMORY = 24
@@ -66,15 +66,8 @@ def test_no_context_is_no_change_and_only_the_last_tokens_count(name: str) -> No
 
 
 def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
     engine = TorchEngine(WEIGHTS)
-    run = engine.run
-
-    def counted(inputs: Any, at: Any, memory: Memory) -> Any:
-        ran.append(inputs.size)
-        return run(inputs, at, memory)
-
-    monkeypatch.setattr(engine, "run", counted)
+    ran = noted(monkeypatch, engine, "run", lambda inputs: inputs.size)
     rows, known = [ids(n, 10) for n in range(30)], [ids(n % 2, 20) for n in range(30)]
     encoded = TokenCoder(engine).encode(rows, contexts=known)
     assert sum(ran) == 30 * 10 + 2 * 20
@@ -157,12 +150,8 @@ def test_coded_size_is_the_ideal_size(name: str) -> None:
 @pytest.mark.parametrize("name", CODERS)
 def test_impossible_counts_are_refused_without_memory(name: str, item: FrameItem) -> None:
     coder(name)
-    tracemalloc.start()
-    with pytest.raises(CorruptError):
+    with memory_below(8e6), pytest.raises(CorruptError):
         coder(name).decode([item])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 8e6, f"{peak:,} bytes"
 
 
 @settings(max_examples=examples(25), deadline=None)

@@ -1,7 +1,6 @@
 """Copies: what is taken out comes back, in linear time; bytes that no copies have are refused by name."""
 
 import time
-import tracemalloc
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.repeats import FEW, LEAST, NOTHING, Copy, end_of, expand, find, literals, pack, reach_back, unpack
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.zstd import Fallback
+from tests.watch import memory_below
 
 Ids = npt.NDArray[np.int64]
 
@@ -205,10 +205,5 @@ def test_a_distance_beyond_the_past_is_refused() -> None:
 def test_memory_to_find_copies_is_bounded_per_token() -> None:
     """A sequence where every run repeats took 58 bytes per token: all pairs of places were compared at once."""
     tokens = np.tile(np.random.default_rng(1).integers(32, 16384, 5000), 100).astype(np.int32)
-    tracemalloc.start()
-    try:
+    with memory_below(32 * len(tokens)):
         assert len(find(tokens)) == 1
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 32 * len(tokens)

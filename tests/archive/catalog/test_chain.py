@@ -7,7 +7,6 @@ import pytest
 
 from pltz.archive.catalog import chain
 from pltz.archive.catalog.chain import Chains, KnownSegment
-from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import NO_SEGMENT, Tokens
@@ -18,6 +17,7 @@ from pltz.plt_codec.container.frame import TOWER
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive, ZlibCodec, create, reopen
 from tests.archive.peek import records
+from tests.watch import noted
 
 
 class Counting(ZlibCodec):
@@ -127,16 +127,10 @@ def test_a_session_is_read_from_another_record(disk: SimDisk, defect: str, monke
     tokens = (PROMPT + ord("a")).tolist()
     archive.put([NewSession("again", [PROMPT + ord("a")])])  # does not rely on what is condemned
     version = archive.version("again")
-    lookup, asked = archive.catalog.lookup, list[bytes]()
+    lookup = archive.catalog.lookup
     places = lookup.places(SEGMENTS, version.leaf)
     assert len(places) == 2 and version.location.block in places
-    find = lookup.find
-
-    def noted(section: int, identity: bytes) -> list[Found]:
-        asked.append(identity)
-        return find(section, identity)
-
-    monkeypatch.setattr(lookup, "find", noted)
+    asked = noted(monkeypatch, lookup, "find", lambda _, identity: identity)
     assert archive.get("again").tokens.tolist() == tokens and not asked
     own = lookup.at(version.location)
     if defect == "record":

@@ -8,11 +8,11 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.lookup import RecordLookup
-from pltz.archive.format.block import Block
 from pltz.archive.format.ids import TENANT
-from pltz.archive.format.index_file import SEGMENTS, Location
-from pltz.archive.format.pack import FIRST_READ, Pack
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.pack import Pack
 from tests.archive.kit import NewSession, SimDisk, TowerArchive
+from tests.watch import noted
 
 
 @pytest.fixture
@@ -64,14 +64,8 @@ def test_absent_identities_are_told_from_indexes(archive: TowerArchive, lookup: 
 
 def test_records_are_read_once(archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put of the next turn looks at all versions of its session, and must not read all of them again."""
-    domain, reads, fresh = archive.keys.domain(TENANT, "default"), list[Location](), opened(archive).lookup
-    block = RecordLookup.block
-
-    def count(self: RecordLookup, place: Location, *, ahead: int = FIRST_READ) -> tuple[Pack, Block]:
-        reads.append(place)
-        return block(self, place, ahead=ahead)
-
-    monkeypatch.setattr(RecordLookup, "block", count)
+    domain, fresh = archive.keys.domain(TENANT, "default"), opened(archive).lookup
+    reads = noted(monkeypatch, RecordLookup, "block", lambda _, place: place)
     versions = [fresh.versions(domain, "a") for _ in range(3)]
     assert versions[0] == versions[1] == versions[2] and len(reads) == 2
     assert [v.forgotten for v in lookup.versions(domain, "a")] == [False, False]
@@ -85,14 +79,7 @@ def test_a_get_of_many_parses_each_block_once(tmp_path: Path, monkeypatch: pytes
     with Archive.open(tmp_path / "cold", create=True) as cold:
         for name in names:
             cold.put(name, f"text of {name}")
-    parsed = list[tuple[bytes, int]]()
-    block = Pack.block
-
-    def counted(pack: Pack, offset: int, **options: int) -> Block:
-        parsed.append((bytes(pack.head.salt), offset))
-        return block(pack, offset, **options)
-
-    monkeypatch.setattr(Pack, "block", counted)
+    parsed = noted(monkeypatch, Pack, "block", lambda pack, offset: (bytes(pack.head.salt), offset))
     again = Archive.open(tmp_path / "cold")
     parsed.clear()  # opening scans packs
     assert [found.value for found in again.get_many(names)] == [f"text of {name}".encode() for name in names]

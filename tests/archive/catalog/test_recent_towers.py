@@ -15,6 +15,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 from tests.archive.towers import SessionArchive
 from tests.files import flip
+from tests.watch import noted
 
 
 def tower(*leaves: int, tokens: int = 10) -> list[tuple[bytes, Tokens]]:
@@ -67,15 +68,7 @@ def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[i
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of segments of each call of a decoder."""
     from pltz.coding.codecs.codec import BundleCodec
-
-    counts: list[int] = []
-    decode = BundleCodec.decode
-
-    def count(self: BundleCodec, batch: Any) -> Any:
-        counts.append(len(batch))
-        return decode(self, batch)
-
-    monkeypatch.setattr(BundleCodec, "decode", count)
+    counts = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
     return counts
 
 

@@ -3,7 +3,6 @@
 Crashes: test_schedules.py; against the model: test_machine.py.
 """
 
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.archive.kit import RAW, NewSession, Secret, SegmentCodec, SimDisk, To
 from tests.archive.peek import peek, records
 from tests.archive.sealed import reopen
 from tests.archive.towers import copy
+from tests.watch import memory_below, noted
 
 PROMPT = np.arange(20)
 TURNS = [np.concatenate([[1000 + n], np.arange(9)]) for n in range(64)]
@@ -249,11 +249,9 @@ def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
     prompt = np.arange(1 << 18)
     for end in range(1, 40):
         archive.put([NewSession("a", [prompt, *TURNS[:end]], shared=1)])
-    tracemalloc.start()
-    archive.put_and_join([NewSession("a", [prompt, *TURNS[:40]], shared=1)])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400] and peak < 16 * prompt.nbytes
+    with memory_below(16 * prompt.nbytes):
+        archive.put_and_join([NewSession("a", [prompt, *TURNS[:40]], shared=1)])
+    assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400]
 
 
 def readable(archive: TowerArchive) -> set[int]:
@@ -435,13 +433,7 @@ def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_
     empty.forget([last])
     condemned = frozenset([last.location.pack])
     monkeypatch.setattr(Listing, "condemned", property(lambda _: condemned, lambda *_: None), raising=False)
-    put, rows = Publisher.put, list[Any]()
-
-    def noted(self: Publisher, given: Any, *args: Any, **options: Any) -> None:
-        rows.extend(given)
-        put(self, given, *args, **options)
-
-    monkeypatch.setattr(Publisher, "put", noted)
+    rows = noted(monkeypatch, Publisher, "put", lambda _, given: given, flat=True)
     empty.undelete([last])
     assert RUN in [record.mode & RUN for context, record in rows if not record.mark]
 

@@ -1,6 +1,5 @@
 """What is left of a file, and that repair holds no more of a pack than it must."""
 
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.identity import digest
 from tests.archive.kit import DirectoryStore, Repaired, Repairer, TowerArchive
+from tests.watch import memory_below
 
 SIZE = 24 << 20  # bytes of records
 
@@ -85,10 +85,7 @@ def test_repair_holds_little_of_a_pack_that_is_sound_and_two_of_one_that_is_not(
     elif what != "sound":
         hurt = 100 if what == "damaged" else 9 << 20
         pack.write_bytes(data[: 5 << 20] + bytes(hurt) + data[(5 << 20) + hurt :])
-    tracemalloc.start()
-    done: Repaired = Repairer(DirectoryStore(OsDisk(tmp_path / "cold"))).run()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with memory_below(most * SIZE):
+        done: Repaired = Repairer(DirectoryStore(OsDisk(tmp_path / "cold"))).run()
     assert done.whole == (what != "lost") and len(done.restored) == (what in ("damaged", "gone"))
     assert what == "lost" or pack.read_bytes() == data
-    assert peak < most * SIZE

@@ -22,6 +22,7 @@ from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.archive.kit import DirectoryStore, NewSession, Repairer, SegmentCodec, SimDisk, TowerArchive
+from tests.watch import noted
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -119,13 +120,9 @@ def test_what_is_shredded_is_zeros_on_the_disk_before_its_name_goes(monkeypatch:
     store = DirectoryStore(disk)
     store.make()
     store.put("keys/a", b"secret")
-    unlink, states = disk.unlink, list[bytes]()
-
-    def noted(path: str) -> None:
-        states.extend(state.files()["keys/a"] for state in disk.crashes())
-        unlink(path)
-
-    monkeypatch.setattr(disk, "unlink", noted)
+    states = noted(
+        monkeypatch, disk, "unlink", lambda: [state.files()["keys/a"] for state in disk.crashes()], flat=True
+    )
     store.shred("keys/a")
     assert set(states) == {bytes(6)} and not store.list("keys")
 

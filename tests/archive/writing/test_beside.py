@@ -1,14 +1,13 @@
 """Processes beside the model prepare what is put: the archive has the same records, and errors come as without them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError
 from pltz.archive.writing.cut import SessionCutter
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
@@ -17,7 +16,7 @@ from pltz.coding.codecs.codec import PpmdCodec
 from pltz.models.session.session import Session
 from pltz.plt_codec import ppmd
 from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
-from pltz.plt_codec.lanes import Tokens
+from tests.watch import noted
 
 IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}
 
@@ -44,14 +43,9 @@ def requests() -> Iterator[PutRequest]:
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let two processes work beside the model from the first byte; returns the calls that they get."""
-    calls = list[str]()
-    submit = workers.Workers.submit
-
-    def told(self: workers.Workers, method: str, *arguments: object) -> workers.Later:
-        calls.append(method if self.on and self.count else "here")
-        return submit(self, method, *arguments)
-
-    monkeypatch.setattr(workers.Workers, "submit", told)
+    calls = noted(
+        monkeypatch, workers.Workers, "submit", lambda self, method: method if self.on and self.count else "here"
+    )
     monkeypatch.setattr("pltz.archive.archive.helpers", lambda _: 2)
     monkeypatch.setattr("pltz.archive.writing.commits.START_BYTES", 1)
     monkeypatch.setattr("pltz.archive.writing.commits.AT_ONCE", 7)
@@ -73,13 +67,7 @@ def test_records_are_the_same_beside_processes(
 ) -> None:
     plain = put(tmp_path / "plain", by_model)
     calls: list[str] = request.getfixturevalue("beside")
-    in_threads, coded_alone = list[int](), PpmdCodec.coded_alone
-
-    def counted(self: PpmdCodec, rows: Sequence[Tokens]) -> list[bytes]:
-        in_threads.append(len(rows))
-        return coded_alone(self, rows)
-
-    monkeypatch.setattr(PpmdCodec, "coded_alone", counted)
+    in_threads = noted(monkeypatch, PpmdCodec, "coded_alone", lambda _, rows: len(rows))
     beside = put(tmp_path / "beside", by_model)
     assert [replace(one, id=b"") for one in beside] == [replace(one, id=b"") for one in plain]
     wanted = {"tokens", "draft", "content", "packed"} if by_model else {"tokens"}
@@ -138,14 +126,7 @@ def test_a_session_that_comes_again_builds_on_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: int
 ) -> None:
     """New sessions are told from stored ones by one look-up per part, before those of the same put are stored."""
-    asked = list[str]()
-    last_version = SessionCutter.last_version
-
-    def noted(self: SessionCutter, tenant: str, name: str, part: str = "") -> Version | None:
-        asked.append(name)
-        return last_version(self, tenant, name, part)
-
-    monkeypatch.setattr(SessionCutter, "last_version", noted)
+    asked = noted(monkeypatch, SessionCutter, "last_version", lambda _, __, name: name)
     monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 4)
     others = [[PutRequest(f"{n}-{k}", chat(k, 2)) for k in range(apart)] for n in range(3)]
     same = [PutRequest("same", chat(*of), continues=True) for of in ((1, 2), (1, 4), (2, 4))]

@@ -4,19 +4,19 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 import pytest
 import zstandard
 
-from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader
 from pltz.cli.archive.files import Paths, compared, safe
 from pltz.datasets import file_forms
 from pltz.models.session.session import Session
 from tests.cli.commands import Run, chat, into, ok
 from tests.files import files_in, write_files
+from tests.watch import noted
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -93,14 +93,9 @@ def test_a_file_that_is_there_is_left_refused_or_replaced(
 def test_what_is_there_as_it_was_put_is_not_decoded(
     run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = list[str]()
-    usual = SessionReader.read_many
-
-    def noted(self: SessionReader, versions: list[Version]) -> Iterator[Session]:
-        read.extend(version.name for version in versions)
-        return usual(self, versions)
-
-    monkeypatch.setattr(SessionReader, "read_many", noted)
+    read = noted(
+        monkeypatch, SessionReader, "read_many", lambda _, versions: [version.name for version in versions], flat=True
+    )
     call = ("archive", "get", "-r", cold, "-o", into(tmp_path / "out"), "--json")
     assert run(*call).exit_code == 0 and len(read) == 15
     (tmp_path / "out/notes.txt").unlink()

@@ -9,6 +9,7 @@ import pytest
 
 from pltz.cli.ui.output import Output
 from pltz.plt_codec.errors import UsageError
+from tests.failing import raising
 
 
 def test_writes_all_chunks(tmp_path: Path) -> None:
@@ -94,10 +95,7 @@ def test_a_file_that_comes_into_being_meanwhile_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_links_is_written_by_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: str, target: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", raising(PermissionError(1, "Operation not permitted")))
     Output(str(tmp_path / "a")).write([b"x"])
     assert os.listdir(tmp_path) == ["a"]
 

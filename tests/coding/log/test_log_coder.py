@@ -15,6 +15,7 @@ from pltz.coding.log.splitter import Splitter
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from tests.coding.log.frame_coder import FrameCoder
+from tests.watch import noted
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +173,7 @@ def test_a_text_that_the_model_loses_is_not_coded_by_it(coder: FrameCoder, monke
     monkeypatch.setattr(look, "expected_sizes", lambda coder, texts: [size + 1e9 for size in sizes(coder, texts)])
     dice = random.Random(2)
     noise = json.dumps({"a": [" ".join(str(dice.getrandbits(40)) for _ in range(60)) for _ in range(4)]}).encode()
-    counted: list[int] = []
-    plain = coder.coder.encode
-
-    def counting(sequences, **keywords):  # type: ignore[no-untyped-def]
-        counted.append(sum(map(len, sequences)))
-        return plain(sequences, **keywords)
-
-    monkeypatch.setattr(coder.coder, "encode", counting)
+    counted = noted(monkeypatch, coder.coder, "encode", lambda sequences: sum(map(len, sequences)))
     frame = coder.encode([(noise, None)])[0]
     assert parse(frame).name != "log + model" and sum(counted) == 2 * 32
 

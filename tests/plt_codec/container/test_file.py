@@ -8,7 +8,6 @@ import io
 import mmap
 import struct
 import time
-import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from pltz.plt_codec.container.session_block import StoredFrame
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.varint import write_varint
 from tests.second_reader.container import File as SecondReader
+from tests.watch import memory_below
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "containers"
 HEADER = Header(bundle_id=bytes(range(16)))
@@ -330,14 +330,9 @@ FOREIGN = {"empty-file", "magic", "zip-file"}
 def test_golden_bad_files_are_refused(path: Path) -> None:
     defect = path.stem.removeprefix("bad-")
     expected = VersionError if defect in NEWER else FormatError if defect in FOREIGN else CorruptError
-    tracemalloc.start()
-    with pytest.raises(FormatError) as caught:
+    with memory_below(1 << 20), pytest.raises(FormatError) as caught:  # no count of theirs was believed
         read_all(path.read_bytes())
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert caught.type is expected, caught.value
-    assert len(str(caught.value)) > 20
-    assert peak < 1 << 20  # bytes: no count of theirs was believed
+    assert caught.type is expected and len(str(caught.value)) > 20, caught.value
 
 
 # ---- what a writer refuses

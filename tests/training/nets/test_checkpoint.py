@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pltz.plt_codec.errors import ModelError
 from pltz.training.nets import checkpoint, net as nets
 from pltz.training.nets.checkpoint import NetConfig
 from pltz.training.nets.net import Net, rounded_net
+from tests.watch import memory_below
 
 TINY = NetConfig(vocab=256, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)
 GATED = dataclasses.replace(TINY, gated=True)
@@ -47,13 +47,8 @@ def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, 
 def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
     tree = json.loads((folder / checkpoint.CONFIG).read_text())
     (folder / checkpoint.CONFIG).write_text(json.dumps({**tree, **change}))
-    tracemalloc.start()
-    try:
-        with pytest.raises(ModelError, match=message):
-            checkpoint.read(folder)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with memory_below(4 << 20), pytest.raises(ModelError, match=message):
+        checkpoint.read(folder)
 
 
 @pytest.mark.parametrize("name, value, message", [

@@ -42,6 +42,7 @@ from pltz.plt_codec.weights import RESIDUAL_MAX, Weights
 from tests.plt_codec.cuts import cut
 from tests.plt_codec.engines.cuda import emulate
 from tests.plt_codec.engines.reference import gained
+from tests.watch import noted
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "small": {"layers": 1},
@@ -211,14 +212,7 @@ def test_emulated_decode_of_many(name: str, lanes: int | None, steps: int | None
 
 def watched(c: CudaCoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of each kernel that a coder launches from now on."""
-    launched: list[str] = []
-    launch = c._device.launch
-
-    def noted(kernel: str, *args: Any, **options: Any) -> None:
-        launched.append(kernel)
-        launch(kernel, *args, **options)
-
-    monkeypatch.setattr(c._device, "launch", noted)
+    launched = noted(monkeypatch, c._device, "launch", lambda kernel: kernel)
     return launched
 
 
@@ -329,14 +323,7 @@ def test_emulated_decode_by_clusters(name: str, lanes: int | None, steps: int | 
 def test_emulated_decode_of_the_longest_apart(one: float, cluster: float, monkeypatch: pytest.MonkeyPatch) -> None:
     c = coder("small", 2, 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.PLAIN", StepTimes(one, cluster, 1000.0))
-    runs: list[int] = []
-    decode = c._decode_part
-
-    def decode_part(data: Any, *more: Any) -> Any:
-        runs.append(len(data))
-        return decode(data, *more)
-
-    monkeypatch.setattr(c, "_decode_part", decode_part)
+    runs = noted(monkeypatch, c, "_decode_part", lambda data: len(data))
     for g, s in zip(c.decode(items("small", 16, 4)), sequences("small"), strict=True):
         assert np.array_equal(g, s)
     assert len(runs) > 1 and sum(runs) == sum(n > 0 for n in LENGTHS)
