@@ -21,8 +21,7 @@ ODD: list[Any] = [None, True, -1, 10**400, 1e400, 0.5, "x", "\ud800", [], [[]], 
 def damages(data: bytes, many: int) -> Iterator[tuple[str, bytes]]:
     """Yield copies of a file with bits flipped, ends cut off or put on, runs of zeros, and runs that changed places."""
     draw, size = random.Random(5), len(data)
-    ends = {*range(min(size, many // 2)), size - 1}
-    for at in sorted(ends | {draw.randrange(size) for _ in range(many)}):
+    for at in sorted({*range(min(size, many // 2)), size - 1} | {draw.randrange(size) for _ in range(many)}):
         yield f"flip {at}", data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
     for end in sorted({0, 1, 7, size // 2, size - 1} | {draw.randrange(size) for _ in range(many // 6)}):
         yield f"cut {end}", data[:end]

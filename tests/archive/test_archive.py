@@ -209,8 +209,7 @@ def test_ids_of_a_target_with_prefixes(
     assert (first.segments, grown.segments, other.segments, fork.segments) == (2, 1, 1, 1)
     again = cold.put("one", ids, **options)
     assert again.unchanged and (again.version, again.id) == (grown.version, grown.id)
-    reader = pltz.Archive.open(tmp_path / "cold", bundle=bundle, tokenizers=[spec])
-    found = reader.get("one")
+    found = pltz.Archive.open(tmp_path / "cold", bundle=bundle, tokenizers=[spec]).get("one")
     assert np.array_equal(found.ids, ids) and found.target == b"W" * 16 and found.version == 2
     with pytest.raises(pltz.BundleMismatch):
         pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("one")

@@ -102,8 +102,7 @@ def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
     data[len(data) // 2] ^= 1
     disk.overwrite(pack, bytes(data))
     monkeypatch.setattr(module, "INDEX_ENTRIES", 60)
-    writer = reopen(disk)
-    writer.put([NewSession("a", [PROMPT])])
+    reopen(disk).put([NewSession("a", [PROMPT])])
     assert not disk.names("index")
 
 

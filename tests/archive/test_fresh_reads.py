@@ -89,8 +89,7 @@ def test_every_read_of_an_archive_sees_what_another_process_did(place: Path, tel
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one at each look at the store."""
-    seen = noted(monkeypatch, Catalog, "look_now", lambda: 1)
-    return seen
+    return noted(monkeypatch, Catalog, "look_now", lambda: 1)
 
 
 def test_a_read_relies_on_a_sight_so_old_alone(place: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> None:

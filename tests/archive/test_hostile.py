@@ -181,8 +181,7 @@ def test_claims_over_the_window_do_not_move_it_each_time(monkeypatch: pytest.Mon
     """Let every other block claim the longest head: the buffer is searched before more is read."""
     monkeypatch.setattr("pltz.archive.format.block.ROWS", 1)
     data = bytearray(small_records(20_000))
-    blocks = [item[0].offset for item in Pack.of(bytes(data)).blocks() if not isinstance(item, Damage)]
-    for at in blocks[::2]:
+    for at in [item[0].offset for item in Pack.of(bytes(data)).blocks() if not isinstance(item, Damage)][::2]:
         data[at + 2 : at + 5] = write_varint(1 << 18)
     read = 0
 

@@ -168,8 +168,7 @@ def test_what_a_collector_takes_is_put_again(cold: Archive, log: Path, monkeypat
         return put_in(self, sessions, **options)
 
     monkeypatch.setattr(ArchiveWriter, "put", goes)
-    receipt = put(cold, log)
-    assert receipt.tower and cold.get("log").value == log.read_bytes()
+    assert put(cold, log).tower and cold.get("log").value == log.read_bytes()
     cold.collect(), cold.collect()
     monkeypatch.undo()
 
@@ -223,8 +222,7 @@ def test_what_comes_again_is_stored_once_at_any_distance(cold: Archive, log: Pat
     with log.open("ab") as file:
         file.write(pictured(300)[-20_000:])
     before = recalling(cold)
-    grown = put(cold, log)
-    assert grown.version == 2 and recalling(cold) > before > 3
+    assert put(cold, log).version == 2 and recalling(cold) > before > 3
     assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == pictured(200)
     assert cold.verify(decode=True).sound
 

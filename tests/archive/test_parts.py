@@ -92,8 +92,7 @@ def test_parts_are_erased_together(disk: SimDisk, tower_codec: SegmentCodec) -> 
     put(archive, main=[1], a=[2])
     put(archive, name="other", main=[1], b=[9])
     put(archive, main=[1, 4])
-    locked = TowerArchive.open(DirectoryStore(disk), [])
-    assert sorted(len(v.each) for v in locked.ls()) == [2, 2]
+    assert sorted(len(v.each) for v in TowerArchive.open(DirectoryStore(disk), []).ls()) == [2, 2]
     archive.erase("default", "log")
     assert [v.name for v in archive.ls()] == ["other"] and state(archive, name="other") == {"": [1], "b": [9]}
 

@@ -49,8 +49,7 @@ def grown(tmp_path: Path, bundle: Bundle, stream: Tokens) -> Archive:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of segments in each call of the decoder from now on."""
-    calls = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
-    return calls
+    return noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
 
 
 def test_many_sessions_are_decoded_side_by_side(grown: Archive, batches: list[int], stream: Tokens) -> None:
@@ -78,8 +77,7 @@ def test_a_name_that_is_not_there_is_said_before_anything_is_decoded(grown: Arch
 
 def test_what_a_stream_extends_is_decoded_side_by_side(grown: Archive, batches: list[int], stream: Tokens) -> None:
     requests = (PutRequest(str(n), turns(stream, n, 150)) for n in range(8))
-    receipts = list(grown.put_many(requests))
-    assert [r.version for r in receipts] == [4] * 8
+    assert [r.version for r in grown.put_many(requests)] == [4] * 8
     assert batches[:3] == [8] * 3  # of the turns stored; the new ones are decoded back after that
     assert len(batches) <= 5
 

@@ -108,8 +108,7 @@ def test_without_a_sound_list_packs_are_read(key: Secret | None, harm: str) -> N
     store.opened.clear()
     opened(store, key).ls()
     store.objects[lists_in(store)[0]] = b"not a list"
-    archive = opened(store, key)
-    archive.rebuild()
+    opened(store, key).rebuild()
     assert whole(opened(store, key)) == wanted and opened(store, key).verify().sound and len(lists_in(store)) == 1
 
 

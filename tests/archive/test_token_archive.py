@@ -66,8 +66,7 @@ def test_tenants_share_only_what_has_a_base(cold: SessionArchive) -> None:
 
 def test_salts_share_nothing_and_find_nothing(cold: SessionArchive) -> None:
     for salt in (None, "one", "two"):
-        done = put(cold, "s", ids(20), tenant=tenant_of("acme", salt), prefixes=(80,))
-        assert done.segments == 2
+        assert put(cold, "s", ids(20), tenant=tenant_of("acme", salt), prefixes=(80,)).segments == 2
     put(cold, "t", ids(30), tenant=tenant_of("acme", "one"))
     assert np.array_equal(cold.get_ids("t", "acme", salt="one").ids, ids(30))
     others: list[str | bytes | None] = [None, "two", b"other"]
@@ -83,11 +82,9 @@ def test_a_fork_builds_on_its_parent(cold: SessionArchive) -> None:
     put(cold, "a", ids(50))
     put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
     fork = np.concatenate([ids(50), ids(7, 4)])
-    done = put(cold, "b", fork, parent="a")
-    assert done.segments == 1 and np.array_equal(cold.get_ids("b").ids, fork)
+    assert put(cold, "b", fork, parent="a").segments == 1 and np.array_equal(cold.get_ids("b").ids, fork)
     other = request("d", np.append(ids(60, 7), 5), parent="c")
-    together = cold.put([request("c", ids(60, 7)), other])
-    assert [d.segments for d in together] == [1, 1]
+    assert [d.segments for d in cold.put([request("c", ids(60, 7)), other])] == [1, 1]
 
 
 def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: SessionArchive) -> None:

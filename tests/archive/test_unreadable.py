@@ -131,8 +131,7 @@ class TestBadSectors:
 
     def test_in_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
         """Skip an unreadable index and scan the packs instead."""
-        archive = filled(tmp_path / "cold", 3)
-        archive.write_index()
+        filled(tmp_path / "cold", 3).write_index()
         bad("/index/", 60)
         fresh = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         assert len(fresh.get("s1").tokens) == SIZE and {p.kind for p in fresh.problems} == {"index"}

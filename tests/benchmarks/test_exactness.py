@@ -35,6 +35,5 @@ def test_threads_do_not_matter(threads: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("bundle", "title"), [("mini", "16 lanes"), ("nano", "1 lane"), ("nano", "4 lanes")])
 def test_golden_frequencies_of_the_bundle(bundle: str, title: str) -> None:
-    cases = {k: v for k, v in models(bundle).items() if k.startswith("bundle")}
-    for name, make in cases.items():
+    for name, make in {k: v for k, v in models(bundle).items() if k.startswith("bundle")}.items():
         assert measure(make(), LAYOUTS[title], "cpu") == {GOLDEN[f"contract {CONTRACT.get(name, 1)}, {name}, {title}"]}

@@ -43,8 +43,7 @@ def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kin
     done = run(*words)
     found = json.loads(done.stderr)
     assert done.exit_code == code == found["exit_code"] and found["kind"] == kind and found["error"]
-    plain = run(*words[:-1])
-    assert plain.stderr == f"error: {found['error']}\n"
+    assert run(*words[:-1]).stderr == f"error: {found['error']}\n"
 
 
 def test_help_topics(run: Run) -> None:

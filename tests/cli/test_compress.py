@@ -145,8 +145,7 @@ def test_damaged_files(run: Run, frozen: Path, tmp_path: Path, damage: str) -> N
     if damage == "session":
         refused(run("decompress", frozen, "--session", 4), 2, "session")
         return
-    changes = {"empty": b"", "other": b"GIF89a" + data, "cut": data[:-1], "flipped": data}
-    changed = bytes(changes[damage])
+    changed = bytes({"empty": b"", "other": b"GIF89a" + data, "cut": data[:-1], "flipped": data}[damage])
     path = tmp_path / "damaged.pltz"
     path.write_bytes(changed)
     out = tmp_path / "out.jsonl"

@@ -14,8 +14,7 @@ def test_the_whole_way(run: Run, tiny: Path, tmp_path: Path) -> None:
     done = ok(run("demo", "--sessions", COUNT, "--thaws", 2, "-o", tmp_path / "sample.pltz"))
     for words in ("compared equal", "bits per byte", "KV on mini-llama", "KV on Llama-3.1-8B", "prefill", "assistant:"):
         assert words in done.stdout
-    inspected = json.loads(run("inspect", tmp_path / "sample.pltz", "--json").stdout)
-    assert inspected["sessions"] == COUNT
+    assert json.loads(run("inspect", tmp_path / "sample.pltz", "--json").stdout)["sessions"] == COUNT
 
 
 @pytest.mark.slow

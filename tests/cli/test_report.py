@@ -25,9 +25,7 @@ def test_progress_draws_while_none_is_done(capsys: pytest.CaptureFixture[str], m
     assert "0 / 50 tokens" in drawn
 
 
-def test_the_time_left_is_told_once_a_tenth_is_done_and_shrinks_between_large_pieces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_left_is_told_once_tenth_is_done_and_shrinks_between_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("pltz.cli.ui.progress.time.monotonic", lambda: clock[0])
     bar = Progress("store", unit="bytes", total=10_000, shown=False)

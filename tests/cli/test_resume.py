@@ -155,8 +155,7 @@ def test_claude_code_gets_all_parts_and_what_is_missing_is_told(run: Run, cold: 
     session = stored(run, cold, root, files)[0]
     found = resumed(run, cold, "4f35*")
     assert found["name"] == session and found["files"] == 5
-    back = files_in(root)
-    assert back == {name: data for name, data in files.items() if "other" not in name}
+    assert files_in(root) == {name: data for name, data in files.items() if "other" not in name}
     missing = "which the log mentions, is not in the archive"
     assert found["notes"] == [f"tool-results/2.txt, {missing}", f"./{project}/agent-c3, {missing}"]
 

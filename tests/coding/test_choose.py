@@ -41,8 +41,7 @@ def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypat
 def test_a_context_has_to_save_more_than_naming_it_takes(model: BundleCodec) -> None:
     plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
     workers = Workers(SimpleNamespace(candidates=lambda rows: [candidates(*row) for row in rows]))
-    found = shorter_after(model, [(plain, 254)], 2, workers)
-    data, way = found[0]
+    data, way = shorter_after(model, [(plain, 254)], 2, workers)[0]
     assert way.copies and len(data) < 20
     trials = [(plain, len(data) + saved) for saved in (2, 3)]
     assert shorter_after(model, trials, 2, workers) == {1: (data, way)}

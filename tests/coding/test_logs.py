@@ -52,8 +52,7 @@ def test_logs_come_back_from_a_file_with_chats(codec: Codec) -> None:
     sessions = [CHAT, LOGS[0], LOGS[1], CHAT, LOGS[2]]
     data = codec.compress(sessions)
     reader = Reader(data)
-    frames = list(reader)
-    assert [frame.log for frame in frames] == [False, True, True, False, True]
+    assert [frame.log for frame in reader] == [False, True, True, False, True]
     assert [reader.info(n).content for n in (1, 4)] == [Kind.CHAT, Kind.TEXT] and codec.decompress(data) == sessions
     assert [codec.decompress(data, [n])[0] for n in (4, 2, 0)] == [sessions[n] for n in (4, 2, 0)]
 

@@ -74,8 +74,7 @@ def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     seen: list[int] = []
-    frames = pipeline_of(codec).frames(counted([ids(100)] * 40, seen))
-    assert next(frames) and len(seen) == 12
+    assert next(pipeline_of(codec).frames(counted([ids(100)] * 40, seen))) and len(seen) == 12
     monkeypatch.setattr(module, "GROUP_BYTES", 4 * 150)
     seen.clear()
     assert next(pipeline_of(codec).frames(counted([ids(3000)] * 4, seen))) and len(seen) == 1
@@ -86,8 +85,7 @@ def test_sessions_that_hold_nothing_fill_a_batch_too(codec: Codec, monkeypatch: 
     monkeypatch.setattr(module, "BATCH_BYTES", 1 << 17)
     seen: list[int] = []
     nothing = [Session("text", b""), Session("chat", []), ids(0)] * 200
-    frames = pipeline_of(codec, Neighbours()).frames(counted(nothing, seen))
-    assert next(frames) and len(seen) == 128
+    assert next(pipeline_of(codec, Neighbours()).frames(counted(nothing, seen))) and len(seen) == 128
     read = Reader(codec.compress(nothing)).frames(range(600))
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1 << 12)
     assert {len(read[part]) for part in session_decoder._parts(read)} == {64, 600 % 64}

@@ -175,8 +175,7 @@ def test_the_contexts_behind_a_context_count_as_far_as_they_fit(bundle: FakeBund
         rows.append(np.concatenate([rows[-1][:size], RANDOM.integers(300, 1000, 60)])[: size + 60])
     data = Codec(bundle, NeighbourCoder()).compress([Session("ids", row) for row in rows])
     assert contexts(Reader(data)) == [None, 0, 1, 2]
-    reading = Codec(bundle, coder := Seeing())
-    assert reading.decompress(data, [3]) == [Session("ids", rows[3])]
+    assert Codec(bundle, coder := Seeing()).decompress(data, [3]) == [Session("ids", rows[3])]
     first, second, third, _ = (row.tolist() for row in rows)
     lines = [[], [*first, 0], [*first, *second, 0], [*first, *second, *third, 0]]
     fits = [line if len(line) <= 1024 else [*second, *third, 0] for line in lines]
@@ -200,8 +199,7 @@ def test_contexts_stay_at_hand_from_batch_to_batch(
 ) -> None:
     monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
-    reading = Codec(codec.bundle, coder := Seeing())
-    assert reading.decompress(data) == sessions
+    assert Codec(codec.bundle, coder := Seeing()).decompress(data) == sessions
     assert max(Counter(coder.frames).values()) == 2  # with the batch of a follower, and with its own
 
 

@@ -356,8 +356,7 @@ AGAIN = [*chain([None, 0, 1, 2]), {**claude(0, "user", "turn 4", 3)}]
     ],
 )  # fmt: skip
 def test_a_broken_branch_says_so(events: list[dict[str, Any]], note: str) -> None:
-    found = conversation_of(Session("chat", events))
-    assert found.note == note
+    assert conversation_of(Session("chat", events)).note == note
     whole = conversation_of(Session("chat", events), every=True)
     assert [turn.text for turn in whole.turns] == [f"turn {n}" for n in range(len(events))] and not whole.note
 

@@ -220,8 +220,7 @@ def test_a_database_is_a_session_per_talk(write: Any, names: list[str], said: li
     assert all(json.loads(line) for one in found for line in bytes(one.session.value).splitlines())
     assert [one.session for one in read(path)] == [one.session for one in found]
     assert all(found[n].size == len(found[n].session.value) for n in range(len(found)))
-    long = [one.session.value for one in read(path, long=True)]
-    assert long == [one.session.value for one in found]
+    assert [one.session.value for one in read(path, long=True)] == [one.session.value for one in found]
 
 
 def test_words_of_older_chats_and_threads(tmp_path: Path) -> None:
@@ -328,8 +327,7 @@ def test_a_log_that_begins_anew_is_copied_again(busy: tuple[Path, Made], monkeyp
 
 
 def test_a_damaged_database_is_refused_and_stops_no_other(tmp_path: Path) -> None:
-    good = made(tmp_path / "b.db", opencode)
-    data = bytearray(good.read_bytes())
+    data = bytearray(made(tmp_path / "b.db", opencode).read_bytes())
     data[4096:] = bytes(len(data) - 4096)
     (tmp_path / "a.db").write_bytes(data)
     with pytest.raises(CorruptError, match=r"a\.db"):

@@ -11,8 +11,7 @@ from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock, layout_of
 @given(st.integers(1, 3000), st.integers(1, 64))
 def test_every_token_is_predicted_once(tokens: int, lanes: int) -> None:
     block = TokenBlock(0, tokens, min(lanes, tokens))
-    predicted = block.targets()[block.predicting()]
-    assert sorted(predicted.tolist()) == list(range(tokens))
+    assert sorted(block.targets()[block.predicting()].tolist()) == list(range(tokens))
 
 
 @given(st.integers(1, 500), st.integers(1, 32))

@@ -74,8 +74,7 @@ def test_copies_reach_into_the_past_and_out_of_it() -> None:
 def test_the_longest_of_several_places_is_taken() -> None:
     page = np.random.default_rng(0).integers(0, 9999, 400)
     tokens = np.concatenate([page, [1], page[:60], [2], page])
-    found = there_and_back(tokens)
-    assert found == [Copy(401, 60, 401), Copy(1, 400, 462)]
+    assert there_and_back(tokens) == [Copy(401, 60, 401), Copy(1, 400, 462)]
 
 
 def test_a_run_is_one_copy_of_itself() -> None:

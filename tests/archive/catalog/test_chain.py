@@ -184,12 +184,10 @@ def test_batches_are_bounded_by_what_they_claim(disk: SimDisk, monkeypatch: pyte
 def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Chaining()
     archive = reopen(disk, codec)
-    whole = archive.get("s07").tokens
-    assert whole.tolist() == [*PROMPT, *PROMPT[::-1], *range(7, 37), *range(7, 57)]
+    assert archive.get("s07").tokens.tolist() == [*PROMPT, *PROMPT[::-1], *range(7, 37), *range(7, 57)]
     assert codec.linked == [5] and not codec.batches
     (version,) = [v for v in archive.ls() if v.name == "s07"]
-    segments = archive.tower(version).segments
-    (first, prompt), (second, turned) = segments[:2]
+    (first, prompt), (second, turned) = archive.tower(version).segments[:2]
     hot = {first: KnownSegment(NO_SEGMENT, prompt), second: KnownSegment(first, turned)}
     codec.linked.clear()
     assert len(archive.towers([version], hot)[0].segments) == 5

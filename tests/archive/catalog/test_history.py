@@ -210,8 +210,7 @@ def test_verify_names_a_run_that_is_damaged(sealed: bool, key: bool) -> None:
     session = keys.session_key(keys.domain(TENANT, "default"), NAME)
     [*_, last] = reopen(disk, sealed).history(NAME)
     spoil_run(disk, sealed)
-    archive = kit.reopen(disk, key=RAW if sealed and key else None)
-    report = archive.verify()
+    report = kit.reopen(disk, key=RAW if sealed and key else None).verify()
     name = NAME if key or not sealed else f"sealed {session[:8].hex()}"
     assert name in {v.name for v in report.lost}
     assert any(p.kind == "session" and name in p.name and last.id[:4].hex() in p.what for p in report.problems)

@@ -50,8 +50,7 @@ def test_a_pack_that_comes_back_is_read_again(archive: TowerArchive, lookup: Rec
 
 
 def test_an_identity_whose_first_bytes_alone_match_is_not_found(archive: TowerArchive, lookup: RecordLookup) -> None:
-    leaf = archive.version("b").leaf
-    other = leaf[:8] + bytes(8)
+    other = archive.version("b").leaf[:8] + bytes(8)
     assert lookup.places(SEGMENTS, other) and not lookup.find(SEGMENTS, other)
 
 

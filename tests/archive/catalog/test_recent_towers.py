@@ -68,8 +68,7 @@ def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[i
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of segments of each call of a decoder."""
     from pltz.coding.codecs.codec import BundleCodec
-    counts = noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
-    return counts
+    return noted(monkeypatch, BundleCodec, "decode", lambda _, batch: len(batch))
 
 
 def test_a_put_of_a_turn_decodes_that_turn_alone(tmp_path: Path, decoded: list[int]) -> None:

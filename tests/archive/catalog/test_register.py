@@ -196,9 +196,7 @@ def test_a_put_that_was_cut_off_takes_effect_by_a_repair_alone(disk: SimDisk, ar
     for reader in (archive, reopen(disk)):
         assert reader.get("a").tokens.tolist() == tokens("a", 5) and "z" not in [v.name for v in reader.ls()]
     report = reopen(disk).verify(decode=True)
-    assert report.sound and report.unnamed == 1 and not report.missing_copies
-    done = repaired(disk)
-    assert done.whole
+    assert report.sound and report.unnamed == 1 and not report.missing_copies and repaired(disk).whole
     fresh = reopen(disk)
     assert fresh.get("a").tokens.tolist() == tokens("a", 5), "what was acknowledged is the newest"
     assert fresh.verify(decode=True).sound and not repaired(disk).named

@@ -59,9 +59,7 @@ def opens(disk: SimDisk, secret: Any) -> TowerArchive | None:
 
 
 @pytest.mark.parametrize("add", [False, True])
-def test_after_each_crash_the_old_key_opens_all_or_the_new_one_does(
-    kept: TowerArchive, disk: SimDisk, add: bool
-) -> None:
+def test_after_each_crash_old_key_opens_all_or_the_new_one_does(kept: TowerArchive, disk: SimDisk, add: bool) -> None:
     before = {path: data for path, data in disk.seen.files().items() if path.startswith("packs/")}
     states, seen = disk.left_by(lambda: changed(kept, NEW, add=add)), set[tuple[bool, bool]]()
     for state in states[:: max(1, len(states) // 16)] + states[-1:]:
@@ -123,8 +121,7 @@ def test_who_goes_on_by_the_old_key_is_told_and_makes_no_keys(kept: TowerArchive
             work()
     with pytest.raises(Fenced, match="somebody else changed the key"):
         changed(other, ESCROW)
-    last = reopen(disk, key=NEW)
-    last.put([chat("first", [1], tenant="late")])
+    reopen(disk, key=NEW).put([chat("first", [1], tenant="late")])
     assert tokens(reopen(disk, key=NEW), "first", "late") == [1]
 
 

@@ -121,8 +121,7 @@ def test_a_list_of_an_index_that_is_not_named_is_refused() -> None:
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
-    manifest = Manifest(Settings(bytes(16)), gone={b"a" * 16: 1, b"b" * 16: 2})
-    body = manifest.encode()[:-SIZE]
+    body = Manifest(Settings(bytes(16)), gone={b"a" * 16: 1, b"b" * 16: 2}).encode()[:-SIZE]
     end = len(body) - 48 - (rest := CLOCK.size + TAIL.size)  # two packs that are gone
     for rows in (body[end + 24 : -rest] + body[end : end + 24], body[end : end + 24] * 2):
         with pytest.raises(CorruptError, match="out of order"):

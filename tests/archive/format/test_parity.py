@@ -84,8 +84,7 @@ def test_any_blocks_up_to_m_a_column(size: int, seed: int, data: st.DataObject) 
     shape = parity.shape
     hurt = bytearray(pack)
     for column in range(shape.columns):
-        rows = data.draw(st.sets(st.integers(0, shape.k - 1), max_size=min(shape.m, shape.k)))
-        for row in rows:
+        for row in data.draw(st.sets(st.integers(0, shape.k - 1), max_size=min(shape.m, shape.k))):
             at = (row * shape.columns + column) * shape.block
             hurt[at : at + shape.block] = bytes(b ^ 0x5A for b in hurt[at : at + shape.block])
     assert parity.restore([hurt]) == (pack, 0)

@@ -219,8 +219,7 @@ def test_what_is_doomed_is_not_relied_on(sealed: TowerArchive, disk: SimDisk) ->
     assert known
     leaf = sealed.version("a", "acme").leaf
     assert keys.publish(known.begin(lambda size: b"n" * size, [unit_of(leaf)]))
-    other = reopen(disk)
-    assert other.put([chat("b", [1, 2])])[0].new == 1
+    assert reopen(disk).put([chat("b", [1, 2])])[0].new == 1
     sealed.erase("acme", "a")
     assert tokens(reopen(disk), "b") == [1, 2]
 
@@ -283,8 +282,7 @@ def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: TowerArc
     disk.write_new("tmp/same", data)
     disk.write_new(cut, data[:20])
     folder.shred(last)
-    left = {p for p in disk.seen.names if p.startswith("tmp/")}
-    assert left == {newer, "tmp/same", cut}
+    assert {p for p in disk.seen.names if p.startswith("tmp/")} == {newer, "tmp/same", cut}
     assert disk.read("tmp/same", 0, 1 << 20) == data and disk.read(newer, 0, 4) == b"PLTk"
 
 

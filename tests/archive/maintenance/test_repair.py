@@ -197,8 +197,7 @@ def test_a_lost_pack_costs_the_sessions_that_need_its_segments() -> None:
     lost = with_file(disk.seen, path, None)
     report = repaired(lost)
     assert [v.name for v in report.lost] == ["y", "z"] and len(report.unnamed) == 1
-    left = reopen(lost)
-    assert [v.name for v in left.verify(decode=True).lost] == ["y", "z"]
+    assert [v.name for v in reopen(lost).verify(decode=True).lost] == ["y", "z"]
 
 
 def test_no_sound_copy_of_archive_json(small: DiskState) -> None:
@@ -256,8 +255,7 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
 def test_a_footer_alone_is_made_anew_without_parity(at: int) -> None:
     """It was a loss of unknown size: check, name and count are bytes that all others tell."""
     disk = SimDisk()
-    archive = create(disk)
-    archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
+    create(disk).put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
     before = disk.seen.files()
     [path] = (path for path in before if path.startswith("packs/"))
     data = bytearray(before[path])
@@ -329,8 +327,7 @@ def test_a_pack_is_given_up_while_others_are_damaged(small: DiskState) -> None:
 
 
 def test_repair_over_each_store(store: Store) -> None:
-    archive = TowerArchive.create(store, [ZlibCodec()])
-    archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
+    TowerArchive.create(store, [ZlibCodec()]).put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     name = f"packs/{next(iter(store.list('packs')))}"
     sound = store.read(name, 0, 1 << 20)
     for hurt in (sound[:100], bytes(50) + sound[50:], None):

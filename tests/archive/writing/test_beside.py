@@ -122,9 +122,7 @@ def test_requests_are_read_ahead_once_processes_are_at_work(tmp_path: Path, monk
 
 @pytest.mark.usefixtures("beside")
 @pytest.mark.parametrize("apart", [1, 3, 9, 30])
-def test_a_session_that_comes_again_builds_on_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: int
-) -> None:
+def test_session_that_comes_again_builds_on_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
     """New sessions are told from stored ones by one look-up per part, before those of the same put are stored."""
     asked = noted(monkeypatch, SessionCutter, "last_version", lambda _, __, name: name)
     monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 4)

@@ -28,8 +28,7 @@ def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Pat
     data, text = records(tmp_path / "r.jsonl", 3), tmp_path / "noise.bin"
     text.write_bytes(random.Random(1).randbytes(3000))
     words = ("--limit-bytes", 9999, "--peers", "zstd,ppmd", "--file", text, "--file-bytes", 2000)
-    done = ok(run("field", "--data", data, *words))
-    *table, last = done.stdout.splitlines()
+    *table, last = ok(run("field", "--data", data, *words)).stdout.splitlines()
     found = json.loads(last)
     assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd", "ppmd"] and not found["missing"]
     assert found["sessions"] == 3

@@ -33,8 +33,7 @@ def whole(run: Run, tiny: Path, kept: list[Result]) -> Result:
 
 
 def test_figures_follow_from_each_other(whole: Result) -> None:
-    done = whole
-    *table, last = done.stdout.splitlines()
+    *table, last = whole.stdout.splitlines()
     found = json.loads(last)
     assert [(r["sessions"], r["decode_rows"]) for r in found["rows"]] == [(1, 4), (3, 12)]
     for row in found["rows"]:

@@ -309,8 +309,7 @@ def test_each_file_has_the_suffix_that_it_was_put_with(run: Run, cold: Path, tmp
         path.write_bytes(data)
     assert run("archive", "put", "-r", cold, tmp_path / "in", "--exact").exit_code == 0
     assert run("archive", "get", "-r", cold, "-o", into(tmp_path / "out")).exit_code == 0
-    found = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == FORMS
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == FORMS
     rows = [json.loads(line) for line in run("archive", "ls", "-r", cold, "--json").stdout.splitlines()]
     assert {row["name"]: row["tags"] for row in rows if row["name"] in ("1/one/0", "3/many/0", "3/many/1")} == {
         "1/one/0": {}, "3/many/0": {}, "3/many/1": {},

@@ -153,8 +153,7 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path) -> None:
     """
     key, place, plain = tmp_path / "key", tmp_path / "sealed", tmp_path / "plain"
     key_file(key)
-    made = lines(run("archive", "init", "-r", place, "--key-file", key, "--json"))[0]
-    assert made["sealed"]
+    assert lines(run("archive", "init", "-r", place, "--key-file", key, "--json"))[0]["sealed"]
     keyed = ("--key-file", key)
     for n in (2, 3):
         line = json.dumps({"id": f"chat{n}", **chat(n)}).encode()

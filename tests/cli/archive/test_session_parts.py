@@ -120,8 +120,7 @@ def test_what_was_put_is_found_by_the_name_that_ls_prints(run: Run, agents: Path
         assert run("archive", "get", name, "-r", agents).stdout_bytes == (folders / f"{file}.jsonl").read_bytes()
         listed = [row["name"] for row in lines(run("archive", "ls", "-r", agents, name, "--json"))]
         assert name in listed
-        alone = lines(run("archive", "put", "-r", agents, folders / f"{file}.jsonl", "--json"))[0]
-        assert alone["unchanged"]
+        assert lines(run("archive", "put", "-r", agents, folders / f"{file}.jsonl", "--json"))[0]["unchanged"]
     thawed = run("thaw", "-r", agents, NAMES[2], "--json")
     assert thawed.exit_code == 0 and json.loads(thawed.stdout)["tokens"]
     assert run("archive", "forget", "-r", agents, NAMES[0]).exit_code == 0

@@ -46,8 +46,6 @@ def decoded(coder: FrameCoder, path: Path) -> Decoded:
 
 def test_there_is_a_file_for_each_method() -> None:
     names = {case: {path for path in FILES if path.stem.endswith(f"-{case}")} for case in maker().CASES}
-    assert all(names.values())
-    found = {parse(path.read_bytes()).name for path in FILES}
-    assert found == {"log + ppmd", "log + model"}
+    assert all(names.values()) and {parse(path.read_bytes()).name for path in FILES} == {"log + ppmd", "log + model"}
     assert {path.stem.split("-")[2] for path in FILES if parse(path.read_bytes()).unpacked} == {"packed"}
     assert {path.stem.split("-")[2] for path in FILES if parse(path.read_bytes()).fast} == {"fast"}

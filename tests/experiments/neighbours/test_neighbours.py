@@ -32,8 +32,7 @@ def write(path: Path) -> Path:
 
 def test_twins_gain_and_others_lose_nothing(run: Run, tiny: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "r.jsonl")
-    done = ok(run("neighbours", "--data", data, "--sessions", 24))
-    *table, last = done.stdout.splitlines()
+    *table, last = ok(run("neighbours", "--data", data, "--sessions", 24)).stdout.splitlines()
     found = json.loads(last)
     alone, twins = found["sources"]
     assert (alone["source"], twins["source"]) == ("alone", "twins")

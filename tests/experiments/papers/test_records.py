@@ -36,8 +36,7 @@ def test_recorded_figures_are_those_of_the_kept_results() -> None:
     assert "{}, {} and {} %".format(*slots) in said
     device = {row["way"]: row["ms"] for row in kept("kv_device.json")["rows"]}
     assert f"{device['raw, device']:.1f} ms on the device; {device['raw, host']:.1f} ms raw" in said
-    sources = {row["source"]: row for row in kept("neighbours_communities.json")["sources"]}
-    for source, row in sources.items():
+    for source, row in {row["source"]: row for row in kept("neighbours_communities.json")["sources"]}.items():
         assert f"{row['best'] / row['sessions']:.0f}" in said, source
     library = kept("neighbours_mini_train.json")["sources"]
     assert f"{sum(row['best'] for row in library) / sum(row['alone'] for row in library):.3f} of their bytes" in said

@@ -21,8 +21,7 @@ WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
 def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "FEW", 0)
-    done = ok(run("thaw", *WORDS, "--shape", shape))
-    *table, last = done.stdout.splitlines()
+    *table, last = ok(run("thaw", *WORDS, "--shape", shape)).stdout.splitlines()
     found = json.loads(last)
     rows = {row["way"]: row for row in found["rows"]}
     assert len(rows) == 10 and next(iter(rows)) == "prefill"

@@ -104,8 +104,7 @@ def test_each_form(tiny_tokenizer: BundleTokenizer, value: Any, form: str) -> No
 
 
 def test_conversation_ids_leave_style_head_and_meta_out(tiny_tokenizer: BundleTokenizer) -> None:
-    vectors = json.loads((GOLDEN / "chats.json").read_text("utf8"))
-    for vector in vectors:
+    for vector in json.loads((GOLDEN / "chats.json").read_text("utf8")):
         if "value" in vector:
             tokens = to_tokens(Session("chat", vector["value"]), tiny_tokenizer)
             names = [name for name, _ in vector["segments"]]

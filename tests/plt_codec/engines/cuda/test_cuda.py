@@ -212,8 +212,7 @@ def test_emulated_decode_of_many(name: str, lanes: int | None, steps: int | None
 
 def watched(c: CudaCoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of each kernel that a coder launches from now on."""
-    launched = noted(monkeypatch, c._device, "launch", lambda kernel: kernel)
-    return launched
+    return noted(monkeypatch, c._device, "launch", lambda kernel: kernel)
 
 
 @emulated
@@ -381,8 +380,7 @@ def test_emulated_decode_of_a_gated_bundle_by_a_gpu(name: str, lanes: int, steps
 )
 def test_emulated_whole_gpu_where_a_row_has_several_chunks(name: str, lanes: int, steps: int) -> None:
     """A warp then has several pieces of weights, and their order counts: with one chunk it cannot be wrong."""
-    c = coder(name, 2, 2)
-    (got,) = c.decode(items(name, lanes, steps)[3:4])
+    (got,) = coder(name, 2, 2).decode(items(name, lanes, steps)[3:4])
     assert np.array_equal(got, sequences(name)[3])
 
 
@@ -617,8 +615,7 @@ def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     many = [1, 31, 33, shape.memory - 1, shape.memory, shape.memory + 1, 3 * shape.memory, 0]
     known: list[np.ndarray | None] = [rng.integers(0, shape.vocab, n) for n in many]
     known += [known[1], known[5], None]
-    lengths = [7, 60, 130, 33, 1, 70, 20, 5, 90, 2, 40]
-    return [rng.integers(0, shape.vocab, n) for n in lengths], known
+    return [rng.integers(0, shape.vocab, n) for n in [7, 60, 130, 33, 1, 70, 20, 5, 90, 2, 40]], known
 
 
 def check_contexts(c: CudaCoder, name: str, lanes: int | None, steps: int | None, *, only: slice = slice(None)) -> None:
