@@ -17,24 +17,19 @@ from pltz.archive.catalog.audit import FANOUT, AuditEntry, entries, merge_files
 from pltz.archive.errors import WrongClock
 from pltz.archive.format.audit import MAX_TAIL, VERSION, AuditFile, AuditRecord, AuditTail
 from pltz.archive.format.clock import AGAIN, DAY, STEP, ArchiveClock
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, ZlibCodec, create
 from tests.archive.sealed import RAW, reopen
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 
 KEYS = pytest.mark.parametrize("key", [None, RAW], ids=["open", "sealed"])
 
 
-def made(codec: SegmentCodec, key: Any) -> tuple[SimDisk, TowerArchive]:
+def made(key: Any) -> tuple[SimDisk, TowerArchive]:
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    archive = create(disk, key=key)
     archive.catalog.author = Author("alice", "case seven")
     return disk, archive
 
@@ -53,8 +48,8 @@ def short(archive: TowerArchive) -> list[tuple[str, int]]:
 
 
 @KEYS
-def test_each_change_leaves_a_record(codec: SegmentCodec, key: Any) -> None:
-    disk, archive = made(codec, key)
+def test_each_change_leaves_a_record(key: Any) -> None:
+    disk, archive = made(key)
     put(archive, "a", "b")
     put(archive, "a", first=5)
     put(archive, "a", first=5)  # adds nothing
@@ -72,7 +67,7 @@ def test_each_change_leaves_a_record(codec: SegmentCodec, key: Any) -> None:
     for _ in range(2):
         archive.collect(dead_share=0.01)
     assert short(archive)[:-1] == changes and short(archive)[-1][0] == "collect"
-    found = told(reopen(disk, codec, key))
+    found = told(reopen(disk, key=key))
     assert {(e.actor, e.reason) for e in found} == {("alice", "case seven")}
     assert [e.place for e in found] == list(range(1, len(found) + 1))
     assert [e.before for e in found] == ["0" * 32, *(e.digest for e in found[:-1])]
@@ -80,23 +75,23 @@ def test_each_change_leaves_a_record(codec: SegmentCodec, key: Any) -> None:
     assert len(first) == 2 and found[1].sessions == first[:1] == found[2].sessions
 
 
-def test_what_was_erased_is_in_no_record_and_nothing_is_in_the_clear(codec: SegmentCodec) -> None:
-    disk, archive = made(codec, RAW)
+def test_what_was_erased_is_in_no_record_and_nothing_is_in_the_clear() -> None:
+    disk, archive = made(RAW)
     put(archive, "very secret name")
     data = b"".join(disk.seen.files().values())
     assert b"alice" not in data and b"seven" not in data
     archive.erase("acme", "very secret name")
     assert "very secret" not in json.dumps([entry._asdict() for entry in told(archive)])
-    locked = told(reopen(disk, codec, None))
+    locked = told(reopen(disk, key=None))
     assert [(e.verb, e.actor, e.about) for e in locked] == [(v, "", {}) for v in ("put", "erase", "erased")]
 
 
-def test_whoever_works_without_the_key_is_told_in_the_clear(codec: SegmentCodec) -> None:
-    disk, archive = made(codec, RAW)
+def test_whoever_works_without_the_key_is_told_in_the_clear() -> None:
+    disk, archive = made(RAW)
     put(archive, "a")
     put(archive, "a", first=3)
     for _ in range(2):
-        locked = reopen(disk, codec, None)
+        locked = reopen(disk, key=None)
         locked.catalog.author = Author("cron", "")
         locked.collect(dead_share=0.01)
     found = told(archive)
@@ -105,12 +100,10 @@ def test_whoever_works_without_the_key_is_told_in_the_clear(codec: SegmentCodec)
 
 
 @KEYS
-def test_files_take_over_and_every_change_of_them_is_found(
-    codec: SegmentCodec, key: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_take_over_and_every_change_of_them_is_found(key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "FULL", 150)
-    disk, archive = made(codec, key)
-    beside = reopen(disk, codec, key)  # has another author
+    disk, archive = made(key)
+    beside = reopen(disk, key=key)  # has another author
     for number in range(12):
         put((archive, beside)[number % 2], f"n{number}")
     found = told(archive)
@@ -126,7 +119,7 @@ def test_files_take_over_and_every_change_of_them_is_found(
             other.unlink(path)
             if data is not None:
                 other.write_new(path, data)
-            left, catalog = list[AuditEntry](), reopen(other, codec, key).catalog
+            left, catalog = list[AuditEntry](), reopen(other, key=key).catalog
             with pytest.raises(CorruptError, match="of the audit"):
                 for entry in entries(catalog):
                     left.append(entry)
@@ -136,22 +129,20 @@ def test_files_take_over_and_every_change_of_them_is_found(
 
 @pytest.mark.parametrize("most", [MAX_TAIL, 500])
 @KEYS
-def test_collect_puts_files_together_and_the_chain_stays(
-    codec: SegmentCodec, key: Any, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_puts_files_together_and_the_chain_stays(key: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "FULL", 50)
     monkeypatch.setattr(audit, "MAX_TAIL", most)
-    disk, archive = made(codec, key)
+    disk, archive = made(key)
 
     def files() -> list[str]:
         return [path for path in disk.seen.files() if path.startswith("audit/")]
 
     for number in range(16):
         put(archive, f"n{number}")
-    found, beside, backup = told(archive), reopen(disk, codec, key), disk.seen.files()
+    found, beside, backup = told(archive), reopen(disk, key=key), disk.seen.files()
     assert len(files()) >= FANOUT
     for state in disk.left_by(lambda: merge_files(archive.catalog)):
-        assert told(reopen(SimDisk(state), codec, key)) == found
+        assert told(reopen(SimDisk(state), key=key)) == found
     few = 1 if most == MAX_TAIL else 6
     assert len(files()) <= few and told(archive) == found == list(entries(beside.catalog))  # it looked before
     for number in range(16, 32):
@@ -167,13 +158,13 @@ def test_collect_puts_files_together_and_the_chain_stays(
         back.unlink(path)
     for path in [path for path in backup if path.startswith("manifest/")]:
         back.write_new(path, backup[path])
-    assert told(reopen(back, codec, key)) == found
+    assert told(reopen(back, key=key)) == found
 
 
 @KEYS
-def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(codec: SegmentCodec, key: Any) -> None:
+def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(key: Any) -> None:
     """By who may write the manifest: it follows, and tells nothing of what was cut off or left out of it."""
-    disk, archive = made(codec, key)
+    disk, archive = made(key)
     for number in range(4):
         put(archive, f"n{number}")
     found, records = told(archive), [chained.record for chained in archive.catalog.listing.present.audit.records()]
@@ -181,16 +172,16 @@ def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(codec: Seg
     forged = functools.reduce(AuditTail.adding, [records[0], records[3]], AuditTail())
     for tail, last in (cut, 3), (forged, 2):
         archive.catalog.listing.publish(lambda manifest, tail=tail: replace(manifest, audit=tail))  # type: ignore[misc]
-        catalog = reopen(disk, codec, key).catalog
+        catalog = reopen(disk, key=key).catalog
         assert len(list(entries(catalog))) == last and list(entries(catalog, found[0].digest))
         with pytest.raises(CorruptError, match="written anew, or an older state"):
             list(entries(catalog, found[3].digest))
 
 
-def test_files_of_an_append_only_archive_stay(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_append_only_archive_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "FULL", 50)
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], append_only=True)
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], append_only=True)
     for number in range(9):
         put(archive, f"n{number}")
     before = {path for path in disk.seen.files() if path.startswith("audit/")}
@@ -199,14 +190,14 @@ def test_files_of_an_append_only_archive_stay(codec: SegmentCodec, monkeypatch: 
 
 
 @KEYS
-def test_a_lost_manifest_costs_the_last_records_and_that_is_told(codec: SegmentCodec, key: Any) -> None:
-    disk, archive = made(codec, key)
+def test_a_lost_manifest_costs_the_last_records_and_that_is_told(key: Any) -> None:
+    disk, archive = made(key)
     for number in range(3):
         put(archive, f"n{number}")
     for path in [path for path in disk.seen.files() if path.startswith("manifest/0")]:
         disk.unlink(path)
     Repairer(DirectoryStore(disk), author=Author("bob", "")).run()
-    archive = reopen(disk, codec, key)
+    archive = reopen(disk, key=key)
     put(archive, "more")
     found = told(archive)
     assert [e.verb for e in found] == ["put", "put", "repair", "put"]
@@ -278,8 +269,8 @@ def test_a_clock_that_went_ahead_counts_once_a_second_look_agrees() -> None:
     assert clock.seeing(now - 9 * DAY) == clock._replace(ahead=0) and clock.seeing(5, forced=True) == ArchiveClock(5)
 
 
-def test_retention_by_a_clock_that_went_ahead_takes_nothing_before_a_second_look(codec: SegmentCodec) -> None:
-    disk, archive = made(codec, None)
+def test_retention_by_a_clock_that_went_ahead_takes_nothing_before_a_second_look() -> None:
+    disk, archive = made(None)
     cold, policy = Archive(archive.parts), Policy(keep_within=90 * DAY)
     for number in range(3):
         put(archive, "a", first=number)
@@ -294,8 +285,8 @@ def test_retention_by_a_clock_that_went_ahead_takes_nothing_before_a_second_look
     assert [v.version for v in cold.expire(policy)] == [2]
 
 
-def test_a_put_by_a_clock_that_jumped_back_or_of_a_time_to_come_is_refused(codec: SegmentCodec) -> None:
-    disk, archive = made(codec, None)
+def test_a_put_by_a_clock_that_jumped_back_or_of_a_time_to_come_is_refused() -> None:
+    disk, archive = made(None)
     put(archive, "a")
     now, disk.clock = disk.clock, disk.clock - DAY - 1
     with pytest.raises(WrongClock, match="--force-time"):

@@ -18,24 +18,17 @@ from pltz.archive.errors import ManifestLost, NotFound, OnHold, Outdated
 from pltz.archive.format.hold import VERSION, Hold
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import FORGET
-from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
-from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from tests.archive.kit import NewSession, SimDisk, TowerArchive, create, repaired
 from tests.archive.sealed import RAW, reopen
-from tests.archive.simulated_disk import SimDisk
-from tests.archive.towers import TowerArchive
 
 ALICE = Author("alice", "case seven")
 SALTED = tenant_of("acme", "pepper")
 HELD: dict[str, dict[str, Any]] = {
-    "session": {"tenant": "acme", "name": "a"},
-    "tag": {"tenant": None, "tag": ("matter", "7")},
-    "tag of a tenant": {"tenant": "acme", "tag": ("matter", "7")},
-    "tenant": {"tenant": "acme"},
+    "session": {"tenant": "acme", "name": "a"}, "tag": {"tenant": None, "tag": ("matter", "7")},
+    "tag of a tenant": {"tenant": "acme", "tag": ("matter", "7")}, "tenant": {"tenant": "acme"},
 }
 
 
@@ -43,10 +36,10 @@ def session(name: str, first: int, tenant: str = "acme", **tags: str) -> NewSess
     return NewSession(name, [np.arange(first, first + 30)], tenant, tags=tags)
 
 
-def made(codec: SegmentCodec, key: Any = RAW) -> tuple[SimDisk, TowerArchive]:
+def made(key: Any = RAW) -> tuple[SimDisk, TowerArchive]:
     """Make an archive with sessions of which one is held by name, tag and tenant, and one of another tenant is not."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    archive = create(disk, key=key)
     archive.put([session("a", 1, matter="7"), session("free", 200, "other")])
     archive.put([session("a", 2, matter="7"), session("free", 201, "other")])
     return disk, archive
@@ -66,31 +59,29 @@ def names(archive: TowerArchive) -> list[str]:
     return sorted({v.name for v in archive.ls(history=True, forgotten=True)})
 
 
-def test_a_forget_that_was_decided_before_a_hold_is_decided_again(codec: SegmentCodec) -> None:
-    disk, archive = made(codec)
-    beside, marker = reopen(disk, codec), archive.parts.marker
+def test_a_forget_that_was_decided_before_a_hold_is_decided_again() -> None:
+    disk, archive = made()
+    beside, marker = reopen(disk), archive.parts.marker
     marking = marker.of([v for v in archive.ls(history=True) if v.name == "a"][:1], FORGET)
     hold(beside, **HELD["session"])
     with pytest.raises(Outdated):
         marker.mark(marking)
 
 
-def test_a_manifest_that_lacks_a_hold_frees_and_erases_nothing(codec: SegmentCodec) -> None:
-    disk, archive = made(codec)
+def test_a_manifest_that_lacks_a_hold_frees_and_erases_nothing() -> None:
+    disk, archive = made()
     placed = hold(archive, **HELD["tenant"])
     archive.catalog.listing.publish(lambda base: replace(base, holds={}))  # by one who may not delete hold/
     works: list[Callable[[], Any]] = [
-        archive.collect,
-        lambda: archive.erase("acme", "a"),
-        lambda: archive.erase("acme", "a", dry_run=True),
+        archive.collect, lambda: archive.erase("acme", "a"), lambda: archive.erase("acme", "a", dry_run=True),
         lambda: archive.erase("acme"),
     ]
     for work in works:
         with pytest.raises(ManifestLost, match=f"hold/{placed.id.hex()} is there"):
             work()
-    Repairer(DirectoryStore(disk)).run()
+    repaired(disk)
     with pytest.raises(OnHold, match="alice"):
-        reopen(disk, codec).erase("acme", "a")
+        reopen(disk).erase("acme", "a")
     archive.catalog.look(0)
     foreign = replace(archive.catalog.holds.rows[placed.id], archive=bytes(16))
     disk.write_new(f"hold/{foreign.id.hex()}", foreign.encode())
@@ -98,16 +89,16 @@ def test_a_manifest_that_lacks_a_hold_frees_and_erases_nothing(codec: SegmentCod
     assert archive.erase("acme", "a").versions == 2
 
 
-def test_a_hold_that_no_reader_would_take_is_not_placed(codec: SegmentCodec) -> None:
-    disk, archive = made(codec)
+def test_a_hold_that_no_reader_would_take_is_not_placed() -> None:
+    disk, archive = made()
     with pytest.raises(UsageError, match="at most 8192 bytes"):
         hold(archive, tenant="acme", tag=("matter", "7" * 9000))
-    assert not reopen(disk, codec).catalog.holds.rows
+    assert not reopen(disk).catalog.holds.rows
 
 
 @pytest.mark.parametrize("note", [b"", b"[" * 7000, b"[]", b'{"tenant": 1}', b"\xff"])
-def test_a_note_that_was_made_up_is_damage(codec: SegmentCodec, note: bytes) -> None:
-    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
+def test_a_note_that_was_made_up_is_damage(note: bytes) -> None:
+    archive = create(SimDisk())
     archive.put([session("a", 1)])
     listing = archive.catalog.listing
     row = Hold(2, listing.archive, 5, note)
@@ -117,11 +108,11 @@ def test_a_note_that_was_made_up_is_damage(codec: SegmentCodec, note: bytes) -> 
 
 
 @pytest.mark.parametrize("what", HELD)
-def test_nothing_takes_what_is_held(codec: SegmentCodec, what: str) -> None:
-    disk, archive = made(codec)
-    beside = reopen(disk, codec)  # was open before
+def test_nothing_takes_what_is_held(what: str) -> None:
+    disk, archive = made()
+    beside = reopen(disk)  # was open before
     placed = hold(archive, **HELD[what])
-    for cold in archive, beside, reopen(disk, codec):
+    for cold in archive, beside, reopen(disk):
         library = Archive(cold.parts)
         calls: list[Callable[[], Any]] = [
             lambda cold=cold: cold.forget(cold.history("a", "acme")[:1]),  # type: ignore[misc]
@@ -143,10 +134,10 @@ def test_nothing_takes_what_is_held(codec: SegmentCodec, what: str) -> None:
 
 @pytest.mark.parametrize("key", [None, RAW], ids=["open", "sealed"])
 @pytest.mark.parametrize("what", HELD)
-def test_what_was_forgotten_before_is_not_freed(codec: SegmentCodec, what: str, key: Any) -> None:
+def test_what_was_forgotten_before_is_not_freed(what: str, key: Any) -> None:
     """By a collector with the key and one without, of a run too: older versions are held with it."""
     for keyless, joined in itertools.product([False, True], repeat=2):
-        disk, archive = made(codec, key)
+        disk, archive = made(key)
         if joined:
             archive.put([NewSession("a", [np.arange(2, 32), np.arange(9)], "acme", tags={"matter": "7"})])
             archive.load_codecs()
@@ -154,9 +145,9 @@ def test_what_was_forgotten_before_is_not_freed(codec: SegmentCodec, what: str, 
         kept = len(archive.history("a", "acme"))
         archive.forget([*archive.history("a", "acme"), *archive.history("free", "other")])
         placed = hold(archive, **HELD[what])
-        cold = reopen(disk, codec, None) if keyless else archive
+        cold = reopen(disk, key=None) if keyless else archive
         free(cold)
-        archive = reopen(disk, codec, key)
+        archive = reopen(disk, key=key)
         assert len(archive.history("a", "acme")) == kept
         assert ("free" in names(archive)) is (keyless and key is not None and what != "session")  # who cannot tell
         assert archive.undelete(archive.history("a", "acme")) and archive.verify(decode=True).sound
@@ -166,8 +157,8 @@ def test_what_was_forgotten_before_is_not_freed(codec: SegmentCodec, what: str, 
         assert names(archive) == []
 
 
-def test_what_is_put_later_is_held_too(codec: SegmentCodec) -> None:
-    _, archive = made(codec)
+def test_what_is_put_later_is_held_too() -> None:
+    _, archive = made()
     for what in HELD.values():
         hold(archive, **what)
     late = [session("late", 3, "third", matter="7"), session("salted", 4, SALTED), session("late", 5, "third")]
@@ -183,8 +174,8 @@ def test_what_is_put_later_is_held_too(codec: SegmentCodec) -> None:
 
 
 @pytest.mark.parametrize("key", [None, RAW], ids=["open", "sealed"])
-def test_a_hold_survives_the_loss_of_each_file(codec: SegmentCodec, key: Any) -> None:
-    disk, archive = made(codec, key)
+def test_a_hold_survives_the_loss_of_each_file(key: Any) -> None:
+    disk, archive = made(key)
     placed = [hold(archive, **what) for what in HELD.values()]
     paths = sorted(disk.seen.files())
     assert sum(path.startswith("hold/") for path in paths) == len(HELD)
@@ -195,69 +186,69 @@ def test_a_hold_survives_the_loss_of_each_file(codec: SegmentCodec, key: Any) ->
             if data is not None:
                 other.write_new(path, data)
             if path.startswith("hold/"):
-                report = reopen(other, codec, key).verify()
+                report = reopen(other, key=key).verify()
                 assert report.missing_copies == [path] if data is None else not report.sound
-            Repairer(DirectoryStore(other)).run()
-            assert set(reopen(other, codec, key).catalog.holds.all()) == set(placed), path
+            repaired(other)
+            assert set(reopen(other, key=key).catalog.holds.all()) == set(placed), path
             assert {path for path in paths if path.startswith("hold/")} <= other.seen.files().keys()
 
 
-def test_the_manifest_of_a_backup_does_not_lose_a_hold(codec: SegmentCodec) -> None:
-    disk, archive = made(codec, None)
+def test_the_manifest_of_a_backup_does_not_lose_a_hold() -> None:
+    disk, archive = made(None)
     before = {path: data for path, data in disk.seen.files().items() if path.startswith("manifest/")}
     placed = hold(archive, tenant="acme")
     for path in [path for path in disk.seen.files() if path.startswith("manifest/")]:
         disk.unlink(path)
     for path, data in before.items():
         disk.write_new(path, data)
-    assert [(p.kind, p.name) for p in reopen(disk, codec, None).verify().problems] == [("hold", placed.id.hex())]
-    Repairer(DirectoryStore(disk)).run()
-    archive = reopen(disk, codec, None)
+    assert [(p.kind, p.name) for p in reopen(disk, key=None).verify().problems] == [("hold", placed.id.hex())]
+    repaired(disk)
+    archive = reopen(disk, key=None)
     assert archive.catalog.holds.all() == [placed] and archive.verify().sound
 
 
-def test_names_and_reasons_are_sealed(codec: SegmentCodec) -> None:
-    disk, archive = made(codec)
+def test_names_and_reasons_are_sealed() -> None:
+    disk, archive = made()
     hold(archive, **HELD["session"])
     hold(archive, **HELD["tag"])
     data = b"".join(disk.seen.files().values())
     assert not any(word in data for word in (b"acme", b"alice", b"seven", b"matter"))
     with pytest.raises(PltzError, match="sealed"):
-        reopen(disk, codec, None).catalog.holds.all()
+        reopen(disk, key=None).catalog.holds.all()
 
 
-def test_an_erase_of_lost_keys_counts_what_it_cannot_read_as_held(codec: SegmentCodec) -> None:
-    disk, archive = made(codec)
+def test_an_erase_of_lost_keys_counts_what_it_cannot_read_as_held() -> None:
+    disk, archive = made()
     hold(archive, **HELD["tag"])
     domain = archive.keys.domain(0, "acme").hex()
     for path in [path for path in disk.seen.files() if path.startswith(f"keys/{domain}")]:
         disk.unlink(path)
     with pytest.raises(OnHold):
-        reopen(disk, codec).erase("acme")
+        reopen(disk).erase("acme")
 
 
-def test_a_hold_that_comes_meanwhile_stops_an_erase(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_comes_meanwhile_stops_an_erase(monkeypatch: pytest.MonkeyPatch) -> None:
     from pltz.archive.maintenance.erase import Eraser
 
-    disk, archive = made(codec)
+    disk, archive = made()
     without = Eraser._without
 
     def beside(*of: Any) -> Any:
-        hold(reopen(disk, codec), **HELD["session"])
+        hold(reopen(disk), **HELD["session"])
         return without(*of)
 
     monkeypatch.setattr(Eraser, "_without", beside)
     with pytest.raises(OnHold):
         archive.erase("acme", "a")
-    assert reopen(disk, codec).verify(decode=True).sound and len(archive.history("a", "acme")) == 2
+    assert reopen(disk).verify(decode=True).sound and len(archive.history("a", "acme")) == 2
 
 
 @pytest.mark.parametrize("key", [None, RAW], ids=["open", "sealed"])
-def test_a_copy_takes_holds_along(codec: SegmentCodec, key: Any) -> None:
-    _, archive = made(codec, key)
+def test_a_copy_takes_holds_along(key: Any) -> None:
+    _, archive = made(key)
     placed = [hold(archive, **what) for what in HELD.values()]
     hold(archive, tenant="third")
-    other = TowerArchive.create(DirectoryStore(SimDisk(seed=9)), [codec], key=RAW)
+    other = create(SimDisk(seed=9), key=RAW)
     for _ in range(2):
         assert len([*copy(archive.parts, archive.ls(history=True), other.parts)]) == 4
         assert {h[1:] for h in other.catalog.holds.all()} == {h[1:] for h in placed}
@@ -265,8 +256,8 @@ def test_a_copy_takes_holds_along(codec: SegmentCodec, key: Any) -> None:
         other.erase("acme", "a")
 
 
-def test_what_names_nothing_is_refused(codec: SegmentCodec) -> None:
-    _, archive = made(codec, None)
+def test_what_names_nothing_is_refused() -> None:
+    _, archive = made(None)
     cold = Archive(archive.parts)
     wrong: list[dict[str, Any]] = [{}, {"name": "a", "tenant": "acme", "tag": ("a", "b")}]
     for what in wrong:
