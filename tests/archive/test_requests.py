@@ -431,7 +431,7 @@ def test_two_writers_lose_nothing() -> None:
         writers[1].put([NewSession("first", [np.arange(3)])])
         return swap(*args)
 
-    store.swap = late  # type: ignore[method-assign]
+    store.swap = late  # type: ignore[method-assign, assignment]
     writers[0].put([NewSession("second", [np.arange(4)])])
     fresh = TowerArchive.open(store, [ZlibCodec()])
     assert fresh.get("first").tokens.tolist() == [0, 1, 2] and fresh.get("second").tokens.tolist() == [0, 1, 2, 3]

@@ -126,8 +126,7 @@ class Model:
         self.norm_gain, self.head_gain = shape["norm_gain"], shape["head_gain"]
         self.float = {
             name: np.ascontiguousarray(tensor.T, np.float32 if tensor.shape[1] <= 512 else np.float64)
-            for name, tensor in tensors.items()
-            if name.endswith(".w") and not name.startswith(("embed", "shift"))
+            for name, tensor in tensors.items() if name.endswith(".w") and not name.startswith(("embed", "shift"))
         }  # 512 products of at most 255 * 127 stay below 2^24
         self.t = {name: tensor.astype(np.int64) for name, tensor in tensors.items() if name not in self.float}
 

@@ -47,12 +47,9 @@ BEYOND = {  # what parity does not restore, and what is left
     "bad-pack-of-a-newer-version": ALL - {("a", tuple(SESSIONS["a", 2]))},
 }
 REFUSED = {
-    "bad-manifest-missing": Damaged,
-    "bad-manifest-bit-flipped": Damaged,
-    "bad-manifest-and-the-one-before-missing": Damaged,
-    "bad-manifest-of-a-newer-version": Newer,
-    "bad-sealed-keys-of-a-newer-version": Newer,
-    "bad-sealed-archive-key-missing": Damaged,
+    "bad-manifest-missing": Damaged, "bad-manifest-bit-flipped": Damaged,
+    "bad-manifest-and-the-one-before-missing": Damaged, "bad-manifest-of-a-newer-version": Newer,
+    "bad-sealed-keys-of-a-newer-version": Newer, "bad-sealed-archive-key-missing": Damaged,
     "bad-sealed-keys-missing": Damaged,
 }
 
@@ -168,8 +165,7 @@ def test_a_second_header_that_differs_is_damage() -> None:
 
 @pytest.mark.parametrize("size", [1, 4097, 70_000])
 def test_parity_restores_what_it_can(size: int) -> None:
-    rng = np.random.default_rng(size)
-    body = rng.bytes(size)
+    body = np.random.default_rng(size).bytes(size)
     name = digest("pltz pack", body)
     pack = body + name + bytes(8)
     parity = Parity.of(name, pack).encode()
@@ -211,8 +207,7 @@ def test_what_the_product_puts(secret: str | None, long: bool, tmp_path: Path, m
     for name, session in want.items():
         last = archive.history(name, "acme")[-1]
         assert (last.id, last.record.about.tags) == (session.id, session.tags)
-        value = archive.value(last)
-        assert value == (session.value.tolist() if name == "ids" else session.value)
+        assert archive.value(last) == (session.value.tolist() if name == "ids" else session.value)
 
 
 def test_passages_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

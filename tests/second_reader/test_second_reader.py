@@ -175,13 +175,11 @@ def test_neighbours_copies_and_writings_of_a_file() -> None:
         Session("chat", {"messages": [{"role": "user", "content": text} for text in texts]}, 10 * n)
         for n, texts in enumerate(talks)
     ]
-    codec = Codec.load("nano")
-    data = codec.compress([*sessions, Session("text", SHARED.encode() * 2)], exact=True)
+    data = Codec.load("nano").compress([*sessions, Session("text", SHARED.encode() * 2)], exact=True)
     file = File(data, bundle("nano"))
     assert any(frame.step for frame in file.sessions) and any(frame.copied for frame in file.sessions)
     for number, session in enumerate(sessions):
-        assert file.value(number) == session.value
-        assert file.input_bytes(number) == session.to_input_bytes()
+        assert file.value(number) == session.value and file.input_bytes(number) == session.to_input_bytes()
     assert file.value(3) == SHARED.encode() * 2
     contents = [file.content(number)[1] for number in range(4)]
     assert crc32(u32(file.content_check(*row) for row in enumerate(contents))) == file.contents_check
@@ -330,8 +328,7 @@ def test_bytes_of_any_chat_are_those_of_the_product(value: Any) -> None:
         line, stored = session.to_input_bytes(), session.to_bytes()
     except (ContentError, LimitError):
         assume(False)
-    assert chat.input_bytes(value) == line
-    assert json_value.difference(value, chat.value_of_bytes(stored)) is None
+    assert chat.input_bytes(value) == line and json_value.difference(value, chat.value_of_bytes(stored)) is None
 
 
 @settings(max_examples=examples(100))
@@ -373,10 +370,8 @@ def test_ids_of_other_tokenizers(kind: str) -> None:
     canonical = targets.encode(kind, targets.PAGE)
     size = tokenizer.get_vocab_size()
     for ids in (
-        canonical,
-        [*canonical[:30], *rng.integers(0, size, 3).tolist(), *canonical[31:60], *canonical[62:]],
-        rng.integers(0, size, 60).tolist(),
-        [],
+        canonical, [*canonical[:30], *rng.integers(0, size, 3).tolist(), *canonical[31:60], *canonical[62:]],
+        rng.integers(0, size, 60).tolist(), [],
     ):
         tokens, patch = targets.bridge(kind).to_bundle(ids)
         assert second.ids(tokens.tolist(), patch) == ids

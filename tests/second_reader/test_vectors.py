@@ -117,13 +117,11 @@ def test_positions_and_frames_of_a_small_model(contract: str) -> None:
     memory = model.blank()
     for vector in vectors["positions"]:
         [x] = model.run([vector["input"]], [vector["position"]], memory)
-        assert x.tolist() == vector["x of 2.5"]
-        assert model.class_frequencies(x).tolist() == vector["classes of 3"]
+        assert x.tolist() == vector["x of 2.5"] and model.class_frequencies(x).tolist() == vector["classes of 3"]
         assert model.member_frequencies(x, vector["class of 4"]).tolist() == vector["members of 4"]
     for frame in vectors["frames"]:
         layout, data = tuple(frame["layout"] or layout_of(0, len(vectors["tokens"]))), bytes.fromhex(frame["bytes"])
-        found = tokens_of(model, data, len(vectors["tokens"]), layout, frame["context"])
-        assert found == vectors["tokens"]
+        assert tokens_of(model, data, len(vectors["tokens"]), layout, frame["context"]) == vectors["tokens"]
 
 
 def test_containers() -> None:

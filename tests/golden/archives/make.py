@@ -308,10 +308,8 @@ def defects() -> dict[str, Files]:
 def grown_archives() -> dict[str, Files]:
     """Return the golden archives of a session that grew, by name."""
     return {
-        "good-grown": grown(),
-        "good-grown-merged": grown(merged=True),
-        "good-grown-merged-sealed": grown(merged=True, key=KEY),
-        "good-grown-ppmd": grown(fast=True),
+        "good-grown": grown(), "good-grown-merged": grown(merged=True),
+        "good-grown-merged-sealed": grown(merged=True, key=KEY), "good-grown-ppmd": grown(fast=True),
     }
 
 

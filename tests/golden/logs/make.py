@@ -47,13 +47,9 @@ def count(lines: int) -> bytes:
 
 # case: content, the case above it, whether the model may code its text, whether in the fast layout
 CASES = {
-    "packed": (b"\xff" * 300, "", True, False),
-    "ppmd": (log(0, 40), "", False, False),
-    "model": (log(0, 12), "", True, False),
-    "long": (count(200), "", True, False),
-    "fast": (log(0, 12), "", True, True),
-    "above": (log(12, 18), "model", True, False),
-    "grown": (log(18, 24), "above", False, False),
+    "packed": (b"\xff" * 300, "", True, False), "ppmd": (log(0, 40), "", False, False),
+    "model": (log(0, 12), "", True, False), "long": (count(200), "", True, False), "fast": (log(0, 12), "", True, True),
+    "above": (log(12, 18), "model", True, False), "grown": (log(18, 24), "above", False, False),
     "again": (log(24, 26), "grown", True, False),
 }
 

@@ -68,11 +68,8 @@ def blocks() -> Vectors:
     ]
     return [
         {
-            "columns": {str(number): values for number, values in found.items()},
-            "parts": b"".join(parts).hex(),
-            "bitstrings": [data.hex() for data in bitstrings],
-            "salt": salt.hex(),
-            "offset": offset,
+            "columns": {str(number): values for number, values in found.items()}, "parts": b"".join(parts).hex(),
+            "bitstrings": [data.hex() for data in bitstrings], "salt": salt.hex(), "offset": offset,
             "bytes": b"".join(encode_block(found, parts, bitstrings, salt, offset)).hex(),
         }
         for found, parts, bitstrings, salt, offset in cases
@@ -83,11 +80,7 @@ def fallback() -> Vectors:
     """Content, the dictionary that both sides have, and its fallback bytes."""
     words = b"The tower keeps what sessions share. "
     cases = [
-        (b"", b""),
-        (b"h\xc3\xa9\xff!", b""),
-        (words * 9, b""),
-        (words * 99, b""),
-        (words + b"And more.", words * 3),
+        (b"", b""), (b"h\xc3\xa9\xff!", b""), (words * 9, b""), (words * 99, b""), (words + b"And more.", words * 3),
     ]
     found = []
     for content, dictionary in cases:
@@ -110,11 +103,8 @@ def range_coder() -> Vectors:
     rng = np.random.PCG64(5)
     many = [sorted((rng.random_raw(2) % (TOTAL - 1)).tolist()) for _ in range(40)]
     cases: dict[str, list[list[int]]] = {
-        "no symbols": [],
-        "one of two halves": [[half, half]],
-        "the first of all, nearly certain": [[0, last]] * 50,
-        "the last of all, rare: carries": [[last, 1]] * 7,
-        "zeros at the end are part of the frame": [[0, 1]] * 6,
+        "no symbols": [], "one of two halves": [[half, half]], "the first of all, nearly certain": [[0, last]] * 50,
+        "the last of all, rare: carries": [[last, 1]] * 7, "zeros at the end are part of the frame": [[0, 1]] * 6,
         "any": [[low, high - low + 1] for low, high in many],
     }
     found: Vectors = []
@@ -202,13 +192,10 @@ LONG = "Where is\nmy bicycle, please?"
 CHATS: dict[str, Any] = {
     "plain": {"messages": [HI, YO]},
     "all six voices": {"messages": [{"role": name, "content": name} for name in SPECIALS[1:5] + SPECIALS[10:12]]},
-    "no messages": {"messages": []},
-    "a list": [HI, YO],
-    "an empty list": [],
+    "no messages": {"messages": []}, "a list": [HI, YO], "an empty list": [],
     "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
     "role names of its own": {"conversations": [{"from": "user", "value": "Hi"}, {"from": "bot", "value": "Yo"}]},
-    "another container": {"conversation": [HI, YO]},
-    "a list of ShareGPT": [{"from": "human", "value": "Hi"}],
+    "another container": {"conversation": [HI, YO]}, "a list of ShareGPT": [{"from": "human", "value": "Hi"}],
     "a role that no special has": {"messages": [{"role": "narrator", "content": "Once"}]},
     "keys beside the messages": {"id": 7, "messages": [HI], "score": 2.5},
     "a head": {"system": "You are a helpful shop.", "messages": [HI]},
@@ -229,13 +216,11 @@ CHATS: dict[str, Any] = {
     "a frame of several texts": {"messages": [{"role": "assistant", "content": [{"a": LONG}, {"b": LONG + " Now."}]}]},
     "escapes of a frame": [{"": LONG}, {"a": "", "b": {"": ""}, "c": {"": {"": 1}}, "d": LONG}],
     "one message alone": {"type": "event", "text": LONG},
-    "any JSON": {"prompt": "1 + 1", "answer": 2, "list": [None, True, -1.5e-7, 1e300, ""]},
-    "a number": 3.25,
+    "any JSON": {"prompt": "1 + 1", "answer": 2, "list": [None, True, -1.5e-7, 1e300, ""]}, "a number": 3.25,
     "a lone surrogate": {"messages": [{"role": "user", "content": "\ud800 \U0001f600"}]},
 }
 REFUSED: dict[str, list[list[str]]] = {
-    "text behind a whole chat": [["meta", "1"], ["user", "Hi"]],
-    "a key twice": [["meta", '{"a":1,"a":2}']],
+    "text behind a whole chat": [["meta", "1"], ["user", "Hi"]], "a key twice": [["meta", '{"a":1,"a":2}']],
     "a number that no double holds": [["meta", "0.12345678901234567890"]],
     "a mould again that was never said": [["user", "Hi"], ["message", "[]"]],
     "a frame with more texts than places": [["user", "Hi"], ["user", "you"], ["message", '[{"a":""},2]']],
@@ -248,8 +233,7 @@ REFUSED: dict[str, list[list[str]]] = {
     "no place for the messages": [["user", "Hi"], ["meta", '{"id":1}']],
     "a style of one key": [["sharegpt", '["a","b","b"]']],
     "a list with a container": [["list", '["a","role","content"]']],
-    "two messages alone": [["list", "0"], ["user", "Hi"], ["user", "you"]],
-    "the mark of a lane": [["lane", ""]],
+    "two messages alone": [["list", "0"], ["user", "Hi"], ["user", "you"]], "the mark of a lane": [["lane", ""]],
 }
 
 

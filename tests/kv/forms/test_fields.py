@@ -27,8 +27,7 @@ def table(section: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("start", [0, 16])
 @pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
 def test_parts_of_rows_are_those_of_the_table(kind: str, start: int) -> None:
-    codec = RowForm(form(kind))
-    parts = codec.encode(random_kv(48), Span(np.arange(48, dtype=np.int32), start))
+    parts = RowForm(form(kind)).encode(random_kv(48), Span(np.arange(48, dtype=np.int32), start))
     sinks = 4 if start == 0 and kind != "raw" else 0
     wide = {"raw": 64, "q8": 64, "q4": 32}[kind]
     types = {"raw": torch.float32, "q8": torch.int8, "q4": torch.uint8}

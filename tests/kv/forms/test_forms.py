@@ -149,9 +149,7 @@ def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_keys_that_cannot_be_turned_are_refused_with_the_reason(
-    name: str, tmp_path: Path, save_model: SaveModel
-) -> None:
+def test_keys_that_cannot_be_turned_are_refused_with_reason(name: str, tmp_path: Path, save_model: SaveModel) -> None:
     config, reason = REFUSED[name]
     with pytest.raises(ModelError, match=reason):
         Rotary.of(Target.load(save_model(tmp_path, config)))
@@ -335,8 +333,7 @@ def test_a_calibration_file_is_read_back_or_refused(toy: Toy, tmp_path: Path) ->
         Calibration.load(path, bytes(16))
     with pytest.raises(UsageError):
         Calibration.load(tmp_path / "none")
-    data = path.read_bytes()
-    later = data.replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    later = path.read_bytes().replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
     with pytest.raises(VersionError):
         Calibration.parse(later)
 
@@ -360,8 +357,7 @@ def test_the_gate_is_the_kl_and_the_control_is_silent(toy: Toy) -> None:
     q8 = row_forms(toy.target)["q8"]
     named: list[Any] = [("q8", q8), ("broken", Broken(q8.pages))]
     control, sound, broken = compare(toy.target, toy.ids[9:], CONTEXT, named)
-    assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"]
-    assert control.row()["top1"] == 1
+    assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"] and control.row()["top1"] == 1
     exact = scored(toy.target, prefilled(toy.target, toy.ids[9, :CONTEXT]), toy.ids[9, CONTEXT:])
     assert exact.shape == (NEW - 1, 384)
 
@@ -389,8 +385,7 @@ def test_a_receipt_holds_for_the_first_tokens_too() -> None:
         means = np.array([row[:tokens].mean() for row in lost])
         limit = upper_limit(float(means.mean()), float(means.std(ddof=1) / np.sqrt(8)), 8)
         assert limit <= receipt.most * 1.000001 and receipt.most < 1.3 * limit
-        assert receipt.most > (2 if factor > 1 else 1) * receipt.kl
-        assert Receipt.of(receipt.to_dict()) == receipt
+        assert receipt.most > (2 if factor > 1 else 1) * receipt.kl and Receipt.of(receipt.to_dict()) == receipt
         assert receipt.kl_recall is receipt.most_recall is None, "nobody measured it"
     short = Outcome("f", [row[:20] for row in rows], scored=160).receipt("f", 0, 1536)
     assert short.most == pytest.approx(upper_limit(short.kl, short.kl_error, 8))

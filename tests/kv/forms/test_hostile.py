@@ -59,8 +59,7 @@ def test_parts_of_any_content_are_an_error_or_finite(form: str, calibration: Cal
     for _ in range(120):
         name = str(rng.choice([n for n, part in parts.items() if part.numel()]))
         hurt = parts[name].clone()
-        data = hurt.view(torch.uint8) if hurt.element_size() > 1 else hurt
-        flat = data.reshape(-1)
+        flat = (hurt.view(torch.uint8) if hurt.element_size() > 1 else hurt).reshape(-1)
         some = rng.integers(0, len(flat), int(rng.integers(1, len(flat) + 1)))
         flat[torch.from_numpy(some)] = torch.from_numpy(rng.integers(0, 256, len(some)).astype(np.uint8)).to(flat.dtype)
         found.add(outcome(codec, {**parts, name: hurt}, KV.shape))

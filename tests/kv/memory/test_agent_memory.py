@@ -50,8 +50,7 @@ def test_phases_say_what_a_target_without_memory_says(target: Target, tmp_path: 
     memory = opened(tmp_path, target, "raw")
     first = memory.phase("ann", FIRST, **NEW)
     second = memory.phase("ann", SECOND, **NEW)
-    assert (first.match, first.reused) == (None, 0)
-    assert second.match is not None and second.match.kind == "extend"
+    assert (first.match, first.reused) == (None, 0) and second.match is not None and second.match.kind == "extend"
     assert second.reused + second.prefilled == len(memory._agents["ann"].ids) - 20
     assert second.prefilled < 20 < second.reused
     ids = [*target.tokenize(FIRST), *first.ids, *target.tokenize(SECOND)]
@@ -107,9 +106,7 @@ def test_agents_of_one_batch_say_what_they_say_alone(target: Target, tmp_path: P
     assert together.pool.device.free == together.pool.device.blocks
 
 
-def test_the_ids_an_agent_generated_stay_where_the_tokenizer_would_spell_them_otherwise(
-    target: Target, tmp_path: Path
-) -> None:
+def test_ids_agent_generated_stay_where_tokenizer_would_spell_them_otherwise(target: Target, tmp_path: Path) -> None:
     """Two ids for a word that the tokenizer writes as one: a match of ids would end there."""
     memory = opened(tmp_path, target)
     assert memory.folder is not None
@@ -239,9 +236,7 @@ def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Pa
         opened(tmp_path, target)
 
 
-def test_a_write_that_fails_leaves_the_file_before(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_fails_leaves_file_before(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose sync fails is tried again."""
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
@@ -313,10 +308,8 @@ def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
     memory = opened(tmp_path, target)
     memory.phase("ann", FIRST, **NEW)
     for call in (
-        lambda: memory.phase("ann", "x", 0),
-        lambda: memory.respond("ann", "", 5),
-        lambda: memory.phase("ann", "x", 5, num_beams=3),
-        lambda: AgentMemory(target, KVStore.open(target, 64)).save(),
+        lambda: memory.phase("ann", "x", 0), lambda: memory.respond("ann", "", 5),
+        lambda: memory.phase("ann", "x", 5, num_beams=3), lambda: AgentMemory(target, KVStore.open(target, 64)).save(),
     ):
         with pytest.raises(UsageError):
             call()

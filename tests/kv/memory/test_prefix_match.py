@@ -11,25 +11,17 @@ from tests.examples import examples
 TEXT = "Naïve 🤖 robots say: don't!\n\tЖизнь 日本語 — <|x|> 12345 end"
 
 
-@pytest.mark.parametrize(
-    ("remembered", "prompt", "kind", "characters"),
-    [
-        ("abc", "abc", "exact", 3),
-        ("abc", "abcd", "extend", 3),
-        ("a" * 10, "a" * 8 + "bb", "partial", 8),
-        ("a" * 10, "a" * 8, "partial", 8),
-        ("a" * 10, "a" * 7 + "bbb", "diverge", 0),
-        ("abc", "xbc", "diverge", 0),
-    ],
-)
+@pytest.mark.parametrize(("remembered", "prompt", "kind", "characters"), [
+    ("abc", "abc", "exact", 3), ("abc", "abcd", "extend", 3), ("a" * 10, "a" * 8 + "bb", "partial", 8),
+    ("a" * 10, "a" * 8, "partial", 8), ("a" * 10, "a" * 7 + "bbb", "diverge", 0), ("abc", "xbc", "diverge", 0),
+])
 def test_matches(remembered: str, prompt: str, kind: str, characters: int) -> None:
     assert PrefixMatch.of(remembered, prompt) == PrefixMatch(kind, characters)
 
 
 def test_ends_say_which_characters_ids_are(target: Target) -> None:
     ids, ends = spelled(target, TEXT)
-    assert ids == target.tokenize(TEXT)
-    assert ends[-1] == len(TEXT) and (ends == -1).any()
+    assert ids == target.tokenize(TEXT) and ends[-1] == len(TEXT) and (ends == -1).any()
     for n, end in enumerate(ends):
         assert end == -1 or target.decode(ids[: n + 1]) == TEXT[:end]
     assert ends_of(target, ids, TEXT).tolist() == ends.tolist()

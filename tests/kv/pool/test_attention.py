@@ -35,8 +35,7 @@ def expected(view: LayerView, query: torch.Tensor, scaling: float, group: int = 
     keys, values, real = (part.double() if part.is_floating_point() else part for part in view.unpacked())
     keys, values = (part.nan_to_num().repeat_interleave(group, 1) for part in (keys, values))
     scores = (query.double()[:, :, None] @ keys.mT)[:, :, 0] * scaling
-    weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
-    return (weights[:, :, None] @ values)[:, :, 0]
+    return (scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)[:, :, None] @ values)[:, :, 0]
 
 
 SHAPES = [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 16, 64, 16), ("q8", 256, 20, 8), ("raw", 16, 20, 8),

@@ -87,8 +87,7 @@ def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: li
     assert found == [whole[2], whole[0]]
     short = again.extract(0, 60)
     assert (short.tokens, short.packed, len(short.blocks)) == (60, 60, 4)
-    assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60])
-    assert again.extract(1, 3).kv().shape[3] == 3
+    assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60]) and again.extract(1, 3).kv().shape[3] == 3
 
 
 def test_beams_share_blocks(target: Target, texts: list[list[int]]) -> None:
@@ -111,8 +110,7 @@ def test_columns_that_are_still_exact_can_be_dropped(target: Target, texts: list
     cache = BatchKVCache.merge([session_of(target, pool, texts[0])], keep=16)
     first = generated(target, cache, cache.inputs([[11]]), 9)
     cache.crop(-9)
-    assert cache.tokens() == [150]
-    assert generated(target, cache, cache.inputs([[11]]), 9) == first
+    assert cache.tokens() == [150] and generated(target, cache, cache.inputs([[11]]), 9) == first
     with pytest.raises(UsageError, match="last 9 columns"):
         cache.crop(-10)
 

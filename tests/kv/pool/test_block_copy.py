@@ -112,8 +112,7 @@ def test_the_bus_carries_the_same_bytes(
 
 def test_the_engine_takes_pieces_of_a_megabyte() -> None:
     host = torch.empty(2, 40, 1 << 16, dtype=torch.uint8)
-    assert block_copy.wide(host, range(3, 19))
-    assert not block_copy.wide(host, range(3, 18))
+    assert block_copy.wide(host, range(3, 19)) and not block_copy.wide(host, range(3, 18))
     assert block_copy.wide(host, [*range(16), *range(20, 36)])
     assert not block_copy.wide(host, [*range(16), *range(20, 35)])
 
@@ -136,8 +135,7 @@ def test_rows_are_copied_by_their_pitches(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
     source, target = torch.arange(3 * 9 * 4).reshape(3, 9, 4), torch.zeros(3, 12, 4, dtype=torch.int64)
     copy_rows(target.narrow(1, 5, 6), source.narrow(1, 2, 6))
-    assert torch.equal(target[:, 5:11], source[:, 2:8])
-    assert not target[:, :5].any() and not target[:, 11:].any()
+    assert torch.equal(target[:, 5:11], source[:, 2:8]) and not target[:, :5].any() and not target[:, 11:].any()
 
 
 @pytest.mark.parametrize("kind", ["raw", "q4"])

@@ -59,8 +59,7 @@ def test_attention_is_that_over_unpacked_kv(
     exact = replace(view, keys=view.keys.float(), values=view.values.float())
     object.__setattr__(view.slab.form, "dtype", torch.float32)  # so that unpacking rounds nothing to the KV's type
     right = expected(exact, q.float(), 0.3, group)
-    found = gpu_attention.attend(view, q, 0.3, launch)
-    assert (found - right).abs().max() < 2e-3 * right.abs().max()
+    assert (gpu_attention.attend(view, q, 0.3, launch) - right).abs().max() < 2e-3 * right.abs().max()
 
 
 def test_what_attention_counts_by_is_zero_again() -> None:
@@ -68,8 +67,7 @@ def test_what_attention_counts_by_is_zero_again() -> None:
     view = view_of("q4", 16, 64, 32, torch.float16)
     q = torch.randn(len(LENGTHS), HEADS * 3, 64, generator=torch.Generator().manual_seed(3)).half()
     first = gpu_attention.attend(view, q, 0.3, Launch(64, 64))
-    assert not view.slab.ended.any()
-    assert torch.equal(gpu_attention.attend(view, q, 0.3, Launch(64, 64)), first)
+    assert not view.slab.ended.any() and torch.equal(gpu_attention.attend(view, q, 0.3, Launch(64, 64)), first)
 
 
 def test_the_centroids_are_those_of_the_format() -> None:
@@ -83,8 +81,7 @@ def test_the_centroids_are_those_of_the_format() -> None:
     object.__setattr__(view.slab.form, "dtype", torch.float32)
     q = torch.randn(len(LENGTHS), HEADS * 3, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
     right = exact.unpacked()[1][:, :, 4].repeat_interleave(3, 1)  # the fifth token: the first that is no sink
-    found = gpu_attention.attend(only, q, 0.3)
-    assert (found - right).abs().max() < 3e-3 * right.abs().max()
+    assert (gpu_attention.attend(only, q, 0.3) - right).abs().max() < 3e-3 * right.abs().max()
 
 
 @pytest.mark.parametrize(("most", "each"), [(480, 8), (2, 1)])

@@ -13,8 +13,7 @@ def test_rows_come_back_within_the_error_of_their_kind(kind: str, most: float) -
     pages, kv = form(kind), random_kv(50)
     first = pages.sinks
     rows = pages.pack(kv, 0)
-    apart = (pages.unpack(rows, 0) - kv)[:, :, :, first:]
-    assert apart.square().mean().sqrt() <= most
+    assert (pages.unpack(rows, 0) - kv)[:, :, :, first:].square().mean().sqrt() <= most
     for layer in range(LAYERS):
         one = pages.unpack_layer(layer, {name: part[layer : layer + 1] for name, part in rows.items()})
         assert torch.equal(one[0], pages.unpack(rows, 0)[layer])

@@ -36,8 +36,7 @@ def test_packing_in_steps_gives_the_same_bytes(kind: str, block: int) -> None:
 def test_a_session_of_few_tokens_takes_no_block() -> None:
     ours = pool()
     session = PackedSession.of(random_kv(4), ours, keep=0)
-    assert (session.blocks, session.tokens, ours.device.free) == ([], 4, 12)
-    assert torch.equal(session.kv(), random_kv(4))
+    assert (session.blocks, session.tokens, ours.device.free) == ([], 4, 12) and torch.equal(session.kv(), random_kv(4))
 
 
 def test_a_full_pool_says_what_to_do_and_keeps_what_it_has() -> None:
@@ -46,8 +45,7 @@ def test_a_full_pool_says_what_to_do_and_keeps_what_it_has() -> None:
     before = session.kv()
     with pytest.raises(PoolFull, match="2 free blocks of 6 on cpu, and 4 are needed: release or spill"):
         PackedSession.of(random_kv(64, seed=1), ours, keep=0)
-    assert ours.device.free == 2
-    assert torch.equal(session.kv(), before)
+    assert ours.device.free == 2 and torch.equal(session.kv(), before)
     session.release()
     session.release()
     assert ours.device.free == 6
@@ -177,5 +175,4 @@ def test_no_block_is_lost_or_given_twice() -> None:
     for session, _, _ in live:
         session.release()
     store.clear()
-    assert ours.host is not None
-    assert (ours.device.free, ours.host.free) == (14, 9)
+    assert ours.host is not None and (ours.device.free, ours.host.free) == (14, 9)

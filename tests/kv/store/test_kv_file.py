@@ -127,9 +127,7 @@ def test_a_disk_that_fails_during_a_read_is_a_miss_and_the_file_stays(folder: KV
     assert (folder.failed, folder.damaged) == (1, 0) and path.exists()
 
 
-def test_damage_does_not_remove_the_sound_file_that_took_its_place(
-    folder: KVFolder, gate: Gate, tmp_path: Path
-) -> None:
+def test_damage_does_not_remove_sound_file_that_took_its_place(folder: KVFolder, gate: Gate, tmp_path: Path) -> None:
     path = written(folder, file(tokens=50))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

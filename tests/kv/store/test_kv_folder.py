@@ -19,6 +19,7 @@ from pltz.kv.store.kv_folder import AGENT, KVFolder
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.failing import NO_SPACE, raising
 from tests.kv.store.conftest import SPACE
+from tests.watch import noted
 
 BUDGET = 1 << 22
 
@@ -101,13 +102,7 @@ def test_the_folder_is_listed_when_it_is_full_and_not_at_each_write(
 ) -> None:
     """Processes count together in the ledger. After an eviction there is room for the next writes."""
     folders = [KVFolder(tmp_path / "kv", SPACE, 16 * size) for _ in range(2)]
-    listed, inner = list[int](), KVFolder._files
-
-    def counted(tier: KVFolder) -> object:
-        listed.append(1)
-        return inner(tier)
-
-    monkeypatch.setattr(KVFolder, "_files", counted)
+    listed = noted(monkeypatch, KVFolder, "_files", lambda: 1)
     for n in range(24):
         written(folders[n % 2], file(n))
     assert len(listed) <= 1 + 24 // 2 - 16 // 2, "at first, and then for each eighth of the budget"
@@ -157,10 +152,8 @@ def test_what_a_kill_left_counts_and_goes_first_and_what_is_being_written_keeps_
     assert folder.usage()[:2] == (BUDGET, 2)
     with part.open("r+b") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        assert not folder.write(file(1, 50))
-        assert part.exists() and path.exists() and folder.evicted == 0
-    assert folder.write(file(1, 50))
-    assert not part.exists() and path.exists() and folder.evicted == 1
+        assert not folder.write(file(1, 50)) and part.exists() and path.exists() and folder.evicted == 0
+    assert folder.write(file(1, 50)) and not part.exists() and path.exists() and folder.evicted == 1
 
 
 def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +219,7 @@ def test_kv_that_is_not_numbers_is_not_kept(folder: KVFolder, dtype: torch.dtype
     assert not folder.write(broken) and folder.usage() == (0, 0, 0)
 
 
-def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
-    folder: KVFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_cannot_be_opened_now_is_a_miss_and_stays(folder: KVFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(folder, file())
     too_many = raising(OSError(24, "Too many open files"))
     with monkeypatch.context() as context:

@@ -63,8 +63,7 @@ def lossy(kind: str, blocks: int = 24, folder: Path | None = None) -> KVStore:
 def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -> None:
     """Its logits are wanted, and no KV has them."""
     store = store_of()
-    assert keep(store, IDS[:known]) == known // 16
-    assert read(store, IDS[:asked]).tokens == found
+    assert keep(store, IDS[:known]) == known // 16 and read(store, IDS[:asked]).tokens == found
     match = store.match("acme", IDS[:asked])
     assert (0 if match is None else match.tokens) == found
     assert match is None or torch.equal(match.kv(), kv_of(IDS)[:, :, :, :found])
@@ -91,8 +90,7 @@ def test_blocks_are_shared_and_held(kind: str) -> None:
     store = lossy(kind)
     ours = store._pool()
     session = PackedSession.of(random_kv(100), ours, keep=10)  # 5 full blocks and 10 tokens
-    assert store.insert("acme", IDS[:100], session) == 5
-    assert store.insert("acme", IDS[:100], session) == 0
+    assert store.insert("acme", IDS[:100], session) == 5 and store.insert("acme", IDS[:100], session) == 0
     found = store.match("acme", [*IDS[:50], 7, 7, 7], bound=ANY)
     assert found is not None and (found.tokens, found.blocks) == (48, session.blocks[:3])
     before = session.kv()
@@ -119,8 +117,7 @@ def test_rows_are_the_same_in_every_tier(kind: str, tmp_path: Path) -> None:
     assert away.tiers == {"host": 96} and torch.equal(torch.cat(away.pieces, 3), before)
     store._pool().device.release(blocker)
     assert store.read("acme", IDS[:97], CPU, bound=ANY).tiers == {"host": 96}, "where it was, though it moved"
-    assert store.read("acme", IDS[:97], CPU, bound=ANY).tiers == {"device": 96}
-    assert store.save("acme", IDS[:96])
+    assert store.read("acme", IDS[:97], CPU, bound=ANY).tiers == {"device": 96} and store.save("acme", IDS[:96])
     store.close()
     for again in (store, lossy(kind, folder=tmp_path)):
         found = again.read("acme", IDS[:97], CPU, bound=ANY)
@@ -142,8 +139,7 @@ def test_a_full_device_gives_up_what_was_used_least_ends_first() -> None:
     with pytest.raises(PoolFull):
         store._pool().device.allocate(8)
     assert held is not None and store.trie.get(store.name("acme", [0, *IDS[:15]])) is not None, "what is in use stays"
-    assert torch.equal(held.kv(), kv_of([0, *IDS])[:, :, :, :16])
-    assert store.stats().dropped > 0
+    assert torch.equal(held.kv(), kv_of([0, *IDS])[:, :, :, :16]) and store.stats().dropped > 0
 
 
 def test_a_rank_decides_what_leaves_first() -> None:
@@ -208,8 +204,7 @@ def test_a_session_of_which_a_part_is_in_host_memory_is_saved_as_it_is(tmp_path:
     store = store_of(tmp_path, blocks=6, host=6)
     keep(store, IDS[:96])
     store._pool().device.release(store._pool().device.allocate(2))
-    assert tiers(store, IDS[:96]) == {"device": 4, "host": 2}
-    assert store.save("acme", IDS[:96])
+    assert tiers(store, IDS[:96]) == {"device": 4, "host": 2} and store.save("acme", IDS[:96])
     store.close()
     assert read(store_of(tmp_path, blocks=0), IDS[:97]).tiers == {"disk": 96}
 
@@ -250,8 +245,7 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, at: int) -> None:
     path.write_bytes(data)
     for again in (store, store_of(tmp_path, blocks=0)):
         assert not read(again, IDS[:65]).tokens
-    assert not path.exists()
-    assert keep(store, IDS[:64]) == 4
+    assert not path.exists() and keep(store, IDS[:64]) == 4
 
 
 def forge(paths: Sequence[Path], files: Sequence[Any]) -> None:
@@ -261,9 +255,7 @@ def forge(paths: Sequence[Path], files: Sequence[Any]) -> None:
         assert KVFolder(path.parents[1], SPACE, 1 << 20).write(replace(file, name=mine.name))
 
 
-def test_a_file_of_other_ids_under_the_name_of_a_block_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_of_other_ids_under_name_of_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(tmp_path, blocks=0)
     for ids in (IDS[:32], IDS[100:132]):
         keep(store, ids)

@@ -111,8 +111,7 @@ def test_a_session_of_each_family_goes_on_from_a_thaw(family: Any, tmp_path: Pat
     _, logits = target.prefill(ids, cache=target.prefill(ids[:60])[0])  # in two turns
     assert float((logits - thawed.logits).abs().max()) <= KV_NOISE["float32"] * float(logits.abs().max())
     if hot == BLOCKS:
-        store = KVStore.open(target, tokens=256)
-        store.close()
+        KVStore.open(target, tokens=256).close()
     else:
         with pytest.raises(ModelError, match="window, a latent or a state"):
             KVStore.open(target, tokens=256)

@@ -125,8 +125,7 @@ def test_a_file_is_as_the_format_says(
     assert tensors["ids"] == np.arange(100, 196, dtype="<i4").tobytes() and tensors["parent"] == root_of("acme")
     exact = kin.prefill(np.array(WORDS["one"]))[0].layers[0].values[0, :, 7].flatten().tolist()
     stored = torch.frombuffer(bytearray(tensors["kv"]), dtype=torch.float32)
-    assert set(exact) <= set(stored.tolist())
-    assert kv_file.owner_of(path) == owner
+    assert set(exact) <= set(stored.tolist()) and kv_file.owner_of(path) == owner
 
 
 PLACES: dict[str, Callable[[int], int]] = {  # by the end of the header, which three tags follow
@@ -213,8 +212,7 @@ def test_what_was_read_before_an_erasure_is_not_written_after_it(
         patch.setattr(kin, "prefill", erased)
         thawer.thaw("two", "acme")
     store.close()
-    assert not files(tmp_path)
-    assert store.folder is not None and store.folder.keys is not None
+    assert not files(tmp_path) and store.folder is not None and store.folder.keys is not None
     go, write = Event(), store.folder.write
     monkeypatch.setattr(store.folder, "write", lambda *given: go.wait(60) and write(*given))
     assert store.keep("acme", WORDS["two"], partial(cut, prefill(np.array(WORDS["two"]))[0])) == 7

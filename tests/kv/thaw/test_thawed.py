@@ -32,8 +32,7 @@ def continued(target: Target, thawed: Thawed, n: int) -> list[int]:
 def test_a_thawed_cache_continues_as_the_model_does_from_the_full_ids(target: Target, count: int) -> None:
     ids = some_ids(target, count)
     thawed = thaw(ids, target, frozen_for=target.fingerprint)
-    assert thawed.token_ids.tolist() == ids
-    assert thawed.cache.get_seq_length() == count
+    assert thawed.token_ids.tolist() == ids and thawed.cache.get_seq_length() == count
     assert continued(target, thawed, 50) == full_generate(target, ids, 50)
 
 
@@ -41,8 +40,7 @@ def test_a_thaw_is_a_one_shot_prefill_to_the_bit(target: Target) -> None:
     ids = some_ids(target, 150)
     cache, logits = target.prefill(ids)
     thawed = thaw(ids, target)
-    assert kv_difference(cache, thawed.cache) == 0.0
-    assert torch.equal(logits, thawed.logits)
+    assert kv_difference(cache, thawed.cache) == 0.0 and torch.equal(logits, thawed.logits)
 
 
 def test_the_kv_is_within_float_noise_of_the_one_the_session_had_when_it_was_hot(target: Target) -> None:

@@ -57,8 +57,7 @@ def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(tmp_path: Path
     report = json.loads(done.stdout)
     assert [row["name"] for row in report["frozen"]] == ["chat-7", "chat-8"]
     assert report["failed"][0]["file"].endswith("bad.bin") and "cut short" in report["failed"][0]["error"]
-    cold = SessionArchive.open(tmp_path / "cold")
-    assert len(cold.get_ids("chat-8", "acme").ids) == 15
+    assert len(SessionArchive.open(tmp_path / "cold").get_ids("chat-8", "acme").ids) == 15
     again = run("llama", "import", tmp_path / "chat-7.bin", *options, "--tenant", "acme")
     assert again.exit_code == 0 and "in the archive already" in again.output
 
@@ -118,8 +117,7 @@ def test_watch_archives_idle_slots_until_it_is_told_to_end(tmp_path: Path, run: 
         command = [sys.executable, "-m", "pltz", "llama", "watch", *map(str, where), *more]
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            assert watching.stdout is not None
-            assert json.loads(watching.stdout.readline()) == {"watching": server.url}
+            assert watching.stdout is not None and json.loads(watching.stdout.readline()) == {"watching": server.url}
             watching.send_signal(signal.SIGTERM)
             told = json.loads(watching.communicate(timeout=300)[0])
         finally:

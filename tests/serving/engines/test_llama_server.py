@@ -109,8 +109,7 @@ def test_a_reply_gives_all_ids_of_the_session(replayed: LlamaServer) -> None:
 
 
 def test_a_slot_file_is_read_and_removed(replayed: LlamaServer, tmp_path: Path) -> None:
-    assert replayed.slot_ids(0, tmp_path).tolist() == (PROMPT + ANSWER)[:-1]
-    assert not list(tmp_path.iterdir())
+    assert replayed.slot_ids(0, tmp_path).tolist() == (PROMPT + ANSWER)[:-1] and not list(tmp_path.iterdir())
     assert replayed.erase(0) == 15
 
 
@@ -167,8 +166,7 @@ def test_weights_that_cannot_be_told_are_refused(replayed: LlamaServer, tmp_path
     named = LlamaServer(replayed.url, model=tmp_path / "model.gguf")
     with pytest.raises(TargetMismatch):
         named.thaw(PROMPT + ANSWER, slot=0, frozen_for=b"x" * 16)
-    assert named.target is not None
-    assert named.thaw(PROMPT + ANSWER, slot=0, frozen_for=named.target).tokens == 16
+    assert named.target is not None and named.thaw(PROMPT + ANSWER, slot=0, frozen_for=named.target).tokens == 16
 
 
 def test_a_fingerprint_covers_every_byte_and_part(tmp_path: Path) -> None:
@@ -336,13 +334,11 @@ class TestLive:
         with started(models, tmp_path) as server:
             whole = server.complete(story(server), slot=0, n_predict=30, **GREEDY)
             ids = server.slot_ids(0, tmp_path)
-            assert ids.tolist() == whole.ids[:-1].tolist()
-            assert not list(tmp_path.glob("pltz-*"))
+            assert ids.tolist() == whole.ids[:-1].tolist() and not list(tmp_path.glob("pltz-*"))
             server._call("/slots/0?action=save", {"filename": "kept.bin"})
             kept = (tmp_path / "kept.bin").read_bytes()
             assert read_slot_ids(tmp_path / "kept.bin", server.vocab_size).tolist() == ids.tolist()
-            assert (tmp_path / "kept.bin").read_bytes() == kept
-            assert server.erase(0) == len(ids)
+            assert (tmp_path / "kept.bin").read_bytes() == kept and server.erase(0) == len(ids)
             assert server.thaw(ids, slot=0, any_target=True).cached == 0
             last = server.complete(ids, slot=0, n_predict=1, **GREEDY)
             assert (last.ids[-1], last.cached) == (whole.ids[-1], len(ids) - 1)

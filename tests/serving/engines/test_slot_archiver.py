@@ -180,8 +180,7 @@ def test_a_session_returns_from_its_file_and_from_its_ids_without_it(here: Here,
     handler.held[0] = []
     again = here.archiver(anew=True, keep=1 << 20)  # after a restart
     hot = again.restore(one.session, np.array([*FIRST, 7]), slot=1, any_target=True)
-    assert (hot.slot, hot.tokens, hot.cached, handler.prefilled) == (1, 31, 30, [1])
-    assert handler.held[1] == [*FIRST, 7]
+    assert (hot.slot, hot.tokens, hot.cached, handler.prefilled) == (1, 31, 30, [1]) and handler.held[1] == [*FIRST, 7]
     assert again.look(idle=0) == []  # it is as it was archived
     use(handler, 1, [*FIRST, 7, 8, 9])
     assert [found.session for found in again.look(idle=0)] == [one.session]
@@ -283,9 +282,7 @@ def test_the_files_keep_a_budget(here: Here) -> None:
     assert {path.suffix for path in keeper.folder.iterdir()} == {".slot", ".json"}
 
 
-def test_a_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted as archived: nobody tried it again, and a session that returned took its slot."""
     handler, archiver = here.handler, here.archiver()
     use(handler, 0, FIRST)
@@ -329,8 +326,7 @@ def test_a_slot_that_a_request_used_while_it_was_saved_is_saved_again(
     with monkeypatch.context() as raced:
         raced.setattr(here.server, "save_slot", late)
         assert archiver.look(idle=0) == [] and archiver.failed == 1
-    assert not [*(tmp_path / "slots").iterdir()]
-    assert [one.tokens for one in archiver.look(idle=0)] == [40]
+    assert not [*(tmp_path / "slots").iterdir()] and [one.tokens for one in archiver.look(idle=0)] == [40]
 
 
 def test_an_emptied_slot_is_no_failure(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,8 +398,7 @@ def test_a_pipe_in_place_of_a_slot_file_holds_up_nobody(here: Here) -> None:
     os.mkfifo(at.with_suffix(".slot"))
     note = json.loads(at.with_suffix(".json").read_text())
     at.with_suffix(".json").write_text(json.dumps(note | {"size": 0}))
-    assert keeper.restore("chat", np.array(FIRST), 1, tenant="acme") == 0
-    assert not [*keeper.folder.iterdir()]
+    assert keeper.restore("chat", np.array(FIRST), 1, tenant="acme") == 0 and not [*keeper.folder.iterdir()]
 
 
 def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,6 +446,5 @@ def test_a_real_server_is_archived_and_goes_on_as_if_it_had_never_left(tmp_path:
                 hot = archiver.restore(name, found.ids, slot=1 if keep else 0, frozen_for=found.target)
                 assert hot.cached == (len(found.ids) - 1 if keep else 0)  # the last one is run again for its logits
                 reply = server.complete(half.ids, slot=hot.slot, **options)
-                assert reply.cached == len(half.ids) - 1
-                assert reply.ids.tolist() == whole.ids.tolist()
+                assert reply.cached == len(half.ids) - 1 and reply.ids.tolist() == whole.ids.tolist()
                 print(json.dumps({"tokens": hot.tokens, "cached": hot.cached, "ms": hot.total_ms}))

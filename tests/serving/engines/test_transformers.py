@@ -28,5 +28,4 @@ def test_an_evicted_session_goes_on_as_one_that_stayed(example: ModuleType, tmp_
     cold = SessionArchive.open(tmp_path / "cold")
     first, second = (cold.get_ids(f"customer/{n}", version=1) for n in (0, 1))
     assert first.segments[0][0] == second.segments[0][0]  # one system prompt
-    assert first.target == target.fingerprint
-    assert found["archive_bytes"] * 50 < found["kv_bytes"]
+    assert first.target == target.fingerprint and found["archive_bytes"] * 50 < found["kv_bytes"]

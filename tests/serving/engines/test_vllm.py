@@ -30,24 +30,17 @@ IDS = list(range(100, 140))
 def request(**changes: Any) -> Any:
     """A finished request, with the fields that vLLM 0.32 gave one (the live test builds real ones)."""
     fields: dict[str, Any] = {
-        "request_id": "cmpl-1",
-        "session_id": None,
-        "kv_transfer_params": {"pltz": {"session": "chat", "tenant": "acme"}},
-        "sampling_params": object(),
-        "status": SimpleNamespace(name="FINISHED_STOPPED"),
-        "all_token_ids": tuple(IDS),
-        "cache_salt": None,
-        "lora_request": None,
-        "mm_features": [],
-        "prompt_embeds": None,
+        "request_id": "cmpl-1", "session_id": None,
+        "kv_transfer_params": {"pltz": {"session": "chat", "tenant": "acme"}}, "sampling_params": object(),
+        "status": SimpleNamespace(name="FINISHED_STOPPED"), "all_token_ids": tuple(IDS), "cache_salt": None,
+        "lora_request": None, "mm_features": [], "prompt_embeds": None,
     }
     return SimpleNamespace(**{**fields, **changes})
 
 
 def test_a_request_that_names_its_session_is_archived() -> None:
     found = VllmEngine().evicted(request(cache_salt="s3cret"))
-    assert found is not None
-    assert (found.session, found.tenant, found.salt) == ("chat", "acme", "s3cret")
+    assert found is not None and (found.session, found.tenant, found.salt) == ("chat", "acme", "s3cret")
     assert list(found.token_ids) == IDS
 
 
@@ -74,22 +67,17 @@ def test_what_was_not_served_is_no_session() -> None:
     )  # who was cut off may come back
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"mm_features": ["image"]}, "multimodal"),
-        ({"prompt_embeds": np.zeros(3)}, "prompt embeddings"),
-        ({"lora_request": SimpleNamespace(lora_name="")}, "adapter not named"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"mm_features": ["image"]}, "multimodal"),
+    ({"prompt_embeds": np.zeros(3)}, "prompt embeddings"),
+    ({"lora_request": SimpleNamespace(lora_name="")}, "adapter not named"),
+])
 def test_what_ids_do_not_bring_back_is_refused_and_counted(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with EvictionHook.open(tmp_path) as hook:
         found = VllmEngine().evicted(request(**changes))
-        assert found is not None
-        assert hook.on_evict(found) == 0
-        assert hook.status()["refused"] == {reason: 1}
+        assert found is not None and hook.on_evict(found) == 0 and hook.status()["refused"] == {reason: 1}
 
 
 def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
@@ -124,8 +112,7 @@ def test_a_client_cannot_share_under_a_salt_nor_pass_for_another() -> None:
         VllmEngine().evicted(request(kv_transfer_params=shared, cache_salt="s")),
         VllmEngine().evicted(request(kv_transfer_params=shared)),
     )
-    assert salted is not None and plain is not None
-    assert (salted.base, plain.base) == (None, "everyone's")
+    assert salted is not None and plain is not None and (salted.base, plain.base) == (None, "everyone's")
     forged = {"pltz": {"session": "chat", "tenant": tenant_of("acme", "s3cret")}}
     with pytest.raises(UsageError, match="give the salt"):
         VllmEngine().evicted(request(kv_transfer_params=forged))
@@ -143,8 +130,7 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
     with EvictionHook.open(tmp_path / "journal") as hook:
         assert found is not None and hook.on_evict(found)
     cold = SessionArchive.open(tmp_path / "cold", create=True)
-    assert drain(tmp_path / "journal", cold.cold).stored == 1
-    assert cold.get_ids("chat").ids.tolist() == IDS
+    assert drain(tmp_path / "journal", cold.cold).stored == 1 and cold.get_ids("chat").ids.tolist() == IDS
 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:
@@ -187,12 +173,9 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
     print(json.dumps(out))
     salted = [name.partition("#salt=")[0] for name, _ in out["names"]]
     assert sorted(zip(salted, (name for _, name in out["names"]), strict=True)) == [
-        ("acme", "chat"),
-        ("acme", "styled"),
-        ("beta", "chat"),
+        ("acme", "chat"), ("acme", "styled"), ("beta", "chat"),
     ]
-    assert out["ids"] and out["styled"] and out["target"]
-    assert "evictions are refused: prompt embeddings" in printed
+    assert out["ids"] and out["styled"] and out["target"] and "evictions are refused: prompt embeddings" in printed
     assert (out["other salt"], out["no salt"], out["adapter left out"]) == ("NotFound", "NotFound", "TargetMismatch")
     blocks = out["frozen"]["tokens"] // 32 * 32  # vLLM shares full blocks
     assert (out["hot"], out["cold"], out["thawed"], out["beta's"]) == (blocks, 0, blocks, 0)

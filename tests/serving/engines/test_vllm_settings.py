@@ -85,8 +85,7 @@ def test_what_the_connector_cannot_archive_is_counted_and_named(
     with caplog.at_level(logging.WARNING, "pltz.hook"):
         for one in (*bad, named("good")):
             assert connector.request_finished_all_groups(one, ()) == (False, None)
-        assert eventually(lambda: len(caplog.records) == 3)
-        assert connector._hook.flush(60)
+        assert eventually(lambda: len(caplog.records) == 3) and connector._hook.flush(60)
     refused = {"name too long": 1, "not valid": 1, "error": 1}
     assert connector._hook.status()["refused"] == refused
     for words in ("nnn... of 3000 characters", "'forged' of tenant 'acme#salt=", "'odd'"):

@@ -73,12 +73,8 @@ def grown(llm: LLM, ids: list[int], journal: str, place: str) -> dict[str, Any]:
     llm.generate([TokensPrompt(**asked)], sampling(1), use_tqdm=False)
     goes_on, hot = serve(llm, [*found.ids.tolist(), *question], AFTER)
     return {
-        "records": len(behind),
-        "runs": sum(bool(item.record.mode & RUN) for item in behind),
-        "ids": found.ids.tolist() == history,
-        "tokens": len(history),
-        "hot": hot,
-        "same": goes_on == wanted,
+        "records": len(behind), "runs": sum(bool(item.record.mode & RUN) for item in behind),
+        "ids": found.ids.tolist() == history, "tokens": len(history), "hot": hot, "same": goes_on == wanted,
     }
 
 
@@ -101,22 +97,12 @@ def finished(images: list[Any], **session: str) -> Any:
 def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     settings = {"journal": journal}
     llm = LLM(
-        model=model,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=2048,
-        max_num_seqs=4,
-        block_size=32,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=True,
-        enable_lora=True,
-        max_lora_rank=8,
+        model=model, dtype="float32", enforce_eager=True, max_model_len=2048, max_num_seqs=4, block_size=32,
+        kv_cache_memory_bytes=64 << 20, enable_prefix_caching=True, enable_lora=True, max_lora_rank=8,
         enable_prompt_embeds=True,
         kv_transfer_config={
-            "kv_connector": "PltzConnector",
-            "kv_role": "kv_both",
-            "kv_connector_module_path": "pltz.serving.engines.vllm_connector",
-            "kv_connector_extra_config": settings,
+            "kv_connector": "PltzConnector", "kv_role": "kv_both",
+            "kv_connector_module_path": "pltz.serving.engines.vllm_connector", "kv_connector_extra_config": settings,
         },
     )
     ids = llm.get_tokenizer().encode(page(), add_special_tokens=False)

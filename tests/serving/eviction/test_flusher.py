@@ -21,12 +21,10 @@ def test_a_full_disk_fills_memory_then_refuses_and_loses_nothing(open_hook: Open
     disk.failing = {"append": errno.ENOSPC, "write_new": errno.ENOSPC}
     tickets = [hook.on_evict(EvictionRequest(f"s{n}", np.arange(500))) for n in range(60)]
     taken = [ticket for ticket in tickets if ticket]
-    assert 0 < len(taken) < 60 and not any(tickets[len(taken) :])
-    assert eventually(lambda: hook.status()["failure"])
+    assert 0 < len(taken) < 60 and not any(tickets[len(taken) :]) and eventually(lambda: hook.status()["failure"])
     status = hook.status()
     assert status["refused"] == {"memory full": 60 - len(taken)} and "No space" in status["failure"]
-    assert status["memory_bytes"] <= 100_000 and not any(map(hook.durable, taken))
-    assert not hook.flush(0.05)
+    assert status["memory_bytes"] <= 100_000 and not any(map(hook.durable, taken)) and not hook.flush(0.05)
     disk.failing = {}
     assert hook.flush(60) and all(map(hook.durable, taken)) and hook.status()["failure"] == ""
     assert [e.name for e in entries(hook) if e.name != "first"] == [f"s{n}" for n in range(len(taken))]
@@ -53,8 +51,7 @@ def test_the_oldest_are_dropped_where_that_is_asked_for(open_hook: Opened) -> No
     disk.failing = {}
     assert hook.flush(60)
     kept = [ticket for ticket in tickets if hook.durable(ticket)]
-    assert kept == tickets[-len(kept) :] and len(kept) == 20 - hook.status()["dropped"]
-    assert hook.durable(first)
+    assert kept == tickets[-len(kept) :] and len(kept) == 20 - hook.status()["dropped"] and hook.durable(first)
     assert [e.name for e in entries(hook)] == ["writing", *(f"s{n}" for n in range(20 - len(kept), 20))]
 
 
@@ -82,8 +79,7 @@ def test_segments_are_rotated(open_hook: Opened) -> None:
     for n in range(10):
         hook.on_evict(EvictionRequest(f"s{n}", np.arange(200)))
         hook.flush(60)
-    assert len(hook.backlog.segments()) == 10
-    assert [s.closed for s in hook.backlog.segments()] == [True] * 9 + [False]
+    assert len(hook.backlog.segments()) == 10 and [s.closed for s in hook.backlog.segments()] == [True] * 9 + [False]
     assert [e.name for e in entries(hook)] == [f"s{n}" for n in range(10)]
 
 

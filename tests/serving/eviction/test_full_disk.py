@@ -132,15 +132,13 @@ def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -
         after = Two(codec, disk, SimDisk(theirs, seed=9 + len(known)))
         after.worker().once()
         found = after.facts()
-        assert set(found) == durable and len(found) == len(durable)
-        assert disk.used == 0
+        assert set(found) == durable and len(found) == len(durable) and disk.used == 0
 
 
 def test_what_finds_no_room_to_be_laid_aside_holds_up_nothing_else(two: Two) -> None:
     """Keep the segment of a refused entry where there is no room for its file. All others are archived and deleted."""
     strange = entry("strange", 60, tokenizer=b"unknown tokenize")
-    first = Journal(two.disk, two.locks)
-    first.append([strange.encode(), entry("behind", 60, 1).encode()])
+    Journal(two.disk, two.locks).append([strange.encode(), entry("behind", 60, 1).encode()])
     two.disk.capacity = two.disk.used
     worker = two.worker()
     with pytest.raises(StoreError, match=r"\d+ bytes that have to be laid aside.*Free"):

@@ -51,13 +51,9 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
     hook = open_hook(flush_seconds=0.2)
     wanted = (np.arange(length) * 7 % (999 if kind == "torch 16" else 65_536)).astype(np.int64)
     made: dict[str, Callable[[], Any]] = {
-        "list": wanted.tolist,
-        "numpy items": lambda: list(wanted),
-        "tuple": lambda: tuple(wanted.tolist()),
-        "bytes": wanted.astype("<u4").tobytes,
-        "bytearray": lambda: bytearray(wanted.astype("<u4").tobytes()),
-        "torch": lambda: torch.from_numpy(wanted.copy()),
-        "torch 32": lambda: torch.from_numpy(wanted.astype(np.int32)),
+        "list": wanted.tolist, "numpy items": lambda: list(wanted), "tuple": lambda: tuple(wanted.tolist()),
+        "bytes": wanted.astype("<u4").tobytes, "bytearray": lambda: bytearray(wanted.astype("<u4").tobytes()),
+        "torch": lambda: torch.from_numpy(wanted.copy()), "torch 32": lambda: torch.from_numpy(wanted.astype(np.int32)),
         "torch 16": lambda: torch.from_numpy(wanted.astype(np.int16)),
         "torch part": lambda: torch.from_numpy(np.append(wanted, 5))[:-1],
         "torch strided": lambda: torch.from_numpy(np.repeat(wanted, 2))[::2],
@@ -67,8 +63,7 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
     ticket = hook.on_evict(EvictionRequest("a", given))
     if kind not in ("tuple", "bytes"):  # the caller uses its memory again, at once
         given[:] = (bytes(len(given)) if kind == "bytearray" else given[:] * 0 if hasattr(given, "dtype") else [])
-    assert hook.flush(60) and hook.durable(ticket)
-    assert entries(hook)[0].ids.tolist() == wanted.tolist()
+    assert hook.flush(60) and hook.durable(ticket) and entries(hook)[0].ids.tolist() == wanted.tolist()
 
 
 def test_a_tensor_whose_memory_was_taken_away_is_not_read(open_hook: Opened) -> None:
@@ -79,22 +74,13 @@ def test_a_tensor_whose_memory_was_taken_away_is_not_read(open_hook: Opened) -> 
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
-    ("multimodal", [1], {"multimodal": True}),
-    ("prompt embeddings", [1], {"has_embeds": True}),
-    ("adapter not named", [1], {"adapter": True}),
-    ("adapter not named", [1], {"adapter": ""}),
-    ("no tokens", [], {}),
-    ("not token ids", "text", {}),
-    ("not token ids", b"\1\0\0", {}),
-    ("no tokens", b"", {}),
-    ("not token ids", torch.zeros(2), {}),
-    ("not token ids", torch.zeros(2, requires_grad=True), {}),
+    ("multimodal", [1], {"multimodal": True}), ("prompt embeddings", [1], {"has_embeds": True}),
+    ("adapter not named", [1], {"adapter": True}), ("adapter not named", [1], {"adapter": ""}), ("no tokens", [], {}),
+    ("not token ids", "text", {}), ("not token ids", b"\1\0\0", {}), ("no tokens", b"", {}),
+    ("not token ids", torch.zeros(2), {}), ("not token ids", torch.zeros(2, requires_grad=True), {}),
     ("not token ids", torch.zeros((2, 2), dtype=torch.int64), {}),
-    ("tokens on a device", torch.zeros(2, dtype=torch.int64, device="meta"), {}),
-    ("not token ids", None, {}),
-    ("not token ids", np.zeros((2, 2), np.int64), {}),
-    ("not token ids", np.zeros(2), {}),
-    ("error", [1], {"tags": 5}),
+    ("tokens on a device", torch.zeros(2, dtype=torch.int64, device="meta"), {}), ("not token ids", None, {}),
+    ("not token ids", np.zeros((2, 2), np.int64), {}), ("not token ids", np.zeros(2), {}), ("error", [1], {"tags": 5}),
     ("error", [1], {"prefixes": 5}),
 ]
 
@@ -143,8 +129,7 @@ def test_what_is_found_wrong_later_is_counted_and_stops_nothing(
     before = hook.on_evict(EvictionRequest("before", [1]))
     bad = hook.on_evict(EvictionRequest(**{"session": "bad", "token_ids": ids, **options}))
     after = hook.on_evict(EvictionRequest("after", [2]))
-    assert hook.flush(60) and hook.durable(before) and hook.durable(after)
-    assert not hook.durable(bad)
+    assert hook.flush(60) and hook.durable(before) and hook.durable(after) and not hook.durable(bad)
     assert sum(hook.status()["refused"].values()) == 1 and hook.status()["memory_bytes"] == 0
     assert [entry.name for entry in entries(hook)] == ["before", "after"]
 
@@ -155,8 +140,7 @@ def test_salt_and_adapter_are_told_apart(open_hook: Opened) -> None:
     hook.on_evict(EvictionRequest("a", [1], tenant="acme", salt=b"s3cret", adapter=bytes(16)))
     hook.flush(60)
     one, two = entries(hook)
-    assert one.tenant == two.tenant == tenant_of("acme", "s3cret") != "acme"
-    assert "s3cret" not in one.tenant
+    assert one.tenant == two.tenant == tenant_of("acme", "s3cret") != "acme" and "s3cret" not in one.tenant
     assert one.target == target_of(TARGET, "lora-1") != two.target == target_of(TARGET, bytes(16)) != TARGET
 
 
@@ -191,8 +175,7 @@ def test_a_closed_hook_takes_nothing_and_kept_all(open_hook: Opened) -> None:
     for n in range(100):
         hook.on_evict(EvictionRequest(f"s{n}", [n]))
     assert hook.close() and hook.on_evict(EvictionRequest("late", [1])) == 0
-    assert hook.status()["refused"] == {"closed": 1}
-    assert len(entries(hook)) == 100 and hook.close()
+    assert hook.status()["refused"] == {"closed": 1} and len(entries(hook)) == 100 and hook.close()
 
 
 def test_a_fork_refuses(open_hook: Opened) -> None:
@@ -239,12 +222,9 @@ def test_metrics(open_hook: Opened) -> None:
     registry.register(hook.metrics())
     text = generate_latest(registry).decode()
     for line in (
-        "pltz_hook_accepted_total 1.0",
-        "pltz_hook_durable_total 1.0",
-        'pltz_hook_refused_total{reason="multimodal"} 1.0',
-        "pltz_hook_durable_seconds_count 1.0",
-        "pltz_hook_queue 0.0",
-        "pltz_hook_failing 0.0",
+        "pltz_hook_accepted_total 1.0", "pltz_hook_durable_total 1.0",
+        'pltz_hook_refused_total{reason="multimodal"} 1.0', "pltz_hook_durable_seconds_count 1.0",
+        "pltz_hook_queue 0.0", "pltz_hook_failing 0.0",
         f"pltz_hook_journal_waiting_bytes {float(hook.backlog.status().waiting)}",
     ):
         assert line in text.splitlines(), line

@@ -19,6 +19,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.serving.live import app as live_app
 from pltz.serving.live.store import LiveStore
 from tests.cli.commands import Run
+from tests.failing import raising
 
 TOKEN = "t" * 32
 KEY = {"project": "-home-me/shop", "session": "s1"}
@@ -59,8 +60,7 @@ def ask(
 
 def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: LiveStore) -> None:
     first, second = b'{"uuid":"u1","text":"\\ud800 \xc3\xa9"}\n', b'{"uuid":"u2"}'
-    assert ask(app, "GET", "/entries")[0] == 404
-    assert ask(app, "POST", "/entries", first) == (204, b"")
+    assert ask(app, "GET", "/entries")[0] == 404 and ask(app, "POST", "/entries", first) == (204, b"")
     assert ask(app, "POST", "/entries", first + second) == (204, b"")  # sent again: kept once
     assert ask(app, "POST", "/entries", second, subpath="agents/1")[0] == 204
     for freeze in (False, True):
@@ -70,8 +70,7 @@ def test_entries_are_appended_loaded_listed_and_deleted(app: Starlette, store: L
         assert ask(app, "GET", "/subkeys") == (200, ["agents/1"])
         [session] = ask(app, "GET", "/sessions")[1]
         assert session["session_id"] == "s1" and session["mtime"] > 1e12
-    assert ask(app, "GET", "/health", token="") == (200, {"failure": None})
-    assert ask(app, "DELETE", "/entries")[0] == 204
+    assert ask(app, "GET", "/health", token="") == (200, {"failure": None}) and ask(app, "DELETE", "/entries")[0] == 204
     assert ask(app, "GET", "/entries")[0] == 404 and ask(app, "GET", "/sessions") == (200, [])
 
 
@@ -105,19 +104,15 @@ def test_what_cannot_be_kept_is_refused_whole(app: Starlette, monkeypatch: pytes
         (b'"' + b"x" * 100 + b'"', 413),
     ):
         assert ask(app, "POST", "/entries", body)[0] == status
-    assert ask(app, "POST", "/entries", b"{}", session="")[0] == 400
-    assert ask(app, "GET", "/entries")[0] == 404
+    assert ask(app, "POST", "/entries", b"{}", session="")[0] == 400 and ask(app, "GET", "/entries")[0] == 404
     assert ask(app, "PUT", "/entries", b"{}")[0] == 405
 
 
 def test_what_fails_is_named_and_what_is_not_durable_is_not_acknowledged(
     app: Starlette, store: LiveStore, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stops(*_: object) -> None:
-        raise StoreError("stopped")
-
     with monkeypatch.context() as patched:
-        patched.setattr(OsDisk, "sync_file", stops)
+        patched.setattr(OsDisk, "sync_file", raising(StoreError("stopped")))
         status, found = ask(app, "POST", "/entries", b'{"uuid":"u1"}')
     assert status == 503 and found["error"]["code"] == "StoreError"
     assert ask(app, "POST", "/entries", b'{"uuid":"u1"}')[0] == 204
@@ -136,13 +131,10 @@ def test_without_the_token_or_by_another_name_there_is_nothing(app: Starlette) -
     assert ask(app, "GET", "/sessions") == (200, [])
 
 
-def test_the_command_keeps_its_token_and_wants_an_archive(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_keeps_its_token_and_wants_archive(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     words = ["live", tmp_path / "live", "-r", tmp_path / "cold", "--port", 0, "--json"]
-    assert "no archive at" in run(*words).stderr
-    assert run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
+    assert "no archive at" in run(*words).stderr and run("archive", "init", "-r", tmp_path / "cold").exit_code == 0
     tokens = []
     for _ in range(2):
         place = Path(json.loads(run(*words).stdout)["token"])

@@ -19,6 +19,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.serving.eviction.worker import drain
 from pltz.serving.live.batch import LiveBatch, Stream, entry_of, identity_of, line_of
 from pltz.serving.live.store import LiveStore
+from tests.watch import noted
 
 KEY = {"project_key": "shop", "session_id": "s1"}
 AGENT = {**KEY, "subpath": "subagents/agent-1"}
@@ -71,9 +72,7 @@ def stops(*_: object, **__: object) -> None:
 
 
 ODD: list[dict[str, Any]] = [
-    {},
-    {"type": "tag", "pltz": "0123456789abcdef"},
-    {"uuid": "u", "pltz": "0123456789abcdef"},
+    {}, {"type": "tag", "pltz": "0123456789abcdef"}, {"uuid": "u", "pltz": "0123456789abcdef"},
     {"uuid": 7, "n": 1.0, "big": 10**30},
     {"uuid": "v", "text": "\u2028 \ud800 \r\n é \0", "deep": [[{"a": None}], True]},
 ]
@@ -89,8 +88,7 @@ def test_an_entry_comes_back_from_its_line_and_has_an_identity(value: dict[str, 
 def test_entries_come_back_in_order_from_journal_and_archive(host: Opener) -> None:
     store = host()
     asyncio.run(store.append(KEY, ODD))
-    assert asyncio.run(store.load(KEY)) == ODD
-    assert store.freeze() == 1 and store.freeze() == 0
+    assert asyncio.run(store.load(KEY)) == ODD and store.freeze() == 1 and store.freeze() == 0
     tag = dict[str, Any](type="tag")
     asyncio.run(store.append(KEY, [tag, tag, {"uuid": "v", "type": "repeated"}]))  # the uuid is there already
     asyncio.run(store.append(KEY, [tag]))
@@ -100,13 +98,8 @@ def test_entries_come_back_in_order_from_journal_and_archive(host: Opener) -> No
 
 
 def test_calls_that_overlap_stay_in_their_order_and_share_syncs(host: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, syncs, write = host(), list[str](), OsDisk.sync_file
-
-    def sync(disk: OsDisk, path: str) -> None:
-        syncs.append(path)
-        write(disk, path)
-
-    monkeypatch.setattr(OsDisk, "sync_file", sync)
+    store = host()
+    syncs = noted(monkeypatch, OsDisk, "sync_file", lambda _, path: path)
     names = [f"u{number}" for number in range(50)]
 
     async def all_at_once() -> None:
@@ -148,8 +141,7 @@ def test_a_kill_while_it_freezes_repeats_and_doubles_nothing(
     monkeypatch.undo()
     again = host()
     for _ in range(2):
-        assert asyncio.run(again.load(KEY)) == [entry("u1"), tag, tag]
-        assert asyncio.run(again.load(AGENT)) == [tag]
+        assert asyncio.run(again.load(KEY)) == [entry("u1"), tag, tag] and asyncio.run(again.load(AGENT)) == [tag]
         again.freeze()
 
 
@@ -268,8 +260,7 @@ def test_only_idle_sessions_freeze(host: Opener, monkeypatch: pytest.MonkeyPatch
     assert store.freeze(1000) == 0
     monkeypatch.setattr(store._disk, "ticks", lambda: now + (2000 << 20))
     append(store, "v2", key=other)
-    assert store.freeze(1000) == 1
-    assert [found.name for found in store._reading.list()] == ["s1"]
+    assert store.freeze(1000) == 1 and [found.name for found in store._reading.list()] == ["s1"]
     assert (loaded(store), loaded(store, other)) == (["u1", "u2"], ["v1", "v2"])
     assert {each["session_id"] for each in asyncio.run(store.list_sessions("shop"))} == {"s1", "s2"}
 
@@ -381,18 +372,11 @@ def test_a_deleted_sub_agent_is_gone_alone(host: Opener) -> None:
         store.freeze()
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        {"project_key": "", "session_id": "s"},
-        {"project_key": "p", "session_id": "s" * 2000},
-        {"project_key": "p", "session_id": "\ud800"},
-        {"project_key": "p", "session_id": "s", "subpath": "../other"},
-    ],
-)
-def test_a_key_that_the_archive_cannot_have_is_refused_before_it_is_acknowledged(
-    key: dict[str, str], host: Opener
-) -> None:
+@pytest.mark.parametrize("key", [
+    {"project_key": "", "session_id": "s"}, {"project_key": "p", "session_id": "s" * 2000},
+    {"project_key": "p", "session_id": "\ud800"}, {"project_key": "p", "session_id": "s", "subpath": "../other"},
+])
+def test_key_that_archive_cannot_have_is_refused_before_it_is_acknowledged(key: dict[str, str], host: Opener) -> None:
     with pytest.raises(UsageError):
         append(host(), "u1", key=key)
 
@@ -411,8 +395,7 @@ def test_a_worker_of_the_hook_leaves_the_journal_alone(host: Opener, tmp_path: P
     append(store, "u1")
     crash(store)
     done = drain(tmp_path / "a", tmp_path / "cold")
-    assert done.left and "kind 1" in done.failure
-    assert loaded(host()) == ["u1"]
+    assert done.left and "kind 1" in done.failure and loaded(host()) == ["u1"]
 
 
 def test_damage_of_the_journal_is_laid_aside_and_the_others_freeze(host: Opener, tmp_path: Path) -> None:
@@ -433,8 +416,7 @@ def test_a_lost_pack_is_an_error_and_no_empty_session(host: Opener, tmp_path: Pa
     store = host()
     append(store, "u1")
     store.close()
-    packs = [path for path in (tmp_path / "cold" / "packs").rglob("*") if path.is_file()]
-    for pack in packs:
+    for pack in [path for path in (tmp_path / "cold" / "packs").rglob("*") if path.is_file()]:
         pack.unlink()
     with pytest.raises(LostError):
         loaded(host("b"))

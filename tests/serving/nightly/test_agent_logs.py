@@ -67,8 +67,7 @@ def test_a_log_that_was_rewritten_is_a_new_version_and_a_replaced_chat_needs_a_w
     [refused] = report["refused"]
     assert refused["where"] == "shop/chats.jsonl: line 1" and "new_version = true" in refused["reason"]
     nightly.sources += "new_version = true\n"
-    assert nightly.counts() == (1, 2, 0, 0)
-    assert {len(versions) for versions in nightly.content().values()} == {2}
+    assert nightly.counts() == (1, 2, 0, 0) and {len(versions) for versions in nightly.content().values()} == {2}
 
 
 def test_each_file_is_stored_or_counted_with_what_leaves_it_out(nightly: Nightly) -> None:
@@ -146,8 +145,7 @@ def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(nightly
     nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
     nightly.write("chats/log.jsonl", log("shop", 9))
     nightly.write("chats/a.jsonl", lines([chat(1)]))
-    report = nightly.run()
-    [refused] = report["refused"]
+    [refused] = nightly.run()["refused"]
     assert refused["where"] == "log.jsonl" and "agent-logs" in refused["reason"]
     assert list(nightly.content()) == [("default", "a/1")]
 
@@ -159,5 +157,4 @@ def test_a_file_of_chats_that_another_replaced_needs_a_word(nightly: Nightly) ->
     nightly.write("chats/a.jsonl", lines([chat(3), chat(2, 2)]))
     assert nightly.counts() == (1, 0, 1, 5)
     nightly.sources += "new_version = true\n"
-    assert nightly.counts()[2:] == (0, 0)
-    assert [len(versions) for versions in nightly.content().values()] == [2, 2]
+    assert nightly.counts()[2:] == (0, 0) and [len(versions) for versions in nightly.content().values()] == [2, 2]

@@ -26,8 +26,7 @@ def test_the_example_is_a_configuration() -> None:
     assert (found.archive, found.state) == ("/data/cold", "/var/lib/pltz/nightly")
     chats, app = found.source
     assert chats == JsonlSource("jsonl-1", "/jobs/chats", Naming(tenant="acme", name_key="id"))
-    assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
-    assert found.retention == (Retention(3, "90d"),)
+    assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db" and found.retention == (Retention(3, "90d"),)
     assert found.retention[0].policy == Policy(keep_last=3, keep_within=90 * 86400)
     assert found.collect == CollectSettings("7d")
     assert (found.verify, found.report) == (VerifySample(30), ReportFiles(400))
@@ -42,22 +41,18 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert kinds == [JsonlSource, AgentLogSource, SqliteSource, PostgresSource, SlotSource, JournalSource]
     slots = found.source[4]
     assert isinstance(slots, SlotSource) and slots.tokenizer == "/jobs/tokenizer.json"
-    assert found.retention[0].policy.drop_last and found.keep_opaque
-    assert found.layout == "fast"
+    assert found.retention[0].policy.drop_last and found.keep_opaque and found.layout == "fast"
     assert set(tomllib.loads("\n".join(lines))) >= {"archive", "state", "source", "retention", "collect", "verify"}
 
 
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("=", "expected TOML"),
-        ("a = " + "[" * 100_000, "expected TOML"),
-        ("a = " + "{b = " * 50_000, "expected TOML"),
+        ("=", "expected TOML"), ("a = " + "[" * 100_000, "expected TOML"), ("a = " + "{b = " * 50_000, "expected TOML"),
         ("a = 1" + "0" * 5000, "expected TOML"),
         (HEAD + SOURCE.replace('path = "', 'path = "~no-such-user/'), "whose home is that"),
         (HEAD + SOURCE.replace('path = "', r'path = "a\u0000b'), "expected a path as path"),
-        (SOURCE, "the top level: expected archive, found none"),
-        (HEAD, r"at least one \[\[source\]\]"),
+        (SOURCE, "the top level: expected archive, found none"), (HEAD, r"at least one \[\[source\]\]"),
         (HEAD + "worker = 3\n" + SOURCE, "the top level: expected archive, .*, found 'worker'"),
         (HEAD + "threads = 0\n" + SOURCE, "expected threads from 1 to 1024, found 0"),
         (HEAD + "threads = true\n" + SOURCE, "expected threads as a whole number, found True"),

@@ -4,7 +4,7 @@ import errno
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ import zstandard
 
 from pltz.archive.archive import Archive
 from pltz.archive.errors import Fenced, FullError, StoreError
-from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.put_request import PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, PpmdCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, PpmdCodec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
@@ -31,6 +30,7 @@ from tests.archive.maintenance.test_shrink import log
 from tests.archive.towers import SessionArchive, TowerArchive
 from tests.failing import raising
 from tests.serving.nightly.conftest import Nightly, chat, lines
+from tests.watch import noted
 
 
 def test_what_is_known_costs_no_coding(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,21 +76,17 @@ def test_one_bad_session_is_named_and_the_others_go_on(nightly: Nightly) -> None
     assert {("default", f"chat-{n}") for n in range(6)} <= set(content)
     assert report["totals"]["frozen"] == len(content) > 6
     files = sorted(p.name for p in (nightly.root / "state/quarantine").iterdir())
-    assert files == sorted(r["id"] for r in report["refused"])
-    assert nightly.counts() == (0, len(content), 7, 5)
+    assert files == sorted(r["id"] for r in report["refused"]) and nightly.counts() == (0, len(content), 7, 5)
     nightly.write("chats/a.jsonl", lines(good))
     (nightly.root / "chats/b.jsonl.gz").unlink()
-    assert nightly.counts() == (0, 6, 0, 0)
-    assert not list((nightly.root / "state/quarantine").iterdir())
+    assert nightly.counts() == (0, 6, 0, 0) and not list((nightly.root / "state/quarantine").iterdir())
 
 
 def test_a_session_over_the_limit_is_counted_with_its_reason(nightly: Nightly) -> None:
     long = json.dumps({"id": "long", "text": "x" * MAX_BYTES}).encode() + b"\n"
     nightly.write("chats/a.jsonl", lines([chat(1)]) + long + lines([chat(3)]))
-    report = nightly.run()
-    [refused] = report["refused"]
-    assert refused["where"] == "a.jsonl:2"
-    assert f"at most {MAX_BYTES} bytes, found more: split it" in refused["reason"]
+    [refused] = nightly.run()["refused"]
+    assert refused["where"] == "a.jsonl:2" and f"at most {MAX_BYTES} bytes, found more: split it" in refused["reason"]
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
 
 
@@ -98,8 +94,7 @@ def test_a_source_that_is_not_there_does_not_stop_the_others(nightly: Nightly) -
     nightly.sources = '[[source]]\nkind = "sqlite"\npath = "no.db"\nquery = "SELECT 1"\n' + nightly.sources
     nightly.write("chats/a.jsonl", lines([chat(1)]))
     report = nightly.run()
-    assert report["exit_code"] == 7 and "no.db" in report["failures"][0]
-    assert report["totals"]["frozen"] == 1
+    assert report["exit_code"] == 7 and "no.db" in report["failures"][0] and report["totals"]["frozen"] == 1
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(nightly: Nightly) -> None:
@@ -213,8 +208,7 @@ def test_a_sealed_archive(nightly: Nightly) -> None:
     # what was erased stays erased, also where it grew, and is said
     sealed.archive.erase("default", "chat-1")
     nightly.write("chats/a.jsonl", lines([chat(1, turns=3), chat(2)]))
-    report = nightly.run()
-    assert report["totals"]["left_out"] == {"erased before": 1}
+    assert nightly.run()["totals"]["left_out"] == {"erased before": 1}
     later = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
     assert [v.name for v in later.archive.ls()] == ["chat-2"]
 
@@ -233,8 +227,7 @@ def test_a_lost_state_folder_changes_nothing_in_the_archive(nightly: Nightly) ->
     before = nightly.content()
     (nightly.root / "state").rename(nightly.root / "elsewhere")
     report = nightly.run()
-    assert report["totals"]["frozen"] == report["totals"]["unchanged"] == 2
-    assert nightly.content() == before
+    assert report["totals"]["frozen"] == report["totals"]["unchanged"] == 2 and nightly.content() == before
 
 
 @pytest.mark.parametrize("error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")])
@@ -254,8 +247,7 @@ def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
     monkeypatch.setattr(ArchiveWriter, "put", full)
     report = nightly.run()
     assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
-    assert (report["totals"]["frozen"], report["refused"]) == (3, [])
-    assert nightly.counts() == (6, 3, 0, 0)
+    assert (report["totals"]["frozen"], report["refused"]) == (3, []) and nightly.counts() == (6, 3, 0, 0)
 
 
 def test_a_commit_that_a_collector_overtook_is_put_again(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,19 +339,11 @@ def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
     settings = config.load(trained_nightly.file)
     [source] = settings.source
     first, second = source.shards(0)
-    decoded: list[int] = []
     monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
-    decode = PpmdCodec.decode
-
-    def counting(self: PpmdCodec, batch: Sequence[Coded]) -> list[Tokens]:
-        decoded.extend(coded.count for coded in batch)
-        return decode(self, batch)
-
-    monkeypatch.setattr(PpmdCodec, "decode", counting)
+    decoded = noted(monkeypatch, PpmdCodec, "decode", lambda _, batch: [coded.count for coded in batch], flat=True)
     freezer, another = Freezer(settings), Freezer(settings)
     freezer.state.make()
-    assert freezer.freeze(first).frozen == 4
-    assert another.freeze(second).frozen == 4
+    assert freezer.freeze(first).frozen == 4 and another.freeze(second).frozen == 4
     trained_nightly.write("chats/8.jsonl", chats(8))
     *_, third = source.shards(0)
     decoded.clear()

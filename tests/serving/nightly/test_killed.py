@@ -88,12 +88,10 @@ def check_kills(logs: Nightly, start: int, stride: int) -> int:
         hurt = copy(logs, str(call))
         if not killed_at(call, hurt.file):
             return (call - start) // stride
-        report = hurt.run()
-        assert report["exit_code"] == 5 and hurt.content() == wanted, f"killed before call {call}"
+        assert hurt.run()["exit_code"] == 5 and hurt.content() == wanted, f"killed before call {call}"
         again = hurt.run()["totals"]
         assert (again["frozen"], again["known"], again["refused"]) == (0, 27, 1)
-        assert not list((hurt.root / "state/pending").iterdir())
-        assert not list((hurt.root / "state/tmp").iterdir())
+        assert not list((hurt.root / "state/pending").iterdir()) and not list((hurt.root / "state/tmp").iterdir())
         shutil.rmtree(hurt.root)
         call += stride
 
@@ -150,8 +148,7 @@ def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(nightly: Nightly)
     assert report["totals"]["unchanged"] == 4 and report["damaged_receipts"] == [receipt.name]
     assert all(len(versions) == 1 for versions in nightly.content().values())
     assert json.loads(Path(report["report"]).read_bytes())["damaged_receipts"] == [receipt.name]
-    assert nightly.counts() == (0, 4, 0, 0)
-    assert not receipt.exists()
+    assert nightly.counts() == (0, 4, 0, 0) and not receipt.exists()
 
 
 def test_a_receipt_of_a_newer_version_is_left(nightly: Nightly) -> None:
@@ -161,5 +158,4 @@ def test_a_receipt_of_a_newer_version_is_left(nightly: Nightly) -> None:
     newer = receipt.with_name("a" * 32)
     newer.write_bytes(b"PLTn\x03" + receipt.read_bytes()[5:])
     report = nightly.run()
-    assert report["totals"]["known"] == 4 and report["damaged_receipts"] == []
-    assert newer.exists() and receipt.exists()
+    assert report["totals"]["known"] == 4 and report["damaged_receipts"] == [] and newer.exists() and receipt.exists()

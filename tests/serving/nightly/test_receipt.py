@@ -28,8 +28,7 @@ def test_a_ledger_is_a_dict_that_later_runs_update(nights: list[dict[bytes, byte
         ledger.add(*opened(run, rows))
     halves = [key[:8] for key in oracle]
     keys = [key for key in (*oracle, *others) if halves.count(key[:8]) < 2]
-    assert ledger.last(keys) == [oracle.get(key) for key in keys]
-    assert ledger.run == len(nights)
+    assert ledger.last(keys) == [oracle.get(key) for key in keys] and ledger.run == len(nights)
     one = ReceiptLedger()
     name, data = merged(ledger.receipts)
     one.add(name, ReceiptFile.decode(data, name))

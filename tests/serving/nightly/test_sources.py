@@ -158,9 +158,7 @@ def test_sqlite(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 30)
     nightly.sources = (f'[[source]]\nkind = "sqlite"\npath = "app.db"\nquery = "{QUERY}"\ntags = {{ from = "app" }}\n')
     before = path.read_bytes()
-    assert nightly.counts() == (30, 0, 0, 0)
-    assert nightly.counts() == (0, 30, 0, 0)
-    assert path.read_bytes() == before
+    assert nightly.counts() == (30, 0, 0, 0) and nightly.counts() == (0, 30, 0, 0) and path.read_bytes() == before
     assert nightly.content()["acme", "7"] == [json.dumps({"messages": [{"role": "user", "content": "Hello 7"}]})]
     with closing(sqlite3.connect(path)) as db, db:
         old = db.execute("SELECT body FROM chats WHERE id = 3").fetchone()[0]
@@ -175,19 +173,13 @@ def test_sqlite(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM chats WHERE id > 99")
         db.execute("UPDATE chats SET body = ? WHERE id = 3", [old])  # back to what it was
-    assert nightly.counts() == (1, 29, 0, 0)
-    assert nightly.content()["acme", "3"] == [old, '["changed"]', old]
+    assert nightly.counts() == (1, 29, 0, 0) and nightly.content()["acme", "3"] == [old, '["changed"]', old]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT id FROM chats",
-        "SELECT id AS name, body AS session, 1 AS x FROM chats",
-        "SELECT nothing",
-        "DELETE FROM chats",
-    ],
-)
+@pytest.mark.parametrize("query", [
+    "SELECT id FROM chats", "SELECT id AS name, body AS session, 1 AS x FROM chats", "SELECT nothing",
+    "DELETE FROM chats",
+])
 def test_a_query_that_does_not_fit_is_refused(tmp_path: Path, query: str) -> None:
     fill(tmp_path / "app.db", 3)
     with pytest.raises(UsageError, match="source 's'"):
@@ -222,9 +214,7 @@ def test_who_writes_to_the_database_does_not_wait_for_the_job(tmp_path: Path, mo
     assert [e.name for e in seen if isinstance(e, SourceEntry)] == [str(n) for n in range(3000)]
 
 
-def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_whose_name_or_time_is_not_one_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "SHARD_SESSIONS", 1)
     rows = [(name, "[]") for name in (-math.inf, 1.5, math.inf, b"x" * 100_000, "a")]
     source = SqliteSource("s", "SELECT * FROM t", path=table(tmp_path, rows))
@@ -270,8 +260,7 @@ def test_files_that_differ_in_their_suffix_alone_are_not_each_others_versions(ni
     assert nightly.counts() == (3, 0, 0, 0)
     for _ in range(2):
         assert nightly.counts() == (0, 3, 0, 0)
-    names = {name for _, name in nightly.content()}
-    assert names == {"log/1", "log.jsonl.gz/1", "log.ndjson/1"}
+    assert {name for _, name in nightly.content()} == {"log/1", "log.jsonl.gz/1", "log.ndjson/1"}
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
@@ -335,8 +324,7 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
     query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats "
     query += "WHERE coalesce(id, '') NOT LIKE 'x%'"
     nightly.sources = f'[[source]]\nkind = "postgres"\ndsn = "{postgres}"\nquery = """{query}"""\n'
-    assert nightly.counts() == (31, 0, 1, 5)
-    assert nightly.counts() == (0, 31, 1, 5)
+    assert nightly.counts() == (31, 0, 1, 5) and nightly.counts() == (0, 31, 1, 5)
     content = nightly.content()
     assert {name: json.loads(content["acme", name][0]) for name in bodies} == {
         n: json.loads(b) for n, b in bodies.items()
@@ -374,8 +362,7 @@ def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> Non
     (nightly.root / "slots/round.bin").symlink_to("round.bin")
     (nightly.root / "slots/nowhere.bin").symlink_to("gone")
     (nightly.root / "slots/folder.bin").mkdir()
-    assert nightly.counts() == (1, 0, 1, 5)
-    assert nightly.content() == {("default", "one"): [json.dumps(ids.tolist())]}
+    assert nightly.counts() == (1, 0, 1, 5) and nightly.content() == {("default", "one"): [json.dumps(ids.tolist())]}
     assert nightly.counts() == (0, 1, 1, 5)
 
 
@@ -387,8 +374,7 @@ def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: 
     for n in range(3):
         nightly.write(f"slots/{n}.bin", slot(ids[n:]))
     nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "tokenizer.json"\n'
-    assert nightly.counts() == (3, 0, 0, 0)
-    assert nightly.counts() == (0, 3, 0, 0)
+    assert nightly.counts() == (3, 0, 0, 0) and nightly.counts() == (0, 3, 0, 0)
     cold = SessionArchive.open(nightly.root / "cold", [nightly.bundles[0]], tokenizers=[other])
     assert cold.get_ids("1").ids.tolist() == ids[1:].tolist()
     nightly.write("slots/bad.bin", slot(np.array([5, 1_000_000])))  # no id of this tokenizer
@@ -403,8 +389,7 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
         tickets = [hook.on_evict(EvictionRequest(name, ids % 1024, tenant="acme")) for name, ids in rows.items()]
         assert all(tickets) and hook.flush(60)
     nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
-    assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
-    assert nightly.counts() == (5, 0, 0, 0)
+    assert nightly.counts(dry_run=True) == (0, 0, 0, 0) and nightly.counts() == (5, 0, 0, 0)
     assert nightly.counts() == (0, 0, 0, 0)
     cold = SessionArchive.open(nightly.root / "cold", [nightly.bundles[0]])
     for name, ids in rows.items():
@@ -418,6 +403,5 @@ def test_what_a_journal_has_of_erased_sessions_is_told() -> None:
     from pltz.serving.eviction.worker import Drained
     from pltz.serving.nightly.sources.journal import JournalSource
 
-    source = JournalSource("evicted", ".")
-    tally = source._tally(Drained(stored=1, erased=2).as_fields())
+    tally = JournalSource("evicted", ".")._tally(Drained(stored=1, erased=2).as_fields())
     assert (tally.seen, tally.frozen, tally.left_out["erased before"]) == (3, 1, 2)

@@ -35,8 +35,7 @@ def watcher() -> Iterator[tuple[str, list[str]]]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Watcher)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/check", asked
     server.shutdown()
     server.server_close()
@@ -111,5 +110,4 @@ def test_floors_and_holds_spare_what_other_rules_let_expire(nightly: Nightly, mo
     time.sleep(2.1)
     assert nightly.run()["retention"]["forgotten"] == 2  # the last versions too
     with Archive.open(nightly.root / "cold") as cold:
-        assert [v.name for v in cold.list()] == ["chat-1"]
-        assert {e.actor for e in cold.audit()} == {"night", "alice"}
+        assert [v.name for v in cold.list()] == ["chat-1"] and {e.actor for e in cold.audit()} == {"night", "alice"}

@@ -146,8 +146,7 @@ def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(texts: 
         scheduler.cancel(turn)
     while scheduler.step():
         pass
-    assert [turn.end for turn in (waits, prefills, decodes)] == ["cancelled"] * 3
-    assert other.new == alone
+    assert [turn.end for turn in (waits, prefills, decodes)] == ["cancelled"] * 3 and other.new == alone
     before = scheduler.prefilled
     assert run(scheduler, Turn(ids, GREEDY, "kept")) == [wanted]
     assert scheduler.prefilled - before <= 16 + 3  # what no full block has, the id sampled last, and two new ones
@@ -241,16 +240,13 @@ def test_kv_serves_only_the_ids_it_was_computed_from(texts: Texts, scheduler: Sc
     changed = [*texts[0][:500], 7, *texts[0][501:]]
     before = scheduler.prefilled
     [found] = run(scheduler, Turn(changed, GREEDY, "one"))
-    assert scheduler.prefilled - before == 700 - 496
-    assert [found] == run(scheduler, Turn(changed, GREEDY))
+    assert scheduler.prefilled - before == 700 - 496 and [found] == run(scheduler, Turn(changed, GREEDY))
     scheduler.call(lambda: scheduler.let_go("one", np.asarray([*changed, *found])))
     assert not scheduler.step() and len(scheduler.store.trie.path(scheduler.store._names("default", changed, ""))) == 31
 
 
 @pytest.mark.parametrize("kind", ["raw", "q4"])
-def test_kv_that_was_let_go_comes_back_from_files(
-    texts: Texts, scheduler_of: Make, kind: str, tmp_path: Path
-) -> None:
+def test_kv_that_was_let_go_comes_back_from_files(texts: Texts, scheduler_of: Make, kind: str, tmp_path: Path) -> None:
     """Let an idle session go, and take it back in this process and in the next one."""
     ids = texts[0]
     for number in range(2):
@@ -314,8 +310,7 @@ def test_a_turn_without_new_ids_makes_a_session_hot(texts: Texts, scheduler: Sch
     run(scheduler, Turn(texts[0], Sampling(0), "one"))
     before = scheduler.prefilled
     [found] = run(scheduler, Turn(texts[0], GREEDY, "one"))
-    assert scheduler.prefilled - before == 700 - 688
-    assert [found] == run(scheduler, Turn(texts[0], GREEDY))
+    assert scheduler.prefilled - before == 700 - 688 and [found] == run(scheduler, Turn(texts[0], GREEDY))
 
 
 def test_a_failure_is_of_one_turn(texts: Texts, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
@@ -419,11 +414,9 @@ def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(texts: Texts, sched
 def test_draws_are_those_of_the_seed(texts: Texts, scheduler: Scheduler) -> None:
     drawn = Sampling(20, temperature=1.0, seed=7)
     same, again, other, narrow, cold, greedy = run(
-        scheduler,
-        *(Turn(texts[4], how) for how in (drawn, drawn, Sampling(20, temperature=1.0, seed=8))),
+        scheduler, *(Turn(texts[4], how) for how in (drawn, drawn, Sampling(20, temperature=1.0, seed=8))),
         Turn(texts[4], Sampling(20, temperature=1.0, top_p=1e-6, seed=1)),
-        Turn(texts[4], Sampling(20, temperature=1e-9, seed=1)),
-        Turn(texts[4], Sampling(20)),
+        Turn(texts[4], Sampling(20, temperature=1e-9, seed=1)), Turn(texts[4], Sampling(20)),
     )
     assert same == again != other and narrow == cold == greedy != same
 
@@ -476,10 +469,8 @@ def test_a_batch_is_sampled_at_once_and_each_row_as_if_alone() -> None:
     torch.manual_seed(5)
     logits = torch.randn(12, 999)
     ways = [
-        Sampling(1, temperature=1.0, seed=1),
-        Sampling(1, temperature=0.7, top_p=0.8, seed=2, top=3),
-        Sampling(1, frequency=1.0, bias=((7, 2.0),)),
-        Sampling(1),
+        Sampling(1, temperature=1.0, seed=1), Sampling(1, temperature=0.7, top_p=0.8, seed=2, top=3),
+        Sampling(1, frequency=1.0, bias=((7, 2.0),)), Sampling(1),
     ]
 
     def turns(count: int) -> list[Turn]:

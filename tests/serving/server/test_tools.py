@@ -94,8 +94,7 @@ def test_a_model_calls_tools_and_goes_on_with_their_results(
     system = {"role": "system", "content": "You are of Rome."}
     says(SAID[family])
     asked = [system, user("How is the weather?")]
-    found = client.post(CHAT, messages=asked, session=name, **given)
-    [choice] = found["choices"]
+    [choice] = client.post(CHAT, messages=asked, session=name, **given)["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert message["content"] == ("I look.\n" if family == TAGGED else None)
@@ -106,8 +105,7 @@ def test_a_model_calls_tools_and_goes_on_with_their_results(
     whole = client.post(CHAT, messages=[*asked, one, result], **given)
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "It is sunny."}
     says("It is sunny.")  # a session has what was before, and was begun with these tools
-    more = client.post(CHAT, messages=[result], session=name, **given)
-    assert more["choices"][0] == whole["choices"][0]
+    assert client.post(CHAT, messages=[result], session=name, **given)["choices"][0] == whole["choices"][0]
     seen = target.decode(service.sessions._records[name].ids.tolist())
     assert seen.count('"description"') == 1 and "sunny, 21 C" in seen and "It is sunny." in seen
     other = WEATHER | {"function": WEATHER["function"] | {"description": "Another."}}  # type: ignore[operator]
@@ -119,8 +117,7 @@ def test_a_stream_gives_calls_at_its_end(client: Client, family: str, says: Any)
     says(SAID[family])
     events = list(client.stream(CHAT, messages=[user("x")], tools=[WEATHER, TIME], max_tokens=90))
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    text = "".join(delta.get("content", "") for delta in deltas)
-    assert text == ("I look.\n" if family == TAGGED else "")
+    assert "".join(delta.get("content", "") for delta in deltas) == ("I look.\n" if family == TAGGED else "")
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [call.pop("index") for call in calls] == [0, 1]
     assert functions(calls) == [("weather", {"city": "Rome"}), ("time", {})]
@@ -132,8 +129,7 @@ def test_without_tools_or_where_none_is_to_be_called_all_is_text(client: Client,
     for fields in without:
         says(SAID[family])
         [choice] = client.post(CHAT, messages=[user("x")], max_tokens=90, **fields)["choices"]
-        assert choice["message"] == {"role": "assistant", "content": SAID[family]}
-        assert choice["finish_reason"] == "stop"
+        assert choice["message"] == {"role": "assistant", "content": SAID[family]} and choice["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,7 @@ def test_segments_that_a_worker_deletes_are_no_loss(bench: Bench, names: list[Na
     assert backlog.note_lost() == 0 and backlog.status().lost == []
     assert names[2].done in journal_files(bench) and names[2].journal not in journal_files(bench)
     done = bench.worker().once()
-    assert (done.stored, done.lost) == (3, 0) and journal_files(bench) == []
-    assert fifth.name == names[4]
+    assert (done.stored, done.lost) == (3, 0) and journal_files(bench) == [] and fifth.name == names[4]
 
 
 def test_a_worker_that_was_killed_while_it_deleted(bench: Bench, names: list[Name]) -> None:

@@ -75,8 +75,7 @@ def test_entries_after_damage_are_found() -> None:
 def test_a_frame_of_another_place_does_not_hold() -> None:
     """Old blocks that a file system gives back: right in themselves, but not here."""
     one, two = NAME.frames(HEAD_SIZE, [b"first"]), NAME.frames(HEAD_SIZE + 24, [b"second"])
-    assert frames(NAME.head() + one + two) == [b"first", b"second"]
-    assert frames(NAME.head() + two + one) == []
+    assert frames(NAME.head() + one + two) == [b"first", b"second"] and frames(NAME.head() + two + one) == []
     other = Name(NAME.owner, NAME.number + 1)
     assert frames(other.head() + other.frames(HEAD_SIZE, [b"first"])) == []
 
@@ -97,8 +96,7 @@ def test_looking_for_frames_is_bounded() -> None:
         rest = min(MAX_BODY, (size - len(data)) // ALIGN * ALIGN)
         data += FRAME.pack(MARK, rest, bytes(8))
     start = time.process_time()
-    assert frames(bytes(data)) == []
-    assert time.process_time() - start < 5
+    assert frames(bytes(data)) == [] and time.process_time() - start < 5
 
 
 @quick
@@ -107,8 +105,7 @@ def test_done_takes_the_largest_row_that_holds(offsets: list[int], cut: int, tai
     rows = b"".join(map(NAME.row, offsets))
     assert NAME.done_of(rows + tail) == max(offsets, default=0)
     assert NAME.done_of(rows[: len(rows) - cut]) == max(offsets[: len(offsets) - (1 if cut else 0)], default=0)
-    other = Name(NAME.owner, 0)
-    assert other.done_of(b"".join(map(NAME.row, offsets))) == 0
+    assert Name(NAME.owner, 0).done_of(b"".join(map(NAME.row, offsets))) == 0
 
 
 # ---- what a frame holds
@@ -116,14 +113,8 @@ def test_done_takes_the_largest_row_that_holds(offsets: list[int], cut: int, tai
 
 @quick
 @given(
-    texts.filter(len),
-    texts,
-    texts,
-    texts,
-    st.lists(st.integers(0, 2**31 - 1), max_size=30),
-    st.dictionaries(texts, texts, max_size=3),
-    st.integers(0, 2**40 - 1),
-    st.data(),
+    texts.filter(len), texts, texts, texts, st.lists(st.integers(0, 2**31 - 1), max_size=30),
+    st.dictionaries(texts, texts, max_size=3), st.integers(0, 2**40 - 1), st.data(),
 )
 def test_an_entry_comes_back(
     name: str, tenant: str, base: str, parent: str, ids: list[int], tags: dict[str, str], time: int, data: st.DataObject
@@ -132,8 +123,7 @@ def test_an_entry_comes_back(
     fingerprints = (data.draw(st.binary(min_size=16, max_size=16)), data.draw(st.binary(min_size=16, max_size=16)))
     one = JournalEntry(name, np.array(ids, np.int64), time, tenant, *fingerprints, tags, ends, base, parent)
     two = JournalEntry.decode(one.encode())
-    assert two.ids.tolist() == ids
-    assert [getattr(one, f) for f in FIELDS] == [getattr(two, f) for f in FIELDS]
+    assert two.ids.tolist() == ids and [getattr(one, f) for f in FIELDS] == [getattr(two, f) for f in FIELDS]
 
 
 FIELDS = ("name", "time", "tenant", "tokenizer", "target", "tags", "prefixes", "base", "parent")
@@ -146,22 +136,14 @@ def test_hostile_bodies_are_refused(noise: bytes) -> None:
         JournalEntry.decode(noise[:36] + b"\xff" * 5 + noise[36:])
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        JournalEntry("n", np.array([-1]), 0),
-        JournalEntry("n", np.array([1 << 31]), 0),
-        JournalEntry("n", np.array([0.5]), 0),
-        JournalEntry("n", np.array([[1]]), 0),
-        JournalEntry("n" * 1025, np.array([1]), 0),
-        JournalEntry("\ud800", np.array([1]), 0),
-        JournalEntry("n", np.array([1]), -1),
-        JournalEntry("n", np.array([1]), 0, target=b"short"),
-        JournalEntry("n", np.array([1]), 0, prefixes=(2,)),
-        JournalEntry("n", np.array([1, 2]), 0, prefixes=(2, 1)),
-        JournalEntry("n", np.array([1]), 0, tags={"a": "b" * 20000}),
-    ],
-)
+@pytest.mark.parametrize("bad", [
+    JournalEntry("n", np.array([-1]), 0), JournalEntry("n", np.array([1 << 31]), 0),
+    JournalEntry("n", np.array([0.5]), 0), JournalEntry("n", np.array([[1]]), 0),
+    JournalEntry("n" * 1025, np.array([1]), 0), JournalEntry("\ud800", np.array([1]), 0),
+    JournalEntry("n", np.array([1]), -1), JournalEntry("n", np.array([1]), 0, target=b"short"),
+    JournalEntry("n", np.array([1]), 0, prefixes=(2,)), JournalEntry("n", np.array([1, 2]), 0, prefixes=(2, 1)),
+    JournalEntry("n", np.array([1]), 0, tags={"a": "b" * 20000}),
+])
 def test_what_does_not_fit_is_not_written(bad: JournalEntry) -> None:
     with pytest.raises(ContentError):
         bad.encode()
