@@ -41,17 +41,7 @@ from pltz.archive.catalog.reader import SessionReader
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.opener import OpenArchive
-from pltz.archive.search import (
-    ASIDE,
-    BESIDE,
-    SearchQuery,
-    last_of,
-    newest_first,
-    read,
-    role_term,
-    terms_of,
-    turns_of,
-)
+from pltz.archive.search import ASIDE, BESIDE, SearchQuery, last_of, newest_first, read, role_term, terms_of, turns_of
 from pltz.archive.storage.seen import place_folder
 from pltz.datasets.usage import NOT_KNOWN, Usage
 from pltz.models.session.session import Session, kind_of

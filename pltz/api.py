@@ -1,8 +1,7 @@
 """The functions behind the names of `pltz`: compress, decompress, open.
 
-Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec`. Loading
-a bundle, a target or a tokenizer takes longer than coding a session with it. A caller with many calls makes a `Codec`
-once:
+Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec`. Loading a bundle,
+a target or a tokenizer takes longer than coding a session with it. A caller with many calls makes a `Codec` once:
 
     codec = pltz.Codec.load()
     for path in paths:

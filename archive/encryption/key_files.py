@@ -194,9 +194,7 @@ class KeyFolder:
         """
         data = file.encode()
         if len(data) > MAX_SIZE:
-            raise ArchiveError(
-                "this tenant's keys take too much room: copy what is left to a new archive"
-            )
+            raise ArchiveError("this tenant's keys take too much room: copy what is left to a new archive")
         first, second = key_copies(file.domain, file.generation)
         self.forget()
         if not self.store.put(first, data):
@@ -335,9 +333,8 @@ class KeyFolder:
     def _left_over(self, name: str, head: Callable[[bytes], KeyFile | None]) -> bytes | None:
         """Return the domain of a temporary key file that is outdated; else None.
 
-        Outdated is a file older than the newest generation, or one of the same number that lost to it. Any
-        other file is being put right now and may already be linked to its name, so it must not be
-        overwritten.
+        Outdated is a file older than the newest generation, or one of the same number that lost to it. Any other file
+        is being put right now and may already be linked to its name, so it must not be overwritten.
         """
         try:
             begin = self.store.read(name, 0, HEAD.size)

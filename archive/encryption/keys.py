@@ -203,10 +203,7 @@ class Encryption(Protocol):
         """Return whether a session was erased, and is to stay so. Raises MissingKeys, StoreError."""
 
     def erased_at(self, domain: bytes, name: str) -> int:
-        """Return when a session or its whole domain was erased last, in ticks; below 2: never.
-
-        Raises as `buried`.
-        """
+        """Return when a session or its whole domain was erased last, in ticks; below 2: never. Raises as `buried`."""
 
     def unbury(self, domain: bytes, name: str) -> None:
         """Let an erased session be put again. Raises Fenced, MissingKeys, StoreError, WriterFailed."""

@@ -79,9 +79,7 @@ def ls(
     found = [
         version
         for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True)
-        if text in version.name
-        and wanted <= version.tags.items()
-        and is_of(period, version)
+        if text in version.name and wanted <= version.tags.items() and is_of(period, version)
     ]
     _show_all(cold, sorted(found, key=_natural), long, as_json)
     if text and not found:

@@ -56,13 +56,7 @@ class Above:
 
     @classmethod
     def made_of(
-        cls,
-        columns: bytes,
-        opaque: bytes,
-        text: bytes,
-        count: int,
-        up: Above | None = None,
-        whole: int | None = None,
+        cls, columns: bytes, opaque: bytes, text: bytes, count: int, up: Above | None = None, whole: int | None = None
     ) -> Above:
         """Return a part of ``count`` bytes by its table. ``text``: pieces, each with `table.END` behind it."""
         return cls(count, up, b"", (columns, opaque, text), whole)

@@ -464,14 +464,7 @@ class LogCoder:
                 for one, text, (_, count, above), source in zip(parsed, texts, batch, known, strict=True)
             ]
 
-    def _decoded(
-        self,
-        parsed: Parsed,
-        text: bytes,
-        count: int,
-        above: Above | None,
-        source: Source | None,
-    ) -> Decoded:
+    def _decoded(self, parsed: Parsed, text: bytes, count: int, above: Above | None, source: Source | None) -> Decoded:
         """Begin to join the content of a frame, of which the text is decoded."""
         part = Above.made_of(parsed.columns, parsed.bits, text, parsed.own or count, above, count)
         later = self._workers.submit("content", part)

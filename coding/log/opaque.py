@@ -16,9 +16,7 @@ UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a
 HEX: Final = re.compile(r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,128}")
 ID: Final = re.compile(r"([A-Za-z]{2,12}[_-])((?:[A-Za-z0-9]{1,12}[_-]){0,3})([A-Za-z0-9]{14,80})")
 STAMPED: Final = re.compile(r"([a-z]{3}_)([0-9a-f]{12})([A-Za-z0-9]{14})")  # OpenCode's ids
-BASE64: Final = re.compile(
-    r"(data:[a-z0-9/+.-]{1,60};base64,)?([A-Za-z0-9+/]{40,}={0,2}|[A-Za-z0-9_-]{40,}={0,2})"
-)
+BASE64: Final = re.compile(r"(data:[a-z0-9/+.-]{1,60};base64,)?([A-Za-z0-9+/]{40,}={0,2}|[A-Za-z0-9_-]{40,}={0,2})")
 FLAVOURS: Final = (b"+/", b"-_")  # of base64; a flavour without padding has number + 2
 LOOSE: Final = 4  # number of the first flavour whose strings are no base64, but of its characters
 GAP: Final = "REDACTED"  # what stands in them where a program took something out
@@ -116,8 +114,7 @@ def common(first: str, second: str) -> int:
     5
     """
     return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 

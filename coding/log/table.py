@@ -8,8 +8,7 @@ said twice. `split` takes the table out, so that a language model codes the text
 
 The columns are decisions of an adaptive arithmetic coder (bit_coder.py). Its models learn, on both sides, from lines of
 known agents (known.table) and from the parts above, in the order of a tower: a reader joins these first, and splits
-nothing. Any bytes can be split: lines that are no JSON are text.
-Spec: FORMAT.md.
+nothing. Any bytes can be split: lines that are no JSON are text. Spec: FORMAT.md.
 
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
     >>> table = split(line)

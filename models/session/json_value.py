@@ -218,6 +218,4 @@ def _constant(text: str) -> Any:
     raise ContentError(f"expected finite numbers, found {text}")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant)
