@@ -8,7 +8,7 @@ from pltz.archive.format import object_names
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.collect import SMALL, _tiers
-from pltz.archive.writing.writer import ArchiveWriter
+from pltz.archive.writing.writer import Publisher
 from tests.archive.kit import NewSession, SimDisk, TowerArchive, create, reopen
 
 PROMPT = np.arange(20)
@@ -42,9 +42,9 @@ def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> 
 def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof reads the copies: it finds what a faulty copying left out."""
     filled.collect()
-    packs, copy = set(filled.catalog.listing.packs), ArchiveWriter.copy
+    packs, copy = set(filled.catalog.listing.packs), Publisher.put
     with monkeypatch.context() as patch:
-        patch.setattr(ArchiveWriter, "copy", lambda writer, rows, **how: copy(writer, list(rows)[:-1], **how))
+        patch.setattr(Publisher, "put", lambda writer, rows, **how: copy(writer, list(rows)[:-1], **how))
         with pytest.raises(ArchiveError, match="was not found in a pack that stays"):
             filled.collect()
     assert packs < object_names.packs_listed(filled.store.list("packs")).keys()

@@ -18,7 +18,7 @@ from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format.pack import Damage
 from pltz.archive.work_part import WorkPart
-from pltz.archive.writing.writer import ArchiveWriter, Publisher
+from pltz.archive.writing.writer import Publisher
 from pltz.coding.codecs.logs import method_of
 from pltz.models.session.session import Session
 from pltz.plt_codec import limits
@@ -252,12 +252,12 @@ def test_without_the_key_it_is_refused(tmp_path: Path) -> None:
 def test_what_goes_meanwhile_does_not_come_back(
     tmp_path: Path, erased: bool, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, copying = Place(tmp_path / "cold", KEY), ArchiveWriter.copy
+    place, copying = Place(tmp_path / "cold", KEY), Publisher.put
     place.put(request(40, "going", 1), fast=True)
     place.put(request(40, "staying", int(shared)), fast=True)
     todo = [1]
 
-    def meanwhile(self: ArchiveWriter, *rows: Any, **options: Any) -> None:
+    def meanwhile(self: Publisher, *rows: Any, **options: Any) -> None:
         if todo and todo.pop():
             if erased:
                 place.open().erase("going", tenant="default")
@@ -268,7 +268,7 @@ def test_what_goes_meanwhile_does_not_come_back(
         copying(self, *rows, **options)
 
     cold = place.open()
-    monkeypatch.setattr(ArchiveWriter, "copy", meanwhile)
+    monkeypatch.setattr(Publisher, "put", meanwhile)
     done = cold.shrink()
     monkeypatch.undo()
     assert not todo and done.shrunk + done.left == done.fresh == 2 - shared
@@ -281,9 +281,9 @@ def test_what_goes_meanwhile_does_not_come_back(
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_a_collector_or_a_put_beside_it(place: Place, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place.put(request(40), fast=True)
-    copying, beside = ArchiveWriter.copy, [True]
+    copying, beside = Publisher.put, [True]
 
-    def meanwhile(self: ArchiveWriter, *rows: Any, **options: Any) -> None:
+    def meanwhile(self: Publisher, *rows: Any, **options: Any) -> None:
         first = beside.pop() if beside else False
         if step == "after" or not first:
             copying(self, *rows, **options)
@@ -294,7 +294,7 @@ def test_a_collector_or_a_put_beside_it(place: Place, step: str, monkeypatch: py
             copying(self, *rows, **options)
 
     cold = place.open()
-    monkeypatch.setattr(ArchiveWriter, "copy", meanwhile)
+    monkeypatch.setattr(Publisher, "put", meanwhile)
     done = cold.shrink()
     monkeypatch.undo()
     assert done.shrunk + done.left == done.fresh == 1
