@@ -123,6 +123,9 @@ def _decode(
             above, up = (NOTHING, w.above) if isinstance(w.above, Coded) else (w.above, None)
             w.coded = Coded(bits, w.item.record.tokens, above, w.item.record.mode & CODING, up, source=w.source)
         found = codec.decode([w.coded for w in wanted if w.coded])
+        for w in wanted:
+            if w.coded:
+                w.coded.source = None  # it has the chains that have this: only a collector of cycles would free them
     except StoreError:  # of a key file: the store failed, and nothing is damaged
         raise
     except PltzError as exc:

@@ -3,8 +3,8 @@
     sources = Sources(catalog)
     sources.of(parent, decode)(1_234_567, 300_000)     # the passage at a byte of the log that ends in a segment
 
-Segments are decoded when something of them is recalled, and stay in a temporary file. So each is decoded once, however
-many recall something of it, and memory holds none.
+Segments are decoded one after the other, from the root to what is recalled, and stay in a temporary file. So each is
+decoded once, however many recall something of it, and memory holds none.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ class Sources:
             number = bisect_right(ends, place)
             if number == len(ends):
                 raise CorruptError(f"a log recalls byte {place}, which is not before it: damaged")
-            if path[number] not in self._kept:
-                answer = decode(path[number])
-                if isinstance(answer, PltzError):
-                    raise answer
-                self.keep(path[number], answer)
+            for name in path[: number + 1]:  # in a row: none waits for what it recalls itself
+                if name not in self._kept:
+                    answer = decode(name)
+                    if isinstance(answer, PltzError):
+                        raise answer
+                    self.keep(name, answer)
             kept, begin = self._kept[path[number]], ends[number - 1] if number else 0
             content = LongText(self._file, "a log", kept + ends[number] - begin)
             return passage(content, kept + place - begin, most)
