@@ -105,8 +105,7 @@ def warm(
     settings = SimpleNamespace(archive=b"a" * 16, sealed=encrypted)
     archive: Any = SimpleNamespace(parts=SimpleNamespace(settings=settings, keys=keys))
     files.admit(archive, ["acme"])
-    owner = files.owner("acme")
-    names = names_of(root, ids, 16)
+    owner, names = files.owner("acme"), names_of(root, ids, 16)
     parts = codec.encode(random_kv(48), Span(ids, 0, np.ones(48, np.float32)))
     assert files.write(KVFile(codec.name, SPACE, names[-1], {"ids": torch.from_numpy(ids)}, parts, owner, root))
 

@@ -92,8 +92,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def main(processes: str = "2") -> int:
     """Run ruff on what changed, then tests until the time is over. Return the exit code."""
-    start = time.time()
-    files = changed()
+    start, files = time.time(), changed()
     sources = [file for file in files if file.endswith(".py") and (ROOT / file).is_file()]
     if sources and (red := subprocess.run([*RUFF, *sources], cwd=ROOT, check=False).returncode):
         return red

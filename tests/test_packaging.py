@@ -19,8 +19,7 @@ APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/
 
 def test_every_folder_with_code_is_a_package() -> None:
     found = {path.parent.relative_to(ROOT) for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
-    named = {Path(SETUP["package-dir"].get(package, package)) for package in SETUP["packages"]}
-    assert named == found | {Path("pltz")}
+    assert {Path(SETUP["package-dir"].get(package, package)) for package in SETUP["packages"]} == found | {Path("pltz")}
 
 
 def test_rooms_apart_are_not_in_the_wheel() -> None:

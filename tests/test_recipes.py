@@ -59,8 +59,7 @@ class User(Sandbox):
 
 def test_hooks_of_claude_code_keep_a_session_its_parts_and_its_growth(path: str, tmp_path: Path) -> None:
     """The events are those of Claude Code 2: SessionEnd has a reason, PreCompact a trigger."""
-    user = User(tmp_path, path)
-    hooks = json.loads(BLOCKS["json"].code)["hooks"]
+    user, hooks = User(tmp_path, path), json.loads(BLOCKS["json"].code)["hooks"]
     command = {name: hooks[name][0]["hooks"][0]["command"] for name in ("SessionEnd", "PreCompact")}
     log = user.home / f".claude/projects/-home-me-shop/{UUID}.jsonl"
     event = {"session_id": UUID, "transcript_path": str(log), "cwd": "/home/me/shop", "permission_mode": "default"}

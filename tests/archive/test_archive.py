@@ -266,8 +266,7 @@ def test_what_was_yielded_stays_whatever_follows(
 def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive) -> None:
     cold.put("a", CHAT)
     longer = {"messages": [*CHAT["messages"], {"role": "user", "content": "And now?"}]}
-    before = cold.stat()
-    dry = cold.put("a", longer, dry_run=True)
+    before, dry = cold.stat(), cold.put("a", longer, dry_run=True)
     many = list(cold.put_many([PutRequest("a", longer), PutRequest("b", "a text")], dry_run=True))
     assert cold.stat() == before and [v.version for v in cold.history("a")] == [1]
     assert [one.id for one in (dry, *many)] == [b""] * 3
@@ -284,8 +283,7 @@ def test_a_short_put_reads_the_changes_of_others_once(
 ) -> None:
     other = pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1)
     assert cold.put("a", "one").version == 1 and other.put("a", "two").version == 2
-    counted = list[None]()
-    refresh = Catalog.look_now
+    counted, refresh = list[None](), Catalog.look_now
     monkeypatch.setattr(Catalog, "look_now", lambda catalog: counted.append(refresh(catalog)))
     assert cold.put("a", list(range(9)) * words if words > 9 else "three").version == 3 and len(counted) == reads
 

@@ -56,8 +56,7 @@ def test_a_copy_that_is_run_again_adds_nothing(theirs: Secret | None, ours: Secr
 def test_what_a_copy_found_there_outlives_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its writer may be between link and sync, and the copy puts nothing."""
     source, disk = filled(None), SimDisk()
-    sync = disk.sync_directory
-    to = create(disk)
+    sync, to = disk.sync_directory, create(disk)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync_directory", lambda path: None if path == "manifest" else sync(path))
         copied(source, to)

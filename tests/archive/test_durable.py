@@ -77,8 +77,7 @@ def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", remembered)
     DirectoryStore(OsDisk(tmp_path / "new" / "cold")).make()
-    folders = [tmp_path, tmp_path / "new", tmp_path / "new" / "cold"]
-    assert {folder.stat().st_ino for folder in folders} <= synced
+    assert {folder.stat().st_ino for folder in [tmp_path, tmp_path / "new", tmp_path / "new" / "cold"]} <= synced
 
 
 # Indexes never block other work

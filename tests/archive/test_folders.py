@@ -32,8 +32,7 @@ def test_what_is_left_is_read_and_written(key: Secret | None, puts: int) -> None
         archive.put([NewSession(f"s{n}", [PROMPT, PROMPT[:n]])])
     copy = dropped(disk)
     assert not {"tmp", "index", "damaged", "lost"} & copy.seen.folders
-    before = set(copy.seen.folders)
-    fresh = reopen(copy, key=key)
+    before, fresh = set(copy.seen.folders), reopen(copy, key=key)
     assert [v.name for v in fresh.ls()] == [f"s{n}" for n in range(puts)]
     assert fresh.verify(decode=True).sound and fresh.stat().packs == puts
     assert Repairer(DirectoryStore(copy), dry_run=True).run().whole

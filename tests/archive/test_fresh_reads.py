@@ -95,8 +95,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_read_relies_on_a_sight_so_old_alone(place: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> None:
     now = [1000.0]
     monkeypatch.setattr("pltz.archive.catalog.catalog.time.monotonic", lambda: now[0])
-    archive = Archive.open(place, max_age=10)
-    target = Target.load("mini-llama")
+    archive, target = Archive.open(place, max_age=10), Target.load("mini-llama")
     thawer = Thawer(archive, target, max_age=5)
     assert thawer.token_ids("chat").tolist() == [100, 200, 300]
     other = Archive.open(place)

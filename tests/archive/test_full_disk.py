@@ -142,8 +142,7 @@ def test_every_kill_on_a_full_disk(key: Secret | None, killed: str) -> None:
     disk = SimDisk()
     archive = create(disk, key=key)
     capacity = disk.capacity = 620_000 if key else 520_000  # keys take space, too
-    done = fill(archive)
-    ways = dict(WAYS)
+    done, ways = fill(archive), dict(WAYS)
     if not key and killed == "erase":
         pytest.skip("only a sealed archive is erased from")
     if key:

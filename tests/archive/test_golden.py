@@ -175,8 +175,7 @@ def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
 @pytest.mark.parametrize("name", OF_PARTS)
 def test_parts_of_a_session_are_read_as_they_were(name: str) -> None:
     disk = disk_of(name)
-    archive = opened(disk, name)
-    wanted = dict[str, list[int]]()
+    archive, wanted = opened(disk, name), dict[str, list[int]]()
     for number, each in enumerate(PARTS, 1):
         wanted |= each
         whole = archive.parts.directory.whole("log", wanted=number)
@@ -298,8 +297,7 @@ def test_without_the_keys_of_a_domain_nothing_is_read_or_put_and_that_is_told() 
     for key in (KEY, None):
         report = TowerArchive.open(DirectoryStore(disk), [BytesCodec()], key=key).verify()
         assert not report.sound and {p.kind for p in report.problems} == {"keys"}
-    before = disk.seen.files()
-    told = repair(disk, "sealed")
+    before, told = disk.seen.files(), repair(disk, "sealed")
     assert not told.whole and len(told.keyless) == 2 and not told.lost
     with pytest.raises(MissingKeys):
         archive.put([NewSession("a", [np.array(SESSIONS["a", 2])])])

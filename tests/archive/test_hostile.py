@@ -49,8 +49,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     archive = TowerArchive.create(DirectoryStore(disk), [one])
     archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
     leaf, other = archive.version("a").leaf, archive.version("b").leaf
-    item = records(archive, leaf)[0]
-    answers = set()
+    item, answers = records(archive, leaf)[0], set()
     for salt in range(256):
         copy = disk.clone()
         builder = Builder(0, bytes([salt]) * 8, archive.settings.archive)
@@ -215,8 +214,7 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
 def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     [pack] = archive.catalog.listing.packs
-    size = (1 << 32) - 1
-    lies = MemoryIndex()
+    size, lies = (1 << 32) - 1, MemoryIndex()
     far = Entries(np.array([5], np.uint64), np.array([3 << 30], np.uint64))
     lies.add_pack(pack, size, {0: far, 1: far})
     data = build([lies], {pack: size})

@@ -116,8 +116,7 @@ def test_a_reader_keeps_what_the_next_slice_is_after(cold: Archive, log: Path, m
     put(cold, log)
     monkeypatch.setattr(chain, "BATCH_TOKENS", REACH)
     [version] = cold.directory.ls()
-    chains = chain.Chains(cold.parts.catalog, cold.codecs.registry)
-    most = 0
+    chains, most = chain.Chains(cold.parts.catalog, cold.codecs.registry), 0
     for _ in chains.walk(chains.path(version.leaf)):
         most = max(most, sum([len(cast("Tokens", tokens)) for tokens in chains._answers.values()]))
     assert 0 < most <= REACH + 2 * SLICE
@@ -157,8 +156,7 @@ def test_a_put_that_is_cut_off_goes_on(cold: Archive, log: Path, monkeypatch: py
 
 
 def test_what_a_collector_takes_is_put_again(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in = ArchiveWriter.put
-    calls = 0
+    put_in, calls = ArchiveWriter.put, 0
 
     def goes(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
         nonlocal calls
@@ -234,8 +232,7 @@ def test_what_recalls_is_shrunk_copied_and_collected(
     rows = [json.dumps({"text": text}).encode() + b"\n" for text in PROSE]
     log.write_bytes(b"".join(row + line for row, line in zip(rows, said, strict=False)))
     put(cold, log)
-    before = recalling(cold)
-    done = cold.shrink()
+    before, done = recalling(cold), cold.shrink()
     assert done.shrunk > 3 and not done.problems and recalling(cold) > before > 3
     cold.collect(grace=0, dead_share=0.0), cold.collect(grace=0)
     assert recalling(cold) == before and cold.get("log").value == log.read_bytes() and cold.verify(decode=True).sound

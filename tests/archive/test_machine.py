@@ -300,8 +300,7 @@ class BucketMachine(ArchiveMachine):
 
     @rule(handle=st.integers(0, HANDLES - 1), skip=st.integers(0, 9), late=st.booleans())
     def put_with_a_fault(self, handle: int, skip: int, late: bool) -> None:
-        session = self.session("z", "fault", [[skip]])
-        s = self.server
+        session, s = self.session("z", "fault", [[skip]]), self.server
         s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", 1, skip, late
         try:
             self.learn(session, self.handles[handle].put([session])[0].id)

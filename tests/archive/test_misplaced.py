@@ -136,8 +136,7 @@ def test_walks(way: str) -> None:
         files, what = wrong(states[-1], way, random.Random(f"{way} {seed}"))
         disk = disk_of(files)
         try:
-            before = whole(disk, way, known)
-            assert before or not is_sound(disk, way), "verify is sound, and something is hidden"
+            assert whole(disk, way, known) or not is_sound(disk, way), "verify is sound, and something is hidden"
             try:
                 repaired = Repairer(DirectoryStore(disk)).run().whole
             except PltzError as exc:
@@ -233,8 +232,7 @@ def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:
     archive.put([NewSession("a", [np.arange(9)])])
     pack, offset, _ = archive.version("a").location
     ghost = archive.keys.session_key(archive.keys.domain(TENANT, "default"), "ghost")
-    known = MemoryIndex()
-    size = archive.catalog.listing.packs[pack]
+    known, size = MemoryIndex(), archive.catalog.listing.packs[pack]
     known.add_pack(pack, size, by_section([(SESSIONS, ghost, offset)]))
     data = build([known], {pack: size})
     disk.write_new(f"index/{index_file.name_of(data)}", data)

@@ -105,8 +105,7 @@ def test_a_copy_has_the_same_versions_and_parts(archive: TowerArchive, tower_cod
         done = list(copy(archive, list(archive.ls(history=True)), to))
         assert len(done) == 3
     assert all(one.there for one in done)
-    parts = [[part.part for part in version.each] for version in to.ls(history=True)]
-    assert parts == [["", "a/b"], ["", "a", "a/b"]]
+    assert [[part.part for part in version.each] for version in to.ls(history=True)] == [["", "a/b"], ["", "a", "a/b"]]
     assert {v.part: v.content for v in to.history("log")} == {v.part: v.content for v in archive.history("log")}
     assert state(to) == state(archive)
 

@@ -276,8 +276,7 @@ def test_a_reader_that_meets_a_replaced_index_does_not_list(monkeypatch: pytest.
     monkeypatch.setattr("pltz.archive.catalog.index_keeper.BUCKET_PACKS", 2)
     store = CountedStore()
     archive = TowerArchive.create(store, [ZlibCodec()])
-    reader = TowerArchive.open(store, [ZlibCodec()])
-    names = iter(range(20))
+    reader, names = TowerArchive.open(store, [ZlibCodec()]), iter(range(20))
     archive.put([NewSession(f"n{next(names)}", [np.arange(5)]) for _ in range(2)])
     load = store.load
 

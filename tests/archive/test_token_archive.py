@@ -56,8 +56,7 @@ def test_the_same_again_is_stored_once(cold: SessionArchive) -> None:
 
 
 def test_tenants_share_only_what_has_a_base(cold: SessionArchive) -> None:
-    own = [put(cold, "s", ids(20, 1), tenant=t, prefixes=(80,)) for t in ("a", "b")]
-    assert [r.segments for r in own] == [2, 2]
+    assert [r.segments for r in [put(cold, "s", ids(20, 1), tenant=t, prefixes=(80,)) for t in ("a", "b")]] == [2, 2]
     based = [put(cold, "t", ids(20, 2), tenant=t, prefixes=(80,), base="prompt") for t in ("a", "b")]
     assert [r.segments for r in based] == [2, 1]
     grown = put(cold, "t", np.concatenate([ids(20, 2), ids(5, 3)]), tenant="b")

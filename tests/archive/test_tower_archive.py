@@ -136,8 +136,7 @@ def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
 
 def test_a_crafted_collision_is_refused(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.put([NewSession("a", [np.array([1])])])
-    leaf = archive.version("a").leaf
-    whole = identity.digests
+    leaf, whole = archive.version("a").leaf, identity.digests
     monkeypatch.setattr(identity, "digests", lambda *of: [leaf + digest[16:] for digest in whole(*of)])
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])

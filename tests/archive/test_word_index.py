@@ -138,8 +138,7 @@ def test_nothing_is_left_of_what_is_erased_nor_opens_a_copy(tmp_path: Path, *, e
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone", "empty", "foreign", "state", "odd state", "no state"])
 def test_a_damaged_index_is_made_again(cold: Archive, harm: str) -> None:
-    wanted = sorted(names(cold, "bell"))
-    index = cold.word_index()
+    wanted, index = sorted(names(cold, "bell")), cold.word_index()
     path = files(index)[0]
     data = path.read_bytes()
     if harm == "flip":

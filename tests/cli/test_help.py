@@ -45,8 +45,7 @@ def test_the_commands_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_page(path: tuple[str, ...], run: Callable[..., Result]) -> None:
-    done = ok(run(*path, "--help"))
-    command = COMMANDS[path]
+    done, command = ok(run(*path, "--help")), COMMANDS[path]
     assert command.help and command.help[0].isupper()
     if isinstance(command, Command):
         assert "Examples:" in done.output and "Exit codes:" not in done.output
@@ -92,8 +91,7 @@ def test_groups_name_each_command_in_a_line(group: tuple[str, ...]) -> None:
 
 
 def test_the_help_of_pltz_fits_one_screen() -> None:
-    done = CliRunner().invoke(cli, ["--help"], prog_name="pltz", terminal_width=80)
-    assert len(done.stdout.splitlines()) <= 46
+    assert len(CliRunner().invoke(cli, ["--help"], prog_name="pltz", terminal_width=80).stdout.splitlines()) <= 46
 
 
 def test_there_are_few_commands_and_options() -> None:

@@ -177,8 +177,7 @@ def test_a_project_that_moved_is_elsewhere(run: Run, cold: Path, home: Path, mon
     assert found["notes"] == [f"the project's folder {home}/shop is not here: add --map {home}/shop=NEW or --here"]
     found = resumed(run, cold, session, "--map", f"{home}/shop={home}/garden")
     assert found["command"] == f"cd {home}/garden && claude --resume {UUID}" and not found["notes"]
-    log = home / ".claude/projects" / dashed(home / "garden") / f"{UUID}.jsonl"
-    assert log.read_bytes() == jsonl(claude(home))
+    assert (home / ".claude/projects" / dashed(home / "garden") / f"{UUID}.jsonl").read_bytes() == jsonl(claude(home))
     (home / "else").mkdir()
     monkeypatch.chdir(home / "else")
     found = resumed(run, cold, session, "--here")

@@ -38,8 +38,7 @@ class CountingCoder(FakeCoder):
 
 @pytest.mark.parametrize("content", [HEX, BASE64, DIGITS], ids=["hex", "base64", "digits"])
 def test_random_digits_are_in_doubt_and_prose_is_not(content: bytes) -> None:
-    fast = Fallback().fast_size(content)
-    literals = int(len(content) / 1.5)
+    fast, literals = Fallback().fast_size(content), int(len(content) / 1.5)
     assert doubtful(literals, content, fast) is RANDOM and doubtful(look.LEAST - 1, content, fast) is None
     prose = PROSE[:20_000]
     assert doubtful(int(len(prose) / 1.5), prose, Fallback().fast_size(prose)) is None  # even in so many tokens
@@ -57,8 +56,7 @@ def test_samples_tell_the_bytes_of_all(samples: look.Samples) -> None:
     """Expect ten bits per token of a coder that takes them, whatever the length; samples stand after other tokens."""
     coder = CountingCoder()
     rows = [np.arange(count) % 1000 for count in (look.LEAST, 20_000, 300_000)]
-    sizes = expected_sizes(coder, [(row, samples) for row in rows])
-    assert sizes == pytest.approx([1.25 * len(row) for row in rows])
+    assert expected_sizes(coder, [(row, samples) for row in rows]) == pytest.approx([1.25 * len(row) for row in rows])
     assert coder.tokens <= 3 * samples.most * samples.tokens and expected_sizes(coder, []) == []
 
 

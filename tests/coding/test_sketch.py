@@ -80,13 +80,11 @@ def slow(sketches: list[Sketch], wanted: np.ndarray, least: float, count: int) -
 
 def test_of_equal_ones_the_last_is_taken() -> None:
     text = texts(1)[0]
-    index = SketchIndex([sketch_of(text)] * 200)
-    assert [n for n, _ in index.nearest_to(hashes_of(text), 3)] == [199, 198, 197]
+    assert [n for n, _ in SketchIndex([sketch_of(text)] * 200).nearest_to(hashes_of(text), 3)] == [199, 198, 197]
 
 
 def test_sequences_without_hashes_make_no_runs() -> None:
-    rows = [np.zeros(3, int), *texts(1)]
-    index = SketchIndex()
+    rows, index = [np.zeros(3, int), *texts(1)], SketchIndex()
     for _ in range(500):
         index.add([sketch_of(rows[0])])
     assert not index._runs

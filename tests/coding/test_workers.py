@@ -99,8 +99,7 @@ def test_who_waits_for_one_process_does_what_waits_too() -> None:
     workers.on = True
     own, other = str(os.getpid()), str(process_of(workers))
     assert set(workers.map("readlink", [()] * 500)) == {Path(own), Path(other)} and workers.unanswered == 0
-    failed = [workers.submit("joinpath", 1) for _ in range(20)]
-    for one in failed:
+    for one in [workers.submit("joinpath", 1) for _ in range(20)]:
         with pytest.raises(TypeError):
             one.result()
 

@@ -382,8 +382,7 @@ def test_of_a_long_log_the_end_is_shown_and_all_is_searched(monkeypatch: pytest.
     found = conversation_of(long)
     assert found.agent == "claude-code" and found.turns[-1].text == "turn 199" and len(found.turns) < 40
     assert f"of its {len(data):,} bytes the last 4,096 are looked at" in found.note
-    each = [turn.text for part in conversations_of(long) for turn in part.turns]
-    assert each == [f"turn {n}" for n in range(200)]
+    assert [turn.text for part in conversations_of(long) for turn in part.turns] == [f"turn {n}" for n in range(200)]
 
 
 def test_lines_that_are_no_events_are_left_out_and_counted() -> None:

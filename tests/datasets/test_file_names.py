@@ -31,8 +31,7 @@ def test_files_of_one_stem_get_their_folders(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="named twice"):
         heads_of(["a/log.jsonl", "a/log.jsonl"])
     assert list(heads_of(["a/log.jsonl", "a/log.jsonl.gz"]).values()) == ["log", "log.jsonl.gz"]
-    several = heads_of(["a/log.jsonl", "b/log.jsonl", "b/log.json"])
-    assert list(several.values()) == ["a/log", "log", "log.json"]
+    assert list(heads_of(["a/log.jsonl", "b/log.jsonl", "b/log.json"]).values()) == ["a/log", "log", "log.json"]
     folder = tmp_path / "folder"
     folder.mkdir()
     assert heads_of([str(folder)]) == {str(folder): ""}

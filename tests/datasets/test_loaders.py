@@ -196,8 +196,7 @@ def test_what_is_left_out_of_a_folder_is_told(tmp_path: Path) -> None:
     for name, to in (("broken", "nowhere"), ("folder", ".."), ("file", "../b.txt")):
         (tmp_path / "in" / name).symlink_to(to)
     told: list[str] = []
-    found = [one.session.value for one in recognise(tmp_path / "in", ReadOptions(warn=told.append))]
-    assert found == [b"one", b"two"]
+    assert [one.session.value for one in recognise(tmp_path / "in", ReadOptions(warn=told.append))] == [b"one", b"two"]
     assert [Path(text.partition(": ")[0]).name for text in told] == ["broken", "folder", "pipe"]
 
 

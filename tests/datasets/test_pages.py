@@ -79,8 +79,7 @@ def test_nothing_hostile_gets_into_markdown(text: str) -> None:
     ],
 )
 def test_code_in_markdown_is_kept(text: str, wanted: str) -> None:
-    page = "\n".join(as_markdown("x", "", [ConversationTurn(1, "user", text)]))
-    assert page == f"# x\n\n## 1 user\n\n{wanted}\n"
+    assert "\n".join(as_markdown("x", "", [ConversationTurn(1, "user", text)])) == f"# x\n\n## 1 user\n\n{wanted}\n"
 
 
 def test_a_result_cannot_leave_its_fence() -> None:

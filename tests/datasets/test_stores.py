@@ -239,8 +239,7 @@ def test_a_session_that_grew_begins_with_its_old_lines(tmp_path: Path) -> None:
     path = made(tmp_path / "opencode.db", opencode)
     before = by_name(path)
     made(path, lambda base: say(base, 4, "user", {"type": "text", "text": "Mend it."}))
-    after = by_name(path)
-    old = before["opencode/ses_1"].value.splitlines()
+    after, old = by_name(path), before["opencode/ses_1"].value.splitlines()
     assert after["opencode/ses_1"].value.splitlines()[: len(old) - 1] == old[:-1]
     assert after["opencode/ses_2"] == before["opencode/ses_2"]
     assert messages_of(after["opencode/ses_1"]) == [*ALL, {"role": "user", "content": "Mend it."}]

@@ -23,8 +23,7 @@ SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of twelve texts."""
-    rng = np.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("sessions")
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("sessions")
     for n in range(12):
         (folder / f"{n}.txt").write_text("".join(rng.choice(list("abcdefgh "), 300)))
     return folder
@@ -137,15 +136,13 @@ def test_a_run_goes_on_where_it_was(
     assert measured == [(1, ["q4"])] and again["q8"] == first["q8"]
     assert again["q4"]["kl"] == pytest.approx(first["q4"]["kl"], rel=1e-3)
     more = rows("--sessions", "4", "--forms", "q8,q4")
-    assert measured == [(1, ["q8", "q4"])]
-    assert more["control"]["sessions"] == more["q4"]["sessions"] == 4
+    assert measured == [(1, ["q8", "q4"])] and more["control"]["sessions"] == more["q4"]["sessions"] == 4
     plain = run(*(word for word in common if word not in ("--resume", str(file))), "--sessions", "3", "--forms", "q8")
     assert json.loads(plain.stdout)["rows"][1]["kl"] == pytest.approx(first["q8"]["kl"], rel=1e-3)
     other = run(*common, "--sessions", "3", "--forms", "q8", "--new", "20")
     assert other.exit_code == 2 and "another setting" in other.output
     for broken in (b"{}", b"text\n", whole + b"{}\n", whole + b"\xff\n", whole + b"[1]\n"):
         file.write_bytes(broken)
-        refused = run(*common, "--sessions", "3", "--forms", "q8")
-        assert refused.exit_code == 2 and file.read_bytes() == broken, broken
+        assert run(*common, "--sessions", "3", "--forms", "q8").exit_code == 2 and file.read_bytes() == broken, broken
     nowhere = run(*common, "--resume", str(tmp_path / "no" / "file"), "--forms", "q8")
     assert nowhere.exit_code == 2 and "cannot keep rows" in nowhere.output

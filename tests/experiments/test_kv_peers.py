@@ -13,8 +13,7 @@ def kv(seed: int, tokens: int = 32) -> torch.Tensor:
 
 def test_peers_lose_what_their_bits_say() -> None:
     torch.manual_seed(0)
-    kv = torch.randn(2, 2, 2, 256, 64)
-    span = Span(np.zeros(256, np.int32), 0)
+    kv, span = torch.randn(2, 2, 2, 256, 64), Span(np.zeros(256, np.int32), 0)
     most = {"q8_0": 1e-4, "fp8": 1e-3, "kivi-4": 0.01, "int4": 0.012, "q4_0": 0.01, "q4_0-rotated": 0.01,
             "quanto-4": 0.012, "hqq-4": 0.012, "turboquant-4": 0.012, "turboquant-3": 0.04,
             "turboquant-2": 0.13}  # fmt: skip

@@ -85,8 +85,7 @@ def test_runs_of_blocks(tmp_path: Path) -> None:
 
 def test_memories_of_agents(tmp_path: Path) -> None:
     targets: list[Any] = [SimpleNamespace(fingerprint=name, max_positions=None) for name in (A, B)]
-    pages = form("q4")
-    folder = tmp_path / "new" / "agents"
+    pages, folder = form("q4"), tmp_path / "new" / "agents"
 
     def opened(target: Any) -> AgentMemory:
         memory = AgentMemory.__new__(AgentMemory)

@@ -26,8 +26,7 @@ def test_golden_frames_of_the_compiled_engine(name: str) -> None:
     frames = NativeCoder(bundle.weights).encode(sequences)
     assert [bundle.id.hex(), *(f.data.hex() for f in frames)] == GOLDEN[name]
     items = [FrameItem(f.data, len(s), f.layout) for f, s in zip(frames, sequences, strict=True)]
-    back = NativeCoder(bundle.weights).decode(items)
-    assert all(np.array_equal(a, b) for a, b in zip(back, sequences, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(NativeCoder(bundle.weights).decode(items), sequences, strict=True))
 
 
 def test_torch_decodes_what_the_compiled_engine_wrote(name: str) -> None:

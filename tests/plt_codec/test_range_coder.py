@@ -72,8 +72,7 @@ def test_exact_bytes() -> None:
 
 def test_carry_through_emitted_words() -> None:
     """Symbols at the top of the interval force carries; the end must respect them."""
-    f = np.array([[TOTAL - 1, 1]] * 300)
-    symbols = np.zeros(300, np.int32)
+    f, symbols = np.array([[TOTAL - 1, 1]] * 300), np.zeros(300, np.int32)
     symbols[[10, 11, 12, 150, 299]] = 1
     encoder = RangeEncoder()
     encoder.encode(symbols, f)

@@ -126,8 +126,7 @@ def test_a_session_is_read_from_another_record(disk: SimDisk, defect: str, monke
     assert archive.collect().condemned == 2
     tokens = (PROMPT + ord("a")).tolist()
     archive.put([NewSession("again", [PROMPT + ord("a")])])  # does not rely on what is condemned
-    version = archive.version("again")
-    lookup = archive.catalog.lookup
+    version, lookup = archive.version("again"), archive.catalog.lookup
     places = lookup.places(SEGMENTS, version.leaf)
     assert len(places) == 2 and version.location.block in places
     asked = noted(monkeypatch, lookup, "find", lambda _, identity: identity)

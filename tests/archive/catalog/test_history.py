@@ -75,8 +75,7 @@ def all_away(disk: SimDisk, archive: TowerArchive) -> dict[str, bytes]:
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_put_beside_a_pack_that_is_away_is_newer_than_it(sealed: bool, indexed: bool) -> None:
     disk = grown(sealed, merged=False, indexed=indexed)
-    files = all_away(disk, reopen(disk, sealed))
-    archive = reopen(disk, sealed)
+    files, archive = all_away(disk, reopen(disk, sealed)), reopen(disk, sealed)
     with pytest.raises(MissingPack) as told:
         archive.get(NAME)
     assert told.value.exit_code == 7
@@ -156,8 +155,7 @@ def test_every_flip_is_named_damage_or_the_right_answer(sealed: bool, merged: bo
     for path, at in [(path, at) for path, data in packs for at in range(0, len(data), step)]:
         disk = SimDisk(whole.seen, seed=9)
         disk.flip(path, at, 1 << at % 8)
-        archive = reopen(disk, sealed)
-        hidden = 0
+        archive, hidden = reopen(disk, sealed), 0
         for number in (None, 1, 2, 3, 4):
             try:
                 assert len(archive.get(NAME, version=number).segments) == (number or 4), (path, at)
@@ -288,8 +286,7 @@ def test_a_lost_version_is_the_last_one_where_all_newer_are_forgotten(sealed: bo
 def test_a_forgotten_version_whose_mark_is_hidden_is_not_given(sealed: bool, gone: bool) -> None:
     """Put it again, too: it is no unchanged session, since the mark comes back with its pack."""
     disk = grown(sealed, merged=False)
-    archive = reopen(disk, sealed)
-    before = disk.seen.files().keys()
+    archive, before = reopen(disk, sealed), disk.seen.files().keys()
     archive.forget(archive.history(NAME)[-1:])
     archive.write_index()
     [path] = {f for f in disk.seen.files() if f.startswith("packs/")} - before

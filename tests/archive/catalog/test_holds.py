@@ -161,8 +161,7 @@ def test_what_is_put_later_is_held_too() -> None:
     _, archive = made()
     for what in HELD.values():
         hold(archive, **what)
-    late = [session("late", 3, "third", matter="7"), session("salted", 4, SALTED), session("late", 5, "third")]
-    for one in late:
+    for one in [session("late", 3, "third", matter="7"), session("salted", 4, SALTED), session("late", 5, "third")]:
         archive.put([one])
     tagged, plain = archive.history("late", "third")
     for call in (lambda: archive.forget([tagged]), lambda: archive.erase("third", "late")):

@@ -59,10 +59,8 @@ def put(archive: TowerArchive, count: int) -> Token:
 
 
 def test_a_roll_back_is_seen(archive: TowerArchive, disk: SimDisk) -> None:
-    first = put(archive, 1)
-    before = disk.seen.copy()
-    second = put(archive, 2)
-    older = reopen(SimDisk(before))
+    first, before = put(archive, 1), disk.seen.copy()
+    second, older = put(archive, 2), reopen(SimDisk(before))
     assert "the manifest of generation" in (rolled_back(older.catalog, second) or "")
     assert not rolled_back(older.catalog, first)
     assert not rolled_back(archive.catalog, second) and not rolled_back(archive.catalog, first)

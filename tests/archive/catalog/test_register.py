@@ -209,8 +209,7 @@ def test_what_was_cut_off_and_relies_on_what_is_collected_is_not_named(disk: Sim
     archive.forget(archive.history("c"))
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    done = repaired(disk)
-    report = reopen(disk).verify(decode=True)
+    done, report = repaired(disk), reopen(disk).verify(decode=True)
     assert done.whole and not done.named and report.sound and report.unnamed == 1
 
 

@@ -38,8 +38,7 @@ from tests.files import key_file
 def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], data: st.DataObject) -> None:
     box = seal(b"k" * KEY, plain, about)
     assert len(box) == len(plain) + 16 and unseal(b"k" * KEY, box, about, "it") == plain
-    bit = data.draw(st.integers(0, 8 * len(box) - 1))
-    changed = bytearray(box)
+    bit, changed = data.draw(st.integers(0, 8 * len(box) - 1)), bytearray(box)
     changed[bit // 8] ^= 1 << bit % 8
     for key, body, around in (
         (b"k" * KEY, bytes(changed), about), (b"x" * KEY, box, about), (b"k" * KEY, box, [*about, b"more"]),
@@ -138,8 +137,7 @@ def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
     builder = Builder(0, b"f" * 8, pack.head.archive)
     for context, record in change(rows):
         builder.add(record._replace(context=builder.context(context)))
-    data = builder.finish()
-    state = disk.seen.copy()
+    data, state = builder.finish(), disk.seen.copy()
     for old in [p for p in state.names if p.startswith(("packs/", "parity/", "index/"))]:
         if len(old) > 30:
             del state.names[old]
@@ -243,8 +241,7 @@ def test_records_under_keys_made_since_the_last_refresh_are_read(sealed: TowerAr
     """A reader that lists packs again meets new tenants, and one that was erased and put again."""
     sealed.put([chat("a", [1]), chat("b", [2], tenant="blue")])
     assert len(list(sealed.ls())) == 2
-    erased = sealed.version("a", "acme").leaf
-    other = reopen(disk)
+    erased, other = sealed.version("a", "acme").leaf, reopen(disk)
     other.erase("acme")
     other.put([chat("a", [3]), chat("c", [4], tenant="cyan")])
     sealed.catalog.listing.read()

@@ -38,8 +38,7 @@ def test_what_is_erased_is_gone_and_what_stays_keeps_its_key_or_moves(
 ) -> None:
     """Records are put before and during erases, some of which are cut off. Each opens by the key that sealed it."""
     dice = Dice()
-    keys = keys_of(dice)
-    records = dict[tuple[bytes, int], bytes | None]()
+    keys, records = keys_of(dice), dict[tuple[bytes, int], bytes | None]()
 
     def put(units: set[int]) -> None:
         records.update({(keys.newest, unit): keys.key(keys.newest, unit) for unit in units})

@@ -53,8 +53,7 @@ def test_verify_repair_and_collect_see_without_the_key_that_keys_are_gone(disk: 
 
 @pytest.mark.usefixtures("lost")
 def test_a_session_whose_keys_are_gone_is_neither_absent_nor_put_anew(disk: SimDisk) -> None:
-    archive = reopen(disk)
-    before = disk.seen.files()
+    archive, before = reopen(disk), disk.seen.files()
     for work in (
         lambda: archive.get("a", "acme"), lambda: archive.get("never put", "acme"),
         lambda: archive.put([chat("new", [9])]), lambda: archive.erase("acme", "a"),
@@ -161,8 +160,7 @@ def test_a_base_whose_keys_are_gone_is_told_and_not_begun_again(sealed: TowerArc
 
 @pytest.mark.usefixtures("lost")
 def test_a_tenant_whose_keys_are_lost_for_good_is_erased_and_begins_again(disk: SimDisk) -> None:
-    archive = reopen(disk)
-    before = disk.seen.files()
+    archive, before = reopen(disk), disk.seen.files()
     assert archive.erase("acme", dry_run=True).records == 0 and disk.seen.files() == before
     assert archive.erase("acme").records >= 1
     assert archive.verify().sound and reopen(disk, key=None).verify().sound and repaired(disk).whole

@@ -86,8 +86,7 @@ def records(draw: st.DrawFn) -> Record:
     context, parent = draw(st.integers(0, 1)), draw(parents)
     r = Record(context, parent)
     if segment := draw(st.booleans()):
-        size = draw(sizes)
-        tokens = draw(st.integers(0, 65536))
+        size, tokens = draw(sizes), draw(st.integers(0, 65536))
         r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size, mode=draw(st.sampled_from([0, 0, 1, 7])))
     if segment and draw(st.booleans()):
         return r
@@ -142,8 +141,7 @@ def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.Monk
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
 def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(rows: list[Record], data: st.DataObject) -> None:
     whole = encoded(rows)
-    size = Block.of(whole, BEGIN, FIELDS).size
-    hurt = bytearray(whole)
+    size, hurt = Block.of(whole, BEGIN, FIELDS).size, bytearray(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         hurt[data.draw(st.integers(2, min(size - 5, 60)))] = data.draw(st.integers(0, 255))
     hurt[size - 4 : size] = zlib.crc32(hurt[: size - 4], seed()).to_bytes(4, "little")
@@ -160,8 +158,7 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(rows: lis
 
 def resealed(data: bytes, change: dict[int, int]) -> bytes:
     """Return a block of one piece with bytes of its head changed and its check made right."""
-    size = Block.of(data, BEGIN, FIELDS).size
-    out = bytearray(data)
+    size, out = Block.of(data, BEGIN, FIELDS).size, bytearray(data)
     for at, value in change.items():
         out[at] = value
     out[size - 4 : size] = zlib.crc32(out[: size - 4], seed()).to_bytes(4, "little")

@@ -145,12 +145,10 @@ class Counted(Held):
 def test_a_look_up_reads_a_page_and_many_read_near_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep some of the pages in memory."""
     dice, nothing = np.random.default_rng(5), Entries.of([], [])
-    keys = dice.integers(0, 1 << 36, 200_000, np.uint64)
-    memory = MemoryIndex()
+    keys, memory = dice.integers(0, 1 << 36, 200_000, np.uint64), MemoryIndex()
     memory.add_pack(PACKS[0], SIZE, {0: Entries(keys, keys % np.uint64(SIZE)), 1: nothing, 2: nothing})
     file = Counted(build([memory], dict(memory.packs)))
-    index = FileIndex(file)
-    opening = len(file.asked)
+    index, opening = FileIndex(file), len(file.asked)
     for _ in range(2):
         index.find(0, (int(keys[0]) << 28).to_bytes(8, "big") + bytes(8))
     assert len(file.asked) == opening + 1 and file.asked[-1] < 1 << 15

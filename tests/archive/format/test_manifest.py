@@ -70,8 +70,7 @@ def test_a_manifest_comes_back(manifest: Manifest) -> None:
 
 def some() -> Manifest:
     sections = {n: Entries(np.array([n, 9], np.uint64), np.array([64, 70], np.uint64)) for n in range(3)}
-    row = NamedPack(100, sections)
-    names = frozenset({"00" * 16, "0f" * 16})
+    row, names = NamedPack(100, sections), frozenset({"00" * 16, "0f" * 16})
     packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16))
     lists = {"0a" * 16: "00" * 16, "0b" * 16: "00" * 16}
     holds = {hold.id: hold for hold in (Hold(n, bytes(16), n, b"note" * n) for n in range(3))}

@@ -81,8 +81,7 @@ def test_the_share_is_one(size: int, most: float) -> None:
 def test_any_blocks_up_to_m_a_column(size: int, seed: int, data: st.DataObject) -> None:
     pack = noise(size, seed)
     parity = Parity.decode(Parity.of(NAME, pack).encode())
-    shape = parity.shape
-    hurt = bytearray(pack)
+    shape, hurt = parity.shape, bytearray(pack)
     for column in range(shape.columns):
         for row in data.draw(st.sets(st.integers(0, shape.k - 1), max_size=min(shape.m, shape.k))):
             at = (row * shape.columns + column) * shape.block
@@ -92,8 +91,7 @@ def test_any_blocks_up_to_m_a_column(size: int, seed: int, data: st.DataObject) 
 
 def test_beyond_the_budget_nothing_is_made_up() -> None:
     pack = noise(50_000)
-    parity = Parity.of(NAME, pack)
-    hurt = bytearray(10_000) + pack[10_000:]
+    parity, hurt = Parity.of(NAME, pack), bytearray(10_000) + pack[10_000:]
     restored, lost = parity.restore([hurt])
     assert lost == -(-10_000 // 512) and restored[10_240:] == pack[10_240:] and restored[:9_728] == bytes(9_728)
 
@@ -106,8 +104,7 @@ def test_two_halves_of_a_pack_make_one() -> None:
 
 def test_every_flipped_bit_of_a_parity_file_is_noticed_and_does_no_harm() -> None:
     pack = noise(4200)
-    data = Parity.of(NAME, pack).encode()
-    hurt = b"\0" * 100 + pack[100:]
+    data, hurt = Parity.of(NAME, pack).encode(), b"\0" * 100 + pack[100:]
     for bit in range(0, 8 * len(data), 7):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

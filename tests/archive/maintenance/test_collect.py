@@ -29,8 +29,7 @@ def names(archive: TowerArchive) -> list[str]:
 
 
 def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> None:
-    packs = set(filled.catalog.listing.packs)
-    first = filled.collect()
+    packs, first = set(filled.catalog.listing.packs), filled.collect()
     assert (first.copied, first.deleted) == (0, 0) and first.condemned == len(packs)
     second = filled.collect()
     assert second.deleted == len(packs) and second.copied > 0 and second.freed > 0

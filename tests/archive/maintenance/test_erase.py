@@ -27,8 +27,7 @@ from tests.archive.towers import copy
 
 def raw_records_open(disk: SimDisk, domain: bytes) -> list[bytes]:
     """What a thief with the archive key and every file opens of a domain: bitstrings and names."""
-    store = DirectoryStore(disk)
-    archive = reopen(disk)
+    store, archive = DirectoryStore(disk), reopen(disk)
     every = []
     for path, data in disk.seen.files().items():
         if path.startswith(("keys/", "tmp/")) and data[:4] == b"PLTk":
@@ -98,8 +97,7 @@ def test_an_erased_session_is_put_again_only_where_the_user_says_so(sealed: Towe
     sealed.put([chat("a", [1, 2]), chat("b", [1]), chat("c", [1])])
     sealed.erase("acme", "a")
     sealed.erase("acme", "b")
-    before = disk.seen.files()
-    other = reopen(disk)
+    before, other = disk.seen.files(), reopen(disk)
     for archive in (sealed, other):
         with pytest.raises(StaysErased, match="'a' of tenant 'acme' was erased"):
             archive.parts.writer.put([chat("c", [1, 2]), chat("a", [1, 2], [3])])
@@ -347,12 +345,10 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str)
     told = 0
     for state in states.values():
         left = SimDisk(state, seed=1)
-        folder = KeyFolder(DirectoryStore(left))
-        archive = reopen(left)
+        folder, archive = KeyFolder(DirectoryStore(left)), reopen(left)
         found = catalogue(archive)
         assert found in (before, after)
-        report = archive.verify()
-        free = what == "base" or found == after
+        report, free = archive.verify(), what == "base" or found == after
         keyed = folder.generations().keys() - {archive.catalog.listing.archive}
         begun = {d for d in keyed if began_alone(archive, d, free=free)}
         assert report.sound and {p.name for p in report.unfinished} == {d.hex() for d in {*folder.leftovers(), *begun}}
@@ -469,8 +465,7 @@ def test_a_writer_on_a_base_that_is_erased_meanwhile_looks_again(disk: SimDisk, 
     """It relied on a prompt that nobody else used any more; the eraser looked before its pack was there."""
     sealed.put([on_base("o", "own", [4]), chat("a", [1])])
     sealed.erase("acme", "o")
-    writer = reopen(disk)
-    done = False
+    writer, done = reopen(disk), False
 
     def erase() -> None:
         nonlocal done
@@ -508,8 +503,7 @@ def test_a_session_put_onto_a_base_meanwhile_is_seen(
     report = fresh.verify(decode=True)
     assert report.sound and all("older key files" in p.what for p in report.unfinished)
     fresh.erase("other", "x")
-    done = reopen(disk).erase_base("own")
-    assert done.base == "own" and raw_records_open(disk, fresh.keys.domain(BASE, "own")) == []
+    assert reopen(disk).erase_base("own").base == "own" and raw_records_open(disk, fresh.keys.domain(BASE, "own")) == []
     assert not reopen(disk).verify().unfinished
 
 

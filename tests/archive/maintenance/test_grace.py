@@ -94,8 +94,7 @@ def test_without_grace_all_is_freed_whatever_the_clock_says(disk: SimDisk) -> No
 
 @pytest.mark.parametrize("first", ["forget", "join"])
 def test_a_version_that_a_run_leaves_out(disk: SimDisk, first: str) -> None:
-    archive = create(disk)
-    name = 60 * "long name "
+    archive, name = create(disk), 60 * "long name "
     for turns in range(1, 7):
         archive.put([NewSession(name, TURNS[:turns])])
     wanted = [archive.get(name, version=n).tokens.tolist() for n in range(1, 7)]

@@ -100,8 +100,7 @@ def test_a_version_is_read_by_its_own_record_that_stands_above_a_run_with_both(e
 
 
 def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = create(SimDisk())
-    coded = 0
+    archive, coded = create(SimDisk()), 0
     encode = ZlibCodec.encode
 
     def counted(codec: ZlibCodec, batch: Sequence[Plain]) -> list[bytes]:
@@ -245,8 +244,7 @@ def test_a_put_joins_so_many_tokens_at_most(empty: TowerArchive, monkeypatch: py
 
 def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
     """Each version of a run took the tokens of its whole session."""
-    archive = create(SimDisk())
-    prompt = np.arange(1 << 18)
+    archive, prompt = create(SimDisk()), np.arange(1 << 18)
     for end in range(1, 40):
         archive.put([NewSession("a", [prompt, *TURNS[:end]], shared=1)])
     with memory_below(16 * prompt.nbytes):
@@ -328,8 +326,7 @@ def segments_of(archive: TowerArchive) -> dict[tuple[str, str, int], list[tuple[
 
 def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
     """Return the mode of the preferred record of each version's leaf."""
-    found = [archive.places(v.leaf)[0].record.mode for v in archive.history(name, "acme")]
-    return [mode & RUN for mode in found]
+    return [mode & RUN for mode in [archive.places(v.leaf)[0].record.mode for v in archive.history(name, "acme")]]
 
 
 def size(archive: TowerArchive) -> int:
@@ -340,8 +337,7 @@ def size(archive: TowerArchive) -> int:
 def test_a_collector_that_joins_frees_bytes(disk: SimDisk, key: Secret | None, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = create(disk, key=key)
     grow_by_versions(empty)
-    before = segments_of(empty)
-    twin = reopen(SimDisk(disk.seen), key=key)
+    before, twin = segments_of(empty), reopen(SimDisk(disk.seen), key=key)
     monkeypatch.setattr(twin, "joiner", lambda: None)
     for archive in twin, empty:
         collected(archive)
@@ -440,8 +436,7 @@ def test_an_undelete_copies_the_run_of_a_version_whose_last_segment_has_another_
 
 def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerArchive) -> None:
     grow_by_versions(empty)
-    before = segments_of(empty)
-    packs = set(empty.catalog.listing.packs)
+    before, packs = segments_of(empty), set(empty.catalog.listing.packs)
     empty.join()
     [joined] = set(empty.catalog.listing.packs) - packs
     empty.store.delete(object_names.pack(joined))

@@ -164,8 +164,7 @@ def test_it_finds_what_one_in_memory_finds(
     record = dict(rows)
     order = [record[location].id for location, parts in found if parts & SEGMENT]
     for n, name in enumerate(order):
-        parent = PARENTS[IDS.index(name or b"")]
-        assert parent not in order[n:]
+        assert PARENTS[IDS.index(name or b"")] not in order[n:]
     assert [parts for _, parts in found if parts in (SESSION, MARK)] == sorted(
         parts for _, parts in found if parts in (SESSION, MARK)
     )

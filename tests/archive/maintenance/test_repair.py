@@ -131,15 +131,13 @@ def test_a_dry_run_changes_nothing(small: DiskState) -> None:
     path = next(p for p in small.files() if p.startswith("packs/"))
     disk = with_file(small, path, b"")
     before = disk.seen.files()
-    report = Repairer(DirectoryStore(disk), dry_run=True).run()
-    assert report.restored == [path] and disk.seen.files() == before
+    assert Repairer(DirectoryStore(disk), dry_run=True).run().restored == [path] and disk.seen.files() == before
 
 
 def big() -> DiskState:
     """One pack of more than its floor of parity, six sessions with noise, below one shared prompt."""
     disk = SimDisk()
-    archive = create(disk)
-    dice = np.random.default_rng(0)
+    archive, dice = create(disk), np.random.default_rng(0)
     archive.put([NewSession(f"s{n}", [PROMPT, dice.integers(0, 1 << 30, 1200)], shared=1) for n in range(6)])
     archive.put([NewSession("s0", [PROMPT, np.array([1])], shared=1)])
     archive.write_index()
@@ -185,8 +183,7 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
 
 def test_a_lost_pack_costs_the_sessions_that_need_its_segments() -> None:
     disk = SimDisk()
-    archive = create(disk)
-    dice = np.random.default_rng(0)
+    archive, dice = create(disk), np.random.default_rng(0)
     base, turn = dice.integers(0, 1 << 30, 3000), dice.integers(0, 1 << 30, 4000)
     archive.put([NewSession("x", [base, turn], shared=1)])
     archive.put(
@@ -227,8 +224,7 @@ def test_archive_json_comes_back_from_the_manifest(data: bytes | None) -> None:
 
 def test_the_names_of_lost_sessions_need_the_key() -> None:
     disk = SimDisk()
-    archive = create(disk, key=KEY)
-    dice = np.random.default_rng(0)
+    archive, dice = create(disk, key=KEY), np.random.default_rng(0)
     archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000)])])
     archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000), np.array([1])])])
     archive.write_index()
@@ -238,8 +234,7 @@ def test_the_names_of_lost_sessions_need_the_key() -> None:
     locked = Repairer(DirectoryStore(disk.clone()), dry_run=True).run()
     assert "secret-name" not in str(locked)
     store = DirectoryStore(disk)
-    opened = Repairer(store, lambda s: open_keys(store, s, KEY)).run()
-    assert [u.name for u in opened.unnamed] == ["secret-name"]
+    assert [u.name for u in Repairer(store, lambda s: open_keys(store, s, KEY)).run().unnamed] == ["secret-name"]
 
 
 def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
@@ -350,8 +345,7 @@ def test_an_older_key_does_not_stand_in_for_a_damaged_one() -> None:
     last, before = (key_copies(keys.domain, n)[0] for n in (1, 0))
     for copy in range(2):
         disk.overwrite(key_copies(keys.domain, 1)[copy], b"x" * 200)
-    files = disk.seen.files()
-    report = repaired(disk)
+    files, report = disk.seen.files(), repaired(disk)
     assert report.broken == [last] and not report.whole
     assert disk.seen.files()[before] == files[before] and disk.seen.files()[last] == files[last]
 
@@ -389,8 +383,7 @@ def test_keys_that_are_erased_meanwhile_are_not_put_back(monkeypatch: pytest.Mon
 
 
 def test_a_pack_that_a_collector_deletes_is_not_lost(small: DiskState, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = SimDisk(small)
-    names = Repairer._pack_names
+    disk, names = SimDisk(small), Repairer._pack_names
 
     def then_collected(self: Repairer, catalog: Catalog) -> set[bytes]:
         found = names(self, catalog)

@@ -63,8 +63,7 @@ def pack(tmp_path: Path) -> Path:
     )
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(24)]
     records = [Record(0, NO_SEGMENT, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
-    writer = ArchiveWriter(archive.catalog, CodecRegistry())
-    writer.publisher.put([(context, record) for record in records])
+    ArchiveWriter(archive.catalog, CodecRegistry()).publisher.put([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()
     path.chmod(0o600)
     return path

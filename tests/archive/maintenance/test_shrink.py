@@ -317,8 +317,7 @@ def test_a_crash_leaves_either_form(secret: Secret | None) -> None:
     Archive(opener.create(DirectoryStore(disk), [], key=secret))
     for count in (40, 50):
         list(opened(disk).put_many([request(count)]))
-    left = disk.left_by(opened(disk).shrink)
-    outcomes = set[int]()
+    left, outcomes = disk.left_by(opened(disk).shrink), set[int]()
     for state in left:
         cold = opened(SimDisk(state, seed=1))
         for version, count in enumerate((40, 50), 1):

@@ -124,6 +124,5 @@ def test_ls_of_100_000_sessions_takes_at_most_20_requests(s3: S3Server, tmp_path
     for at in range(0, 100_000, 1000):
         archive.put([NewSession(f"session-{n}", [np.frombuffer(b"%d" % n, np.uint8)]) for n in range(at, at + 1000)])
     s3.requests.clear()
-    reader = TowerArchive.open(ObjectStore(place, tmp_path / "b"), [BytesCodec()])
-    assert sum(1 for _ in reader.ls()) == 100_000
+    assert sum(1 for _ in TowerArchive.open(ObjectStore(place, tmp_path / "b"), [BytesCodec()]).ls()) == 100_000
     assert len(s3.requests) <= 20, s3.requests

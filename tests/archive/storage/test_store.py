@@ -258,8 +258,7 @@ def test_a_register_is_replaced_by_who_knows_its_content(store: Store) -> None:
 def test_who_is_refused_waits_before_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the newest content after the wait, not before: what was read before is often replaced by then."""
     first = store.swap("manifest", b"first", None)
-    second = store.swap("manifest", b"second", first)
-    waited = list[float]()
+    second, waited = store.swap("manifest", b"second", first), list[float]()
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
@@ -525,8 +524,7 @@ def test_a_register_is_one_request(s3: S3Server) -> None:
     first = store.swap("manifest", b"1", None)
     s3.requests.clear()
     assert store.load("manifest", first) is first
-    second = store.swap("manifest", b"2", first)
-    assert second and [r.partition(" ")[0] for r in s3.requests] == ["GET", "PUT"]
+    assert store.swap("manifest", b"2", first) and [r.partition(" ")[0] for r in s3.requests] == ["GET", "PUT"]
 
 
 @pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])

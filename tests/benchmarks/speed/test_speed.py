@@ -74,8 +74,7 @@ def test_engines_that_disagree_have_no_speed() -> None:
         def decode(self, items: list[FrameItem]) -> list[np.ndarray]:
             return [np.arange(item.tokens) for item in items]
 
-    session = np.arange(5)
-    equal = {"a": Fake(b"1"), "b": Fake(b"1")}
+    session, equal = np.arange(5), {"a": Fake(b"1"), "b": Fake(b"1")}
     assert len(speed.measure_engines(equal, session, 4, 9, 1)) == 2  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="2 frames"):
         speed.measure_engines({"a": Fake(b"1"), "b": Fake(b"2")}, session, 4, 9, 1)  # type: ignore[dict-item]

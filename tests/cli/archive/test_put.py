@@ -161,8 +161,7 @@ def test_an_interrupted_put_keeps_its_commits_and_goes_on(
     done = run("archive", "put", "-r", cold, logs)
     assert done.exit_code == 1 and "2 sessions stored" in done.stderr and "same command again" in done.stderr
     monkeypatch.setattr(ArchiveWriter, "put", put)
-    rows = lines(run("archive", "put", "-r", cold, logs, "--json"))
-    assert [row["unchanged"] for row in rows] == [True, True, False]
+    assert [row["unchanged"] for row in lines(run("archive", "put", "-r", cold, logs, "--json"))] == [True, True, False]
 
 
 def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ def damage(cold: Path, begin: int, size: int) -> Path:
 
 def test_repair_restores_and_says_so(cold: Path, run: Run) -> None:
     before = next((cold / "packs").iterdir()).read_bytes()
-    pack = damage(cold, 500, 600)
-    dry = run("repair", cold, "--dry-run")
+    pack, dry = damage(cold, 500, 600), run("repair", cold, "--dry-run")
     assert dry.exit_code == 0 and f"would be restored: packs/{pack.name}" in dry.output
     done = run("repair", cold, "--json")
     assert done.exit_code == 0 and pack.read_bytes() == before

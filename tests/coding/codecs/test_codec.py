@@ -128,8 +128,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     turns = [dice.integers(0, 1024, size) for size in (2049, 2048, 2500)]
     place = tmp_path / "cold"
     TowerArchive.create(place, []).put([])
-    fast = TowerArchive.open(place, [BundleCodec(bundle, layout="fast")])
-    assert fast.put([NewSession("long", turns)])[0].new == 3
+    assert TowerArchive.open(place, [BundleCodec(bundle, layout="fast")]).put([NewSession("long", turns)])[0].new == 3
     plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 3

@@ -34,8 +34,7 @@ def taken_out(log: Sequence[bytes], near: int = 0) -> list[Recalled | None]:
 @given(st.integers(0, 10_000))
 def test_passages_come_back(seed: int) -> None:
     log = parts(seed)
-    whole = b"".join(log)
-    found = taken_out(log)
+    whole, found = b"".join(log), taken_out(log)
     assert found[0] is None
     for one in filter(None, found):
         assert filled(one.own, one.recalls, len(one.content), Passages(whole).source) == one.content

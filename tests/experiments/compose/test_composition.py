@@ -69,8 +69,7 @@ def test_a_tower_in_its_place_is_the_prefill_bit_for_bit(target: Target) -> None
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_a_repair_of_everything_is_the_prefill(name: str, target_of: Callable[..., Target]) -> None:
-    target = target_of(**SCALINGS[name])
-    runs = parts()
+    target, runs = target_of(**SCALINGS[name]), parts()
     segments = [Segment.alone(target, run) for run in runs]
     found = Composer(target).compose(segments, repair=1.0)
     assert not found.exact and found.repaired == 91 and found.moved == (range(30, 80), range(80, 121))

@@ -38,11 +38,9 @@ def test_training_lowers_error_and_kl(frozen: FrozenTarget, rows: Rows, experts:
     size = Size("narrow", 0, 1, 16, 1, 32, experts)
     centres = centres_of(frozen, rows, experts) if experts > 1 else None
     torch.manual_seed(0)
-    decoder = Decoder(frozen, size, centres)
-    ids = ids_of(rows)
+    decoder, ids = Decoder(frozen, size, centres), ids_of(rows)
     exact = frozen.exact(ids)
-    scale = scale_of(exact)
-    feed = batches(rows, 8, frozen.device, seed=1)
+    scale, feed = scale_of(exact), batches(rows, 8, frozen.device, seed=1)
     decoder.solve_readers((one, frozen.exact(one)) for one in [next(feed) for _ in range(SOLVED)])
     before = regression(decoder(ids), exact, scale)
     kl = frozen.loss(exact[:, :64], decoder(ids[:, :64]), ids[:, 64:])
@@ -90,8 +88,7 @@ def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_p
 
 def test_training_by_kl_lowers_it_and_ends_with_whole_ranks(frozen: FrozenTarget, rows: Rows) -> None:
     ids = torch.from_numpy(rows.astype(np.int64))
-    exact = frozen.exact(ids[:, :64])
-    codes = Codes(frozen, 4)
+    exact, codes = frozen.exact(ids[:, :64]), Codes(frozen, 4)
     codes.solve(frozen, rows, 8)
     before = frozen.loss(exact, codes(exact), ids[:, 64:])
     assert codes.train_on(frozen, rows, Course(8, 64, 8, steps=40), by_kl=True) == 40

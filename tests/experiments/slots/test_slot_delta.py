@@ -92,8 +92,7 @@ def test_another_layout_is_refused(data: bytes, error: type[PltzError]) -> None:
 @settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_a_damaged_delta_is_refused(data: st.DataObject) -> None:
-    base = BASE
-    found = bytearray(DELTA)
+    base, found = BASE, bytearray(DELTA)
     if data.draw(st.booleans()):
         at = data.draw(st.integers(8, len(found) - 1))
         found[at] ^= data.draw(st.integers(1, 255))
@@ -117,5 +116,4 @@ def test_the_commands_go_through_files(tmp_path: Path, run: Callable[..., Result
     assert (tmp_path / "again.bin").read_bytes() == names["bot.bin"]
     wrong = run("slot", "splice", paths["platform"], deltas[1], "-o", str(tmp_path / "wrong.bin"))
     assert wrong.exit_code == 2 and not (tmp_path / "wrong.bin").exists()
-    missing = run("slot", "delta", paths["platform"], str(tmp_path / "none"), "-o", str(tmp_path / "x"))
-    assert missing.exit_code == 2
+    assert run("slot", "delta", paths["platform"], str(tmp_path / "none"), "-o", str(tmp_path / "x")).exit_code == 2

@@ -80,8 +80,7 @@ def decoded(where: Where, coded: Streams, tables: Any, point: int, tokens: int) 
     coded_there = DeviceStreams(words, ends, states, DeviceTables.of(tables, where.device), point, tokens)
     found = where.kernels.decoded(coded_there)
     found.decode_all()
-    q = found.q.permute(1, 0, 2).cpu().numpy()
-    return q, found.classes.cpu().numpy(), found.sums(), not bool(found.bad)
+    return found.q.permute(1, 0, 2).cpu().numpy(), found.classes.cpu().numpy(), found.sums(), not bool(found.bad)
 
 
 @pytest.mark.parametrize(("tokens", "layers", "width"), [(0, 2, 32), *SHAPES])

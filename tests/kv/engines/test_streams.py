@@ -98,8 +98,7 @@ def test_without_the_compiled_part_the_form_says_what_to_install(monkeypatch: py
 @pytest.mark.parametrize("seed", range(60))
 def test_a_damaged_stream_is_an_error(seed: int) -> None:
     q, classes, tables = drawn(64, *((2, 64), (9, 928))[seed % 2])
-    coded = encode(q, classes, tables, 0)
-    rng = np.random.default_rng(seed)
+    coded, rng = encode(q, classes, tables, 0), np.random.default_rng(seed)
     words, states, ends = coded.words.copy(), coded.states.copy(), coded.ends.copy()
     match seed % 5:
         case 0:
@@ -129,8 +128,7 @@ def test_a_wide_model_has_several_streams_whose_states_are_checked() -> None:
 
 
 def test_tables_that_cannot_be_are_refused() -> None:
-    level = np.zeros((1, 32), np.int16)
-    wrong = FREQ.copy()
+    level, wrong = np.zeros((1, 32), np.int16), FREQ.copy()
     wrong[3, 4] += 1
     for freq, mean, levels in [
         (wrong, MEAN, level), (FREQ[:-1], MEAN, level), (FREQ, MEAN + 500, level), (FREQ, MEAN, level[:0]),

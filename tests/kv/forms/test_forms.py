@@ -140,8 +140,7 @@ def error(kv: torch.Tensor, again: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", TURNED)
 def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: SaveModel, ids: Any) -> None:
     target = Target.load(save_model(tmp_path, TURNED[name]))
-    rotary = Rotary.of(target)
-    kv = prefilled(target, ids[0])
+    rotary, kv = Rotary.of(target), prefilled(target, ids[0])
     for form, most in zip(row_forms(target).values(), (0.01, 0.12), strict=False):
         assert error(kv, back(form, kv, flat(ids[0], 0))) < most
     moved = rotary.turn(rotary.turn(kv[:, 0], 0, back=True), 0)
@@ -186,8 +185,7 @@ def test_forms_that_code_by_attention_refuse_kv_without_it(toy: Toy) -> None:
     _, *rows, predictive = toy.forms()
     for form in rows:
         form.encode(kv, Span(toy.ids[9], 0))
-    others = [predictive]
-    count = len(toy.ids[9])
+    others, count = [predictive], len(toy.ids[9])
     masses: list[Any] = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
     for codec in others:
         for mass in masses:
@@ -358,14 +356,12 @@ def test_the_gate_is_the_kl_and_the_control_is_silent(toy: Toy) -> None:
     named: list[Any] = [("q8", q8), ("broken", Broken(q8.pages))]
     control, sound, broken = compare(toy.target, toy.ids[9:], CONTEXT, named)
     assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"] and control.row()["top1"] == 1
-    exact = scored(toy.target, prefilled(toy.target, toy.ids[9, :CONTEXT]), toy.ids[9, CONTEXT:])
-    assert exact.shape == (NEW - 1, 384)
+    assert scored(toy.target, prefilled(toy.target, toy.ids[9, :CONTEXT]), toy.ids[9, CONTEXT:]).shape == (NEW - 1, 384)
 
 
 def test_the_upper_limit_holds_for_rows_that_differ() -> None:
     """Draw rows from a log-normal distribution as wide as that of chats, and count how often the mean is below."""
-    rng = np.random.default_rng(0)
-    sigma = 0.6
+    rng, sigma = np.random.default_rng(0), 0.6
     held = {8: 0, 24: 0}
     for rows in held:
         for _ in range(2000):

@@ -53,8 +53,7 @@ def outcome(codec: KVCodec, parts: Any, shape: torch.Size) -> str:
 @pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
 def test_parts_of_any_content_are_an_error_or_finite(form: str, calibration: Calibration) -> None:
     codec: KVCodec = predictive(calibration) if form == "predictive" else RowForm(pages_of(form))
-    parts = codec.encode(KV, SPAN)
-    rng = np.random.default_rng(1)
+    parts, rng = codec.encode(KV, SPAN), np.random.default_rng(1)
     found = set()
     for _ in range(120):
         name = str(rng.choice([n for n, part in parts.items() if part.numel()]))
@@ -68,8 +67,7 @@ def test_parts_of_any_content_are_an_error_or_finite(form: str, calibration: Cal
 
 def test_calibrations_of_any_content_are_an_error_or_finite(calibration: Calibration) -> None:
     sound = predictive(calibration).encode(KV, SPAN)
-    rng = np.random.default_rng(2)
-    refused = 0
+    rng, refused = np.random.default_rng(2), 0
     for n in range(150):
         name = sorted(calibration.tensors)[n % len(calibration.tensors)]
         hurt = np.array(calibration.tensors[name])

@@ -112,8 +112,7 @@ def test_ids_agent_generated_stay_where_tokenizer_would_spell_them_otherwise(tar
     assert memory.folder is not None
     apart = [one for letter in " the" for one in target.tokenize(letter)]
     assert len(apart) > len(target.tokenize(" the"))
-    ids = [*target.tokenize(FIRST), *apart]
-    text = FIRST + " the"
+    ids, text = [*target.tokenize(FIRST), *apart], FIRST + " the"
     session = PackedSession.of(target.prefill(ids)[0], memory.pool, keep=16)
     memory._agents["ann"] = Remembered(text, np.array(ids, np.int32), ends_of(target, ids, text), session)
     memory.save()

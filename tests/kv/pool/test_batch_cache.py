@@ -83,8 +83,7 @@ def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: li
     last = [again.extract(row) for row in (2, 0)]
     assert [one.tokens for one in last] == [300 + 2 + 69, 150 + 4 + 69]
     other = BatchKVCache.merge(last, keep=16)
-    found = generated(target, other, other.inputs([[first[2][-1]], [first[0][-1]]]), 30)
-    assert found == [whole[2], whole[0]]
+    assert generated(target, other, other.inputs([[first[2][-1]], [first[0][-1]]]), 30) == [whole[2], whole[0]]
     short = again.extract(0, 60)
     assert (short.tokens, short.packed, len(short.blocks)) == (60, 60, 4)
     assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60]) and again.extract(1, 3).kv().shape[3] == 3

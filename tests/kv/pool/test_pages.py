@@ -11,8 +11,7 @@ from tests.kv.pool.pages import HEADS, LAYERS, form, random_kv
 @pytest.mark.parametrize(("kind", "most"), [("raw", 0.0), ("q8", 0.02), ("q4", 0.2)])
 def test_rows_come_back_within_the_error_of_their_kind(kind: str, most: float) -> None:
     pages, kv = form(kind), random_kv(50)
-    first = pages.sinks
-    rows = pages.pack(kv, 0)
+    first, rows = pages.sinks, pages.pack(kv, 0)
     assert (pages.unpack(rows, 0) - kv)[:, :, :, first:].square().mean().sqrt() <= most
     for layer in range(LAYERS):
         one = pages.unpack_layer(layer, {name: part[layer : layer + 1] for name, part in rows.items()})

@@ -57,8 +57,7 @@ def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     pages = made.form("raw")
     folder = KVFolder(tmp_path, space_of(made.TARGET, pages), 1 << 20)
     path = folder.path(name_of(made.AGENT), AGENT)
-    data = (FILES / path.relative_to(tmp_path)).read_bytes()
-    later = data.replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    later = (FILES / path.relative_to(tmp_path)).read_bytes().replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
     end = 8 + int.from_bytes(later[:8], "little")
     path.write_bytes(later[:end] + xxhash.xxh3_128_digest(later[:end]) + later[end + 16 :])
     with pytest.raises(VersionError, match="use a newer pltz"):

@@ -106,8 +106,7 @@ def arriving(folder: KVFolder) -> Any:
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_refused(folder: KVFolder, gate: Gate) -> None:
-    path = written(folder, file(tokens=50))
-    parts = arriving(folder)
+    path, parts = written(folder, file(tokens=50)), arriving(folder)
     os.truncate(path, path.stat().st_size - 300)
     gate.open()
     with pytest.raises(CorruptError, match="early"):
@@ -117,8 +116,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(folder: KVFolder, gate: 
 
 
 def test_a_disk_that_fails_during_a_read_is_a_miss_and_the_file_stays(folder: KVFolder, gate: Gate) -> None:
-    path = written(folder, file(tokens=50))
-    parts = arriving(folder)
+    path, parts = written(folder, file(tokens=50)), arriving(folder)
     gate.failure = OSError(5, "Input/output error")
     gate.open()
     with pytest.raises(CorruptError, match="Input/output"):

@@ -62,8 +62,7 @@ def size(tmp_path: Path) -> int:
 @pytest.mark.parametrize("tokens", [0, 3, 20_000])
 def test_what_is_read_is_what_was_written(folder: KVFolder, dtype: torch.dtype, tokens: int) -> None:
     one = file(3, tokens, dtype=dtype)
-    path = written(folder, one)
-    found = read(folder, 3)
+    path, found = written(folder, one), read(folder, 3)
     assert found is not None and (found.tenant, found.parent, found.start, found.label) == (
         one.tenant, one.parent, 48, "a label",
     )  # fmt: skip
@@ -160,8 +159,7 @@ def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path, size: int, m
     """They have other names, or lie behind a link. They are not counted, evicted, discarded or cleared."""
     monkeypatch.setattr("pltz.kv.store.kv_folder.KEPT", 1)
     folder = KVFolder(tmp_path / "kv", SPACE, 2 * size)
-    own = written(folder, file())
-    outside = tmp_path / "outside"
+    own, outside = written(folder, file()), tmp_path / "outside"
     outside.mkdir()
     theirs = [folder.root / "my-finetune" / "model.safetensors", outside / own.name]
     theirs += [own.with_name(name) for name in ("x.safetensors", ".safetensors", "x.part", f"{bytes(32).hex()}.txt")]

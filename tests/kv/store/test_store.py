@@ -178,8 +178,7 @@ def test_what_does_not_fit_the_device_goes_below(tmp_path: Path) -> None:
 
 
 def test_a_prefix_of_more_blocks_than_python_has_frames_is_forgotten() -> None:
-    store = store_of(blocks=1200)
-    ids = list(range(1100 * 16))
+    store, ids = store_of(blocks=1200), list(range(1100 * 16))
     assert keep(store, ids) == 1100
     store.discard("acme", ids)
     assert len(store.trie) == 0 and store._pool().device.free == 1200

@@ -67,8 +67,7 @@ class Machine(RuleBasedStateMachine):
     @rule(ids=SESSIONS)
     def turn(self, ids: list[int]) -> None:
         """Run what is missing in a pool, as a server does."""
-        session = self.store.match("t", ids)
-        pool = self.store._pool()
+        session, pool = self.store.match("t", ids), self.store._pool()
         if session is None:
             session = PackedSession(pool, [], 0, kv_of([])[:, :, :, :0])
         session.exact = torch.cat([session.exact, kv_of(ids)[:, :, :, session.tokens :]], 3)

@@ -60,8 +60,7 @@ class Counted:
     def _run(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def run(cache: Any, **inputs: Any) -> Any:
             self.passes += 1
-            ids = inputs["input_ids"]
-            mask = inputs.get("attention_mask")
+            ids, mask = inputs["input_ids"], inputs.get("attention_mask")
             self.ran += ids.numel() if mask is None else int(mask[:, -ids.shape[1] :].sum())
             return inner(cache, **inputs)
 
@@ -112,8 +111,7 @@ def test_every_session_thaws_as_if_new_however_often(
     thawer = thawer_of(cold, kin, None if room is None else KVStore.open(kin, *room))
     for name in [*NAMES, *reversed(NAMES)]:
         as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
-    earlier = as_if_new(thawer.thaw("a/0", version=1), kin)
-    assert len(earlier.token_ids) < len(thawer.thaw("a/0").token_ids)
+    assert len(as_if_new(thawer.thaw("a/0", version=1), kin).token_ids) < len(thawer.thaw("a/0").token_ids)
 
 
 def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) -> None:
@@ -160,8 +158,7 @@ def test_what_many_share_is_decoded_and_prefilled_once(cold: SessionArchive, kin
     lengths = [len(one.token_ids) for one in found]
     base = int(np.argmax(found[0].token_ids[: min(lengths)] != found[1].token_ids[: min(lengths)]))
     assert decoded == ran < sum(lengths) - 2 * base and passes == 5
-    few = thawer_of(cold, kin)
-    few.thaw_many(wanted)
+    thawer_of(cold, kin).thaw_many(wanted)
     assert counted.take()[2] < 5, "suffixes of like length share a pass"
 
 
@@ -218,8 +215,7 @@ def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target
     thawer = thawer_of(cold, kin, KVStore.open(kin, 480, 480))
 
     def call(seed: int) -> list[tuple[str, Thawed]]:
-        names = np.random.default_rng(seed).permutation(NAMES).tolist()
-        return [(name, thawer.thaw(name)) for name in names]
+        return [(name, thawer.thaw(name)) for name in np.random.default_rng(seed).permutation(NAMES).tolist()]
 
     with ThreadPoolExecutor(4) as pool:
         for rows in pool.map(call, range(4)):
@@ -240,8 +236,7 @@ def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
                 stranger.render(session.value) if session.kind == "chat" else stranger.tokenize(session.value.decode())
             )
             counted.take()
-            thawed = thawer.thaw(name)
-            work = counted.take()
+            thawed, work = thawer.thaw(name), counted.take()
             as_if_new(thawed, stranger, ids)
     assert work == (0, 0, 0)
     with pytest.raises(TokenizerMismatch):
@@ -302,10 +297,8 @@ def test_files_serve_the_next_process(cold: SessionArchive, kin: Target, counted
 
 
 CHANGES: dict[str, Callable[[KVFile], Any]] = {
-    "layers": lambda f: {"kv": f.parts["kv"][:1].clone()},
-    "heads": lambda f: {"kv": f.parts["kv"].repeat(1, 1, 2, 1)},
-    "dtype": lambda f: {"kv": f.parts["kv"].double()},
-    "numbers": lambda f: {"kv": f.parts["kv"] * float("nan")},
+    "layers": lambda f: {"kv": f.parts["kv"][:1].clone()}, "heads": lambda f: {"kv": f.parts["kv"].repeat(1, 1, 2, 1)},
+    "dtype": lambda f: {"kv": f.parts["kv"].double()}, "numbers": lambda f: {"kv": f.parts["kv"] * float("nan")},
 }
 
 
@@ -389,8 +382,7 @@ def test_a_session_without_numbers_is_refused_and_none_of_it_is_kept(
     cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hot = KVStore.open(kin, ROOM)
-    thawer = thawer_of(cold, kin, hot)
-    prefill = kin.prefill
+    thawer, prefill = thawer_of(cold, kin, hot), kin.prefill
 
     def broken(*args: Any, **options: Any) -> Any:
         cache, logits = prefill(*args, **options)
@@ -410,8 +402,7 @@ def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> 
     list(cold.put([PutRequest("empty", Session("chat", {"messages": []}))]))
     thawer = thawer_of(cold, kin, KVStore.open(kin, ROOM))
     names = ["a/1", "nobody", "other", "long", "empty", "a/2"]
-    found = thawer.thaw_many([Wanted(name) for name in names])
-    kinds = [type(one) for one in found]
+    kinds = [type(one) for one in thawer.thaw_many([Wanted(name) for name in names])]
     assert kinds == [Thawed, NotFound, TargetMismatch, ContentError, ContentError, Thawed]
     as_if_new(thawer_of(cold, kin, any_target=True).thaw("other"), kin, range(9))
     with pytest.raises(NotFound):

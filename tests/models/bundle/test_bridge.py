@@ -158,8 +158,7 @@ def test_an_id_without_a_token_comes_back() -> None:
 
 @pytest.mark.parametrize("kind", ["byte-level", "llama2"])
 def test_work_is_linear(kind: str) -> None:
-    rng = random.Random(5)
-    text = encode(kind, PAGE * 260)[:50_000]
+    rng, text = random.Random(5), encode(kind, PAGE * 260)[:50_000]
     noise = [rng.randrange(bridge(kind).size) for _ in range(25_000)]
     marks = [rng.choice([0, 1, 2, 60]) for _ in range(10_000)]
     start = time.process_time()
@@ -251,8 +250,7 @@ def bundle_json(**changes: Any) -> bytes:
 
 
 def test_the_bundle_s_own_ids_pass_through() -> None:
-    same = Bridge(bundle_json(), bundle())
-    ids = [0, 5, 16, 31, 1023, 40]
+    same, ids = Bridge(bundle_json(), bundle()), [0, 5, 16, 31, 1023, 40]
     tokens, patch = same.to_bundle(ids)
     assert same.identity and (tokens.tolist(), patch) == (ids, b"") and same.from_bundle(tokens, patch).tolist() == ids
     for bad in ([1024], [-1]):

@@ -27,8 +27,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]) -> Path:
-    place = tmp_path / "source/tiny"
-    weights = random_weights(1, vocab=512)
+    place, weights = tmp_path / "source/tiny", random_weights(1, vocab=512)
     write_bundle(place, "tiny", weights, tiny_tokenizer_json(512), b"words", {"note": "x"})
     (place / "CARD.md").write_text("# tiny\n")
     (place / "unrelated.bin").write_bytes(b"not of the bundle")
@@ -37,8 +36,7 @@ def folder(tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]) -> Path:
 
 def test_what_is_added_is_found(folder: Path, user: Path) -> None:
     given = Bundle.load(folder)
-    place = add(folder, bundle_id=given.id.hex().upper())
-    assert place == locations.BundleLocation("tiny", user / "tiny", "user")
+    assert add(folder, bundle_id=given.id.hex().upper()) == locations.BundleLocation("tiny", user / "tiny", "user")
     assert Bundle.load("tiny").id == Bundle.find(given.id).id == given.id
     assert Bundle.load("tiny").card == {"note": "x"} and (user / "tiny/CARD.md").read_text() == "# tiny\n"
     assert not (user / "tiny/unrelated.bin").exists()

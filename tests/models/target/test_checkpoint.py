@@ -216,8 +216,7 @@ def loaded(folder: Path, **options: Any) -> Any:
 
 def test_it_thaws_as_the_folder_does(llama: Path) -> None:
     data = pltz.compress([[33, 40, 51, 62]], tokenizer=llama / "tokenizer.json")
-    by_folder = pltz.thaw(data, llama)
-    tokenizer = Target.load(llama).tokenizer
+    by_folder, tokenizer = pltz.thaw(data, llama), Target.load(llama).tokenizer
     for words in ({}, {"tokenizer": tokenizer}):
         by_model = pltz.thaw(data, loaded(llama), **words)
         assert by_model.token_ids.tolist() == by_folder.token_ids.tolist() == [33, 40, 51, 62]

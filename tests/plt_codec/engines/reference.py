@@ -41,8 +41,7 @@ def cumulative(logits: Ints, exp: Ints) -> Ints:
 
     ``exp``: table.exp, (64,).
     """
-    n = len(logits)
-    e = np.minimum(logits.max() - logits, 1983)
+    n, e = len(logits), np.minimum(logits.max() - logits, 1983)
     w = exp[e & 63] >> (e >> 6)
     below = np.concatenate([[0], np.cumsum(w)])
     ratio = (((1 << PRECISION) - n) << 20) // int(below[n])

@@ -18,8 +18,7 @@ Ints = npt.NDArray[np.int64]
 def test_saturated_and_equal_logits() -> None:
     """All-equal logits give equal frequencies up to one; a huge gap leaves one count to every other symbol."""
     weights = random_weights(1)
-    engine = TorchEngine(weights)
-    exp = weights["table.exp"].astype(np.int64)
+    engine, exp = TorchEngine(weights), weights["table.exp"].astype(np.int64)
     for row in (np.zeros(128), np.eye(128)[7] * 10**6, np.arange(128) * 40, -(np.arange(128) ** 3)):
         logits = row.astype(np.int64)
         f = engine._frequencies(torch.from_numpy(logits[None]))[0].numpy()
@@ -38,8 +37,7 @@ def test_products_wider_than_float32_are_cut() -> None:
 
 def test_precision_settings_change_nothing() -> None:
     weights = random_weights(2, block=64, memory=16)
-    engine = TorchEngine(weights)
-    rng = np.random.default_rng(0)
+    engine, rng = TorchEngine(weights), np.random.default_rng(0)
     blocks = [TokenBlock(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
     rows = [(b.inputs(rng.integers(0, 512, b.tokens), 0), b.targets()) for b in blocks]
     before = [engine.run(*row, Memory.empty(engine)) for row in rows]

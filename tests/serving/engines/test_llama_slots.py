@@ -27,8 +27,7 @@ HELLO = [
 
 
 def slot(words: list[int], version: int = 3, magic: bytes = b"qsgg", count: int | None = None) -> bytes:
-    head = HEAD.pack(magic, version, len(words) if count is None else count)
-    return head + struct.pack(f"<{len(words)}i", *words)
+    return HEAD.pack(magic, version, len(words) if count is None else count) + struct.pack(f"<{len(words)}i", *words)
 
 
 def write(folder: Path, data: bytes) -> Path:

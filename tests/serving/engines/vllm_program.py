@@ -106,8 +106,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
         },
     )
     ids = llm.get_tokenizer().encode(page(), add_special_tokens=False)
-    style = LoRARequest("style", 1, lora)
-    target = fingerprint_of(model)
+    style, target = LoRARequest("style", 1, lora), fingerprint_of(model)
     out: dict[str, Any] = {}
 
     whole, _ = serve(llm, ids, BEFORE + AFTER, salt="uninterrupted")

@@ -96,8 +96,7 @@ def test_a_journal_drains_where_no_mark_can_be_written(codec: SegmentCodec) -> N
     two = Two(codec, CopyOnWrite(), cold)
     two.disk.capacity = 10 * BLOCK
     journal = Journal(two.disk, two.locks)
-    durable = fill(journal)
-    worker = two.worker()
+    durable, worker = fill(journal), two.worker()
     assert worker.once().stored == len(durable)
     assert worker.once().entries == len(durable)  # not again
     assert two.disk.used == 0 and sorted(two.facts()) == sorted(map(fact, durable))
@@ -186,8 +185,7 @@ def test_a_journal_drains_on_a_real_full_disk(small_disk: Path, tmp_path: Path, 
     disk, locks = OsDisk(small_disk), FileLocks(small_disk)
     journal = Journal(disk, locks)
     worker = Worker(JournalReader(disk, locks), Tokenizers(disk), lambda: bench.archive().cold)
-    bodies = [entry(f"s{n}", 64, n).encode() for n in range(400)]
-    durable = 0
+    bodies, durable = [entry(f"s{n}", 64, n).encode() for n in range(400)], 0
     for _ in range(3):
         end = time.monotonic() + 20
         while time.monotonic() < end:

@@ -179,8 +179,7 @@ def test_a_closed_hook_takes_nothing_and_kept_all(open_hook: Opened) -> None:
 
 
 def test_a_fork_refuses(open_hook: Opened) -> None:
-    hook = open_hook()
-    child = os.fork()
+    hook, child = open_hook(), os.fork()
     if not child:
         os._exit(hook.on_evict(EvictionRequest("a", [1])) + 2 * (hook.counts.refused != {"forked": 1}))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

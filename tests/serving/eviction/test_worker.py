@@ -271,8 +271,7 @@ def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: JournalEnt
     """Store or quarantine every entry, from any writer of the journal."""
     from pltz.serving.eviction.journal.writer import Journal
 
-    journal = Journal(bench.disk, bench.locks)
-    journal.append([one.encode() for one in (entry("s0", 10, 0), odd, entry("s1", 10, 1))])
+    Journal(bench.disk, bench.locks).append([one.encode() for one in (entry("s0", 10, 0), odd, entry("s1", 10, 1))])
     done = bench.worker().once()
     assert done.stored + done.rejected == 3 and {"s0", "s1"} <= {name for name, _ in bench.versions()}
 

@@ -92,8 +92,7 @@ def test_each_file_is_stored_or_counted_with_what_leaves_it_out(nightly: Nightly
         f"-home-me-shop/up: a link to {real}/logs, which holds this folder, left out",
         "empty.jsonl: is empty",
     ]
-    cold = Archive.open(nightly.root / "cold", bundle=nightly.bundles)
-    whole = {(v.name, v.part) for v in cold.list(parts=True)}
+    whole = {(v.name, v.part) for v in Archive.open(nightly.root / "cold", bundle=nightly.bundles).list(parts=True)}
     shop = "./-home-me-shop/s2"
     parts = {(shop, part) for part in ("", "tool-results/out.txt", "subagents/agent-a.meta.json")}
     assert whole == {*parts, ("./-home-me-lib/s1", ""), ("mine/0", "")}

@@ -80,8 +80,7 @@ def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Clien
     room |= options.pop("store", {})
     service = Service(target, KVStore.open(target, **room), hook, archive, name="mini", **options)
     config = uvicorn.Config(app_of(service), http=connection_class(), port=0, log_level="warning")
-    listening = config.bind_socket()
-    server = uvicorn.Server(config)
+    listening, server = config.bind_socket(), uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     end = time.monotonic() + 300

@@ -92,8 +92,7 @@ def test_each_session_says_what_it_says_alone(target: Target, texts: Texts, kind
     for number, ids in enumerate(texts):
         scheduler = scheduler_of(kind)
         alone.append(conversation(scheduler, ids, str(number)))
-    scheduler = scheduler_of(kind)
-    asked = list(texts)
+    scheduler, asked = scheduler_of(kind), list(texts)
     together: list[list[list[int]]] = [[] for _ in texts]
     for _ in range(2):
         turns = [Turn(ids, GREEDY, str(number)) for number, ids in enumerate(asked)]
@@ -237,8 +236,7 @@ def test_a_full_pool_lets_turns_wait_and_moves_kv(texts: Texts, scheduler_of: Ma
 
 def test_kv_serves_only_the_ids_it_was_computed_from(texts: Texts, scheduler: Scheduler) -> None:
     run(scheduler, Turn(texts[0], GREEDY, "one"))
-    changed = [*texts[0][:500], 7, *texts[0][501:]]
-    before = scheduler.prefilled
+    changed, before = [*texts[0][:500], 7, *texts[0][501:]], scheduler.prefilled
     [found] = run(scheduler, Turn(changed, GREEDY, "one"))
     assert scheduler.prefilled - before == 700 - 496 and [found] == run(scheduler, Turn(changed, GREEDY))
     scheduler.call(lambda: scheduler.let_go("one", np.asarray([*changed, *found])))

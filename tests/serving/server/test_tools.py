@@ -174,8 +174,7 @@ def test_tools_that_cannot_be_are_refused(client: Client, target: Target, monkey
 
 def test_many_tools_are_written_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many a request names, others do not wait for as many renderings of all of them."""
-    written = list[int]()
-    inner = reply_text._written
+    written, inner = list[int](), reply_text._written
 
     def counted(target: Target, chat: Any, tools: Any, **options: Any) -> str:
         written.append(len(tools))

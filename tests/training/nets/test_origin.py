@@ -49,8 +49,7 @@ def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
     tokens = [to_tokens(session, bundle.tokenizer) for session in sample_sessions()[:count]]
     net_folder.mkdir()
     Origin(str(name), "[student] start").write(net_folder)
-    net = built(checkpoint.read(net_folder))
-    total = 0.0
+    net, total = built(checkpoint.read(net_folder)), 0.0
     block = net.cfg.block
     for ids in tokens:
         part = dataloader.lay(np.asarray(ids, np.int64), block, lambda t: dataloader.few_lanes(t, block), 0)
@@ -98,8 +97,7 @@ def logits(state: dict[str, Floats], config: NetConfig) -> tuple[torch.Tensor, t
     net = Net(config)
     net.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
     torch.manual_seed(1)
-    row = torch.randint(0, config.vocab, (1, 40))
-    at = torch.arange(40)[None]
+    row, at = torch.randint(0, config.vocab, (1, 40)), torch.arange(40)[None]
     with torch.no_grad():
         batch = {"doc": at * 0, "time": at, "position": at, "block_start": at * 0}
         x, table = net.body(row, at, nets.mask_of(batch, config.memory))
@@ -112,8 +110,7 @@ def logits(state: dict[str, Floats], config: NetConfig) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("config", [SMALL, GATED], ids=["contract 1", "contract 2"])
 @pytest.mark.parametrize("larger", [{"layers": 4}, {"layers": 7}, {"hidden": 80}, {"layers": 5, "hidden": 64}], ids=str)
 def test_a_grown_net_computes_what_it_did(config: NetConfig, larger: dict[str, Any]) -> None:
-    state = a_state(config)
-    new = dataclasses.replace(config, **larger)
+    state, new = a_state(config), dataclasses.replace(config, **larger)
     more = grown(state, config, new)
     assert {k: v.shape for k, v in more.items()} == new.tensors()
     for one, other in zip(logits(state, config), logits(more, new), strict=True):
@@ -140,8 +137,7 @@ def test_what_is_new_learns_from_the_first_step(config: NetConfig) -> None:
 
 def test_a_grown_net_becomes_integers_that_compute_the_same() -> None:
     """Not one frequency changes: zeros add nothing in the integers either."""
-    state = a_state(SMALL)
-    new = dataclasses.replace(SMALL, layers=4, hidden=64)
+    state, new = a_state(SMALL), dataclasses.replace(SMALL, layers=4, hidden=64)
     old_weights = export(checkpoint.rounded(state, SMALL))
     new_weights = export(checkpoint.rounded(grown(state, SMALL, new), new))
     ids = np.random.default_rng(3).integers(0, 256, 40)

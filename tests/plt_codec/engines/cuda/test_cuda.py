@@ -109,8 +109,7 @@ on_gpu = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cud
 def model(name: str) -> Weights:
     """A random model of one of SHAPES, some tensors of which are at_the_bounds()."""
     weights = random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
-    rng = np.random.default_rng(8)
-    tensors = weights.tensors
+    rng, tensors = np.random.default_rng(8), weights.tensors
     for kind in name.split():
         tensors = {k: at_the_bounds(kind, k, v, rng) for k, v in tensors.items()}
     return Weights(weights.shape, tensors)
@@ -236,8 +235,7 @@ def test_emulated_decode_of_many_of_few_lanes(
 @emulated
 def test_few_lanes_of_many_keys_take_the_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     c = coder("small", 0)
-    launched = watched(c, monkeypatch)
-    shape = model("small").shape
+    launched, shape = watched(c, monkeypatch), model("small").shape
     need = few_shared(shape, SequenceWork(130, Layout(1, 512)))
     for few, more, kernels in (
         (need, 0, {"attend_few"}), (need - 1, need, {"attend_few"}), (need - 1, need - 1, {"attend", "attend_few"})
@@ -282,8 +280,7 @@ def test_those_behind_one_context_take_slots_side_by_side() -> None:
 def test_sequences_of_few_and_many_lanes_are_decoded(monkeypatch: pytest.MonkeyPatch, name: str = "small") -> None:
     """Each slot is served by the attention that suits it, and so in each step where keys grow beyond what one has."""
     c = coder(name, 0)
-    launched = watched(c, monkeypatch)
-    shape = model(name).shape
+    launched, shape = watched(c, monkeypatch), model(name).shape
     need = few_shared(shape, SequenceWork(130, Layout(1, 40)))
     mixed = [items(name, 1, 40)[4], items(name, 40, 2)[4], items(name, 3, 7)[3], items(name, 1, 40)[3]]
     for most in (need, need - 4 * 64 * shape.heads // shape.kv_heads):
@@ -363,8 +360,7 @@ def test_emulated_decode_by_the_whole_gpu(name: str) -> None:
 ])
 def test_emulated_decode_of_a_gated_bundle_by_a_gpu(name: str, lanes: int, steps: int, first: int, last: int) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
-    c = coder(name, 0, gated=2)
-    work = SequenceWork(130, Layout(lanes, steps))
+    c, work = coder(name, 0, gated=2), SequenceWork(130, Layout(lanes, steps))
     assert c.gated([work]) and not c.gated([work] * 5) and not c.gated([SequenceWork(130, Layout(33, 3))])
     done: list[int] = []
     for i, s in list(zip(items(name, lanes, steps), sequences(name), strict=True))[first:last]:
@@ -610,8 +606,7 @@ def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
 
     Some have none; there is each length that counts, and shared ones.
     """
-    shape = model(name).shape
-    rng = np.random.default_rng(9)
+    shape, rng = model(name).shape, np.random.default_rng(9)
     many = [1, 31, 33, shape.memory - 1, shape.memory, shape.memory + 1, 3 * shape.memory, 0]
     known: list[np.ndarray | None] = [rng.integers(0, shape.vocab, n) for n in many]
     known += [known[1], known[5], None]
@@ -674,13 +669,11 @@ def links(name: str, layouts: list[Cut]) -> tuple[list[FrameItem], list[np.ndarr
     """Return a chain of frames of (tokens, lanes, steps) each, after the tokens of those before it, and their ids.
 
     The fourth is encoded alone."""
-    rng = np.random.default_rng(21)
-    vocab = model(name).shape.vocab
+    rng, vocab = np.random.default_rng(21), model(name).shape.vocab
     known = rng.integers(0, vocab, 5)
     above, out, texts = known, list[FrameItem](), list[np.ndarray]()
     for tokens, lanes, steps in layouts:
-        text = rng.integers(0, vocab, tokens)
-        alone = len(out) == 3
+        text, alone = rng.integers(0, vocab, tokens), len(out) == 3
         (frame,) = reference(name).encode([text], contexts=[None if alone else above], layouts=cut(lanes, steps))
         out.append(FrameItem(frame.data, tokens, cut(lanes, steps), None if out else known))
         if alone:

@@ -114,8 +114,7 @@ def test_threads_and_company_change_nothing(name: str, threads: int, kernel: str
     if kernel == "plain" and name != "odd":
         pytest.skip("the plain kernel has one attention, and is slow")
     coder = NativeCoder(model(name), threads=threads, kernel=kernel)
-    tokens = sequences(coder.shape.vocab)
-    want = frames(name, None, None)
+    tokens, want = sequences(coder.shape.vocab), frames(name, None, None)
     for _ in range(3):
         assert [e.data for e in coder.encode(tokens[::-1])] == [e.data for e in want[::-1]]
     mixed = [FrameItem(e.data, n) for e, n in zip(want, LENGTHS, strict=True)] + items(
@@ -201,8 +200,7 @@ def test_the_environment_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
     """Symbol 0 again and again keeps the lower end at 0: the trimmed end must not eat the words before it."""
-    weights = random_weights(5)
-    ids = np.zeros(60, np.int64)
+    weights, ids = random_weights(5), np.zeros(60, np.int64)
     native = NativeCoder(weights).encode([ids], layouts=cut(lanes, 64))
     reference = TokenCoder(TorchEngine(weights)).encode([ids], layouts=cut(lanes, 64))
     assert native[0].data == reference[0].data and len(native[0].data) > 9

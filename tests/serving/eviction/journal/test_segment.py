@@ -90,8 +90,7 @@ def test_a_newer_version_is_refused() -> None:
 
 def test_looking_for_frames_is_bounded() -> None:
     """Every place claims a frame as long as the rest of the file: hashing all of them would be quadratic."""
-    size = 1 << 20
-    data = bytearray(NAME.head())
+    size, data = 1 << 20, bytearray(NAME.head())
     while len(data) < size:
         rest = min(MAX_BODY, (size - len(data)) // ALIGN * ALIGN)
         data += FRAME.pack(MARK, rest, bytes(8))
