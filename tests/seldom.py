@@ -36,7 +36,7 @@ def passed() -> dict[str, str]:
 def digest(file: str, patterns: frozenset[str]) -> str:
     """Return the digest of a file of tests, of the helpers beside it, and of the files that match, in hex."""
     found = {path for pattern in patterns for path in ROOT.glob(pattern)} | {ROOT / file}
-    found |= {path for path in (ROOT / file).parent.iterdir() if not path.name.startswith("test_")}
+    found |= {path for path in (ROOT / file).parent.iterdir() if not path.name.startswith("test_") and path != PASSED}
     state = hashlib.sha256()
     for path in sorted(path for path in found if path.is_file() and path.suffix not in BUILT):
         state.update(f"{path.relative_to(ROOT)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

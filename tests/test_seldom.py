@@ -9,7 +9,8 @@ from tests import seldom
 
 def test_a_changed_file_changes_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seldom, "ROOT", tmp_path)
-    for name in ("tests/test_a.py", "tests/helper.py", "tests/test_b.py", "code/a.c", "code/a.so"):
+    monkeypatch.setattr(seldom, "PASSED", tmp_path / "tests/seldom.json")
+    for name in ("tests/test_a.py", "tests/helper.py", "tests/test_b.py", "code/a.c", "code/a.so", "tests/seldom.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("one")
 
@@ -18,8 +19,8 @@ def test_a_changed_file_changes_the_digest(tmp_path: Path, monkeypatch: pytest.M
         return seldom.digest("tests/test_a.py", frozenset(["code/*"]))
 
     before = digest()
-    changes_of = {"tests/test_b.py": False, "code/a.so": False, "tests/helper.py": True, "code/a.c": True}
-    for name, changes in changes_of.items():
+    same = dict.fromkeys(("tests/test_b.py", "code/a.so", "tests/seldom.json"), False)
+    for name, changes in {**same, "tests/helper.py": True, "code/a.c": True}.items():
         (tmp_path / name).write_text("two")
         assert (digest() != before) is changes, name
         before = digest()
