@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pltz.archive.errors import ForeignPack, MisplacedPack
 from pltz.archive.format.block import Block, PackFields, encode, outside, split
-from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
+from pltz.archive.format.byte_source import Reader, exactly, pieces
 from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.parity import COPIED
 from pltz.archive.format.record import MAX_MOMENT, Context, Record, read_context
@@ -212,7 +212,6 @@ class Pack:
     Args:
         read: returns at most `size` bytes at `offset`.
         size: bytes of the file.
-        at_once: bytes per read of data that is only hashed.
         archive: id of the archive that the pack must belong to; None allows any.
         name: of the pack, by which its footer is checked; None allows any. Where the footer is damaged, ``nameless``
             says why: these may be the bytes of another pack.
@@ -229,13 +228,12 @@ class Pack:
         self,
         read: Reader,
         size: int,
-        at_once: int = PIECE,
         archive: bytes | None = None,
         name: bytes | None = None,
         *,
         both: bool = True,
     ):
-        self.read, self.size, self._at_once, self._twice = read, size, at_once, size > COPIED
+        self.read, self.size, self._twice = read, size, size > COPIED
         self._held: memoryview | None = None  # all bytes, where they are in memory
         self.damaged_copies: list[str] = []
         self.head = self._open(both)
@@ -255,7 +253,7 @@ class Pack:
     def of(cls, data: bytes | memoryview, archive: bytes | None = None) -> Pack:
         """Return a pack in memory. Raises the errors of the constructor."""
         view = memoryview(data)
-        pack = cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
+        pack = cls(lambda offset, size: view[offset : offset + size], len(view), archive)
         pack._held = view
         return pack
 
@@ -425,7 +423,7 @@ class Pack:
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
         at, (count, wanted) = self.size - FOOTER.size, self.footer()
-        if digest_of(PERSON, pieces(self.read, 0, at + COUNT.size, self._at_once)) != wanted:
+        if digest_of(PERSON, pieces(self.read, 0, at + COUNT.size)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
         if self._twice and exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")

@@ -209,7 +209,15 @@ class ObjectStore:
 
     def view(self, name: str) -> memoryview:
         """Return the whole object, in memory. Raises FileNotFoundError, StoreError, CorruptError."""
-        return self._whole(name)
+        import obstore
+
+        def get() -> memoryview:
+            found = obstore.get(self._remote, name)  # its bytes are fetched on demand
+            if found.meta["size"] > MOST_WHOLE and folder_of(name) != INDEXES:
+                raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
+            return memoryview(found.bytes())
+
+        return self._called(f"read {name}", get, missing=name)
 
     def open(self, name: str) -> File:
         """Return an object to read ranges of; an index from this machine's cache, or as it is wanted if it is large.
@@ -218,7 +226,7 @@ class ObjectStore:
         """
         if folder_of(name) == INDEXES:
             return self._cached(name)
-        return Held(self._whole(name))
+        return Held(self.view(name))
 
     def stamp(self, name: str) -> None:
         return None
@@ -350,17 +358,6 @@ class ObjectStore:
             return True
 
         return self._called(f"write {name}", put)
-
-    def _whole(self, name: str) -> memoryview:
-        import obstore
-
-        def get() -> memoryview:
-            found = obstore.get(self._remote, name)  # its bytes are fetched on demand
-            if found.meta["size"] > MOST_WHOLE and folder_of(name) != INDEXES:
-                raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
-            return memoryview(found.bytes())
-
-        return self._called(f"read {name}", get, missing=name)
 
     def _cached(self, name: str) -> File:
         """Return an index from this machine's copy, fetched again where no sound copy exists; ranges of a large one."""
