@@ -151,12 +151,7 @@ class SearchQuery:
         times = sum(map(len, places))
         lines = [_around(text, place) for place in sorted(itertools.chain(*places))[:PLACES]]
         line = max(lines, key=lambda line: sum(bool(pattern.search(fold(line))) for pattern in self.patterns))
-        return line, weight_of(turn.role) * times / (times + 1 + len(text) / 2000)
-
-
-def weight_of(role: str) -> float:
-    """Return how much what a role said counts."""
-    return BESIDE if role in ASIDE else 1.0
+        return line, (BESIDE if turn.role in ASIDE else 1.0) * times / (times + 1 + len(text) / 2000)
 
 
 def _around(text: str, place: int) -> str:
@@ -192,13 +187,11 @@ def terms_of(turn: ConversationTurn) -> set[str]:
     return words | {_mark("role", turn.role)} | {_mark("tool", name) for name, _ in turn.calls}
 
 
-def role_term(role: str) -> str:
-    """Return the term that a row has of who said it."""
-    return _mark("role", role)
-
-
 def _mark(key: str, value: str) -> str:
     return f"{key}={''.join(filter(str.isalnum, folded(value)))}"
+
+
+ASIDE_TERMS = " OR ".join(f'"{_mark("role", role)}"' for role in ASIDE)  # of an index
 
 
 def _pattern(phrase: str) -> re.Pattern[str]:

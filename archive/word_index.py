@@ -41,7 +41,7 @@ from pltz.archive.catalog.reader import SessionReader
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.opener import OpenArchive
-from pltz.archive.search import ASIDE, BESIDE, SearchQuery, last_of, newest_first, read, role_term, terms_of, turns_of
+from pltz.archive.search import ASIDE_TERMS, BESIDE, SearchQuery, last_of, newest_first, read, terms_of, turns_of
 from pltz.archive.storage.seen import place_folder
 from pltz.datasets.usage import NOT_KNOWN, Usage
 from pltz.models.session.session import Session, kind_of
@@ -56,7 +56,6 @@ GROWN = 1.2  # times its rows, from which on a shard that something was added to
 BATCH = 1 << 23  # characters that are added to a shard together, about
 ROW = 600  # characters of words of several turns in a row, at most
 ATTEMPTS = 3  # while others erase or forget
-ASIDE_TERMS = " OR ".join(f'"{role_term(role)}"' for role in ASIDE)
 SCHEMA = """
 create table part(first integer primary key, rows int, id blob, tenant text, name text, part text, agent text,
                   project text, last int, usage text);

@@ -332,10 +332,8 @@ class Keyring:
         generation = old.generation + 1 if old else 0
         lineages = old.lineages if old else (self.store.random(LINEAGE),)
         roots = ((generation, self.store.random(KEY)),)
-        buried = old.buried if old else {}
-        keys = DomainKeys(
-            domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages, buried=buried
-        )
+        gone = old.buried if old else {}
+        keys = DomainKeys(domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages, buried=gone)
         if self._put(keys):
             self._made.add(domain)
             if old and not self._keeps:  # older ones hold no secret, but would look like an unfinished erase

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive import counted, duration, moment, size
-from pltz.cli import (
-    DRY_RUN,
-    Command,
-    Progress,
-    content_alone,
-    left_out,
-    options,
-    pairs,
-    printable,
-    wanted,
-    write_text,
-)
+from pltz.cli import DRY_RUN, Command, Progress, content_alone, left_out, options, pairs, printable, wanted, write_text
 from pltz.plt_codec import UsageError
 
 if TYPE_CHECKING:
