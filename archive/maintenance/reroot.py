@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.keyring import Keyring
@@ -22,7 +21,7 @@ from pltz.archive.errors import ArchiveError, Outdated
 from pltz.archive.format.ids import NO_SEGMENT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import AHEAD
-from pltz.archive.format.record import RUN, Context, Mark, Record, segment_only, session_only
+from pltz.archive.format.record import RUN, Context, Record, segment_only, session_only
 from pltz.archive.format.run import pack_run, unpack_run
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.writing.segments import Row
@@ -52,20 +51,20 @@ class Rerooter:
         """
         listing, done = self.catalog.listing, set[bytes]()
 
-        def put(rows: dict[bytes, list[Row]], condemned: AbstractSet[bytes]) -> None:
+        def put(rows: dict[bytes, Row], condemned: AbstractSet[bytes]) -> None:
             def fence() -> None:
                 if listing.condemned != condemned:
                     raise Outdated("a collector may free what is moved: nothing was put")
 
             try:
-                self.writer.publisher.put([row for some in rows.values() for row in some], fence=fence)
-            except Outdated as exc:  # it would be back without its mark: decide again by what is there now
+                self.writer.publisher.put(list(rows.values()), fence=fence)
+            except Outdated as exc:  # what was forgotten and freed would be back: decide again by what is there
                 raise FileNotFoundError(str(exc)) from exc
             done.update(rows)
             rows.clear()
 
         def work() -> None:
-            condemned, rows, size = listing.condemned, dict[bytes, list[Row]](), 0
+            condemned, rows, size = listing.condemned, dict[bytes, Row](), 0
             for item in self._places(keys.domain, moves, records):
                 if (moved := self._moved(item, moves[item.context.root], keys.newest)) is None:
                     continue
@@ -74,7 +73,7 @@ class Rerooter:
                 name = digest(PERSON, about, record.bitstring, record.veil)
                 if name in done or name in rows:
                     continue  # a collector has copied it, and its old pack is there still
-                rows[name] = [moved, *(self._marks(context, item) if record.name is not None else ())]
+                rows[name] = moved
                 size += len(record.bitstring) + len(record.veil)
                 if size >= AT_ONCE:
                     put(rows, condemned)
@@ -85,13 +84,6 @@ class Rerooter:
         if any(moves.values()):
             listing.stable(work)
         return len(done)
-
-    def _marks(self, context: Context, item: Found) -> Iterator[Row]:
-        """Yield the marks in force of the versions of a record: one that outlived its mark would be back."""
-        for version in (version_of(item), *older_versions(item)):
-            verb, counter = self.catalog.lookup.mark(version)
-            if counter:
-                yield context, Record(0, mark=Mark(version, counter, verb))
 
     def _places(
         self, domain: bytes, moves: Mapping[bytes, AbstractSet[int]], records: DomainRecords

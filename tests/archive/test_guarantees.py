@@ -501,7 +501,7 @@ class GuardedMachine(AlikeMachine):
     @rule(handle=HANDLE, share=st.sampled_from([0.01, 0.5]), grace=st.sampled_from([0, GRACE]), event=EVENT)
     def collect(self, handle: int, share: float, grace: int, event: Event) -> None:
         self.freed(grace)
-        beside = (7,) if event and event[0] in FREES else ()  # one may delete what another condemned
+        beside = (7,) if event and event[0] in (*FREES, "renewer") else ()  # they take what this one condemned
         self.act(event, lambda: self.handles[handle].collect(dead_share=share, grace=grace), beside)
 
     @precondition(lambda self: not self.hurt)

@@ -25,6 +25,7 @@ import pytest
 from pltz.archive.author import Author
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import KeyMismatch
+from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import PltzError
 from tests.archive.kit import RAW, DiskState, Repairer
@@ -108,6 +109,11 @@ class Scheduled(GuardedMachine):
         for of in self.known, self.turns, self.doubts, self.orphans:
             for key in [key for key in of if key[0] == "x"]:
                 del of[key]
+
+    def _renewer(self) -> None:
+        """Let another process change the keys of a tenant."""
+        other = self.open()
+        Eraser(other.catalog, other.parts.writer).renew("x")
 
     def _vanish(self) -> None:
         data = self.disk.seen.files().get(self.victim)
@@ -305,6 +311,7 @@ BESIDES = {  # what others do, and beside what
     "writer": ["collect", "join", "index", "erase", "rekey", "renew", "verify"],
     "forgetter": ["put what was forgotten", "grow", "put and join", "undelete", "join", "collect", "renew"],
     "eraser": ["collect", "join", "expire", "copy", "verify"],
+    "renewer": ["put", "grow", "put and join", "undelete", "collect", "join", "copy", "verify"],
     "holder": ["put what was forgotten", "forget", "collect", "collect after another", "expire", "erase"],
 }
 
@@ -313,8 +320,8 @@ BESIDES = {  # what others do, and beside what
     ("kind", "name", "beside"), [(*case, of) for of, names in BESIDES.items() for case in EACH if case[1] in names]
 )
 def test_what_others_do_meanwhile(kind: str, name: str, beside: str) -> None:
-    if beside == "eraser" and kind == "open":
-        pytest.skip("only a sealed archive is erased from")
+    if beside in ("eraser", "renewer") and kind == "open":
+        pytest.skip("only a sealed archive has keys")
     calls = range(1, calls_of(kind, name) + 1)
     for call in calls[:: 1 if ALL else max(1, len(calls) // AT_MOST[kind == "open"])]:
         machine = base(kind).twin()
