@@ -38,7 +38,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import older_versions, version_of
-from pltz.archive.encryption.key_files import MAGIC as KEYS
+from pltz.archive.encryption.key_files import MAGIC as KEYS, generation_of
 from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import Verb
@@ -422,7 +422,8 @@ class Collector:
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
         older = older_versions(item) if named else ()
         held = named and self.catalog.holds.keeps(item)
-        census.add(item.location, r, version_of(item) if named else None, segment, older, held=held)
+        version, root = version_of(item) if named else None, generation_of(item.context.root)
+        census.add(item.location, r, version, segment, older, root=root, held=held)
 
     def _sweep(self) -> None:
         """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""

@@ -34,19 +34,20 @@ A_RUN, PLAIN = 0, 1  # kinds of segments
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 COLUMNS = {
-    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER, bits INTEGER",
-    "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER",
+    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER, bits INTEGER, root INTEGER",
+    "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER, root INTEGER",
     "marks": "at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER",
     "held": "at INTEGER, id BLOB",
 }
 READ = "".join(f"CREATE TABLE read_{table} ({columns});" for table, columns in COLUMNS.items())
-OWN = ("grace", "packs", *COLUMNS, "passed_over", "choice", "segment", "version", "mark", "live_version", "live")
+OWN = "grace", "packs", *COLUMNS, "passed_over", "aged", "choice", "segment", "version", "mark", "live_version", "live"
 TABLES = (
     "".join(f"DROP TABLE IF EXISTS {table};" for table in (*OWN, "live_segment"))
     + """
 CREATE TABLE grace (time INTEGER);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
 CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
+CREATE TABLE aged (at INTEGER, size INTEGER);
 """
     + "".join(f"CREATE TABLE {table} ({columns});" for table, columns in COLUMNS.items())
 )
@@ -66,6 +67,18 @@ SHARING = " UNION ".join(
 ONCE = (
     "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
     f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
+)
+# A record under an older root of keys does not count beside one under a newer: those keys may be destroyed any moment.
+NEWER = "".join(
+    f"""
+CREATE TEMP TABLE going_by AS SELECT {table}.rowid AS place FROM {table} JOIN (
+    SELECT id AS name, max(root) AS newest FROM {table} GROUP BY id HAVING min(root) < max(root)) ON id = name
+    WHERE root < newest;
+INSERT INTO aged SELECT at, size FROM {table} WHERE rowid IN (SELECT place FROM going_by);
+DELETE FROM {table} WHERE rowid IN (SELECT place FROM going_by);
+DROP TABLE going_by;
+"""
+    for table in ("segments", "versions")
 )
 # Of a segment's records those with the shortest bitstring count: `shrink` coded it again. Their versions count, too.
 SMALLER = f"""
@@ -162,6 +175,7 @@ MARKS = f"SELECT first, {MARK} FROM mark WHERE NOT stays ORDER BY id"
 WEIGHTS = f"""
 SELECT name, sum(total), sum(live) FROM (
     SELECT at, size AS total, 0 AS live FROM segments UNION ALL SELECT at, size, 0 FROM passed_over
+    UNION ALL SELECT at, size, 0 FROM aged
     UNION ALL SELECT first, 0, size FROM live_segment
     UNION ALL SELECT at, size, 0 FROM versions UNION ALL SELECT first, 0, size FROM live_version
     UNION ALL SELECT at, size, 0 FROM marks
@@ -185,6 +199,7 @@ class LiveSet:
 
     def __init__(self) -> None:
         self.live_versions = self.live_segments = 0
+        self._rooted = False  # whether keys of a domain have several roots
         # Packs whose records were added, by number. One that is dropped keeps it: which records of a segment count
         # depends on their order, and has to be the same when they were read again.
         self._packs: dict[bytes, int] = {}
@@ -234,27 +249,30 @@ class LiveSet:
         segment: bytes | None,
         older: Collection[bytes] = (),
         *,
+        root: int = 0,
         held: bool = False,
     ) -> None:
         """Add a record.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
-        ``older``: ids of the older versions of a run. ``held``: its versions are live, whatever marks say.
+        ``older``: ids of the older versions of a run. ``root``: generation of keys in which its root began.
+        ``held``: its versions are live, whatever marks say.
         """
         kind = A_RUN if record.mode & RUN else PLAIN
         self.begin(location.pack)
+        self._rooted |= root > 0
         place = location.offset << ROW_BITS | location.row
         at, mark = self._there[location.pack] << PLACE_BITS | place, record.mark
         size = weight(record)
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
         if segment is not None:
-            self._row("segments", at, segment, record.parent, size, kind, len(record.bitstring))
+            self._row("segments", at, segment, record.parent, size, kind, len(record.bitstring), root)
         if version is not None:
             own = 0 if kind == A_RUN else size  # a run is copied whole as long as its segment is live
-            self._row("versions", at, version, record.leaf, own, kind, 0)
+            self._row("versions", at, version, record.leaf, own, kind, 0, root)
         for one in older:
-            self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
+            self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens, root)
         for one in (version, *older) if held and version is not None else ():
             self._row("held", at, one)
 
@@ -274,6 +292,8 @@ class LiveSet:
             self._begin(condemned, packs)
             self._db.executescript(TAKEN)
             self._db.execute("INSERT INTO grace VALUES (?)", (before,))
+            if self._rooted:
+                self._db.executescript(NEWER)
             self._db.execute(SMALLER)
             if self._db.execute(ANY_SMALLER).fetchone():
                 self._db.executescript(PASSED_OVER)

@@ -228,6 +228,25 @@ def test_the_keys_of_a_tenant_change_and_its_records_open_by_no_older_one(kept: 
     assert roots == {newest.newest} and not any(older.governs(root) for root in roots)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_collectors_before_older_keys_go_keep_what_was_put_under_newer(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They merge packs with both, and would keep the record that comes first, whose keys are destroyed next."""
+    disk, destroy = SimDisk(seed=seed), Eraser._destroy
+    archive = create(disk, key=RAW)
+    archive.put([chat("a", [seed])])
+
+    def late(eraser: Eraser, *args: Any) -> Any:
+        for _ in range(3):
+            reopen(disk).collect(dead_share=0.01)
+        return destroy(eraser, *args)
+
+    monkeypatch.setattr(Eraser, "_destroy", late)
+    renew(archive)()
+    assert tokens(reopen(disk), "a") == [seed] and reopen(disk).verify(decode=True).sound
+
+
 def sealed_records(disk: SimDisk) -> list[tuple[Pack, Record]]:
     """Return the records that have a box, with their packs."""
     found = list[tuple[Pack, Record]]()
