@@ -124,6 +124,7 @@ class Listing:
         own_rows: what a list has of packs that this process put and no index covers, in a bucket.
         unnamed: packs that no manifest names, with their sizes; none but in `showing_unnamed`.
         staleness: how often a named pack turned out to be gone.
+        gone: how often a record was met whose keys are destroyed: it may be under newer ones in a pack named since.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -138,7 +139,7 @@ class Listing:
         self.condemned = frozenset[bytes]()
         self.unnamed: dict[bytes, int] = {}
         self.own_rows: dict[bytes, list[Row]] = {}
-        self.staleness = 0
+        self.staleness = self.gone = 0
         self.listed = False  # whether packs/ was listed at the last look
         self._showing = False
         self._archive: bytes | None = None  # id of the archive
@@ -309,7 +310,7 @@ class Listing:
         is one that ends with FileNotFoundError. Raises ArchiveError after ATTEMPTS attempts.
         """
         for _ in range(ATTEMPTS):
-            before = self.staleness
+            before, gone = self.staleness, self.gone
             try:
                 result = work()
             except FileNotFoundError:
@@ -318,7 +319,7 @@ class Listing:
                 if self.staleness == before:
                     raise
             else:
-                if self.staleness == before:
+                if self.staleness == before and (self.gone == gone or self.register.load() is self.manifest):
                     return result
             self.read()
         raise ArchiveError("a collector keeps moving what is looked at: try again")

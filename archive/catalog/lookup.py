@@ -220,7 +220,9 @@ class RecordLookup:
 
     def _is_gone(self, context: Context, identity: bytes) -> bool:
         """Return whether the key of a segment or session of a sealed archive was destroyed."""
-        return self._keys.cipher != CLEAR and self._keys.gone(context, identity)
+        gone = self._keys.cipher != CLEAR and self._keys.gone(context, identity)
+        self._listing.gone += gone
+        return gone
 
     def chain(self, version: Version) -> list[bytes]:
         """Return the ids of the segments of a version from the last one up, as far as their records are there.
