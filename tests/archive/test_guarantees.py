@@ -1043,6 +1043,7 @@ class RolesMachine(SealedMachine):
         self.may_put()
 
     def hold_this(self, handle: int, key: Key, event: Event) -> None:
+        self.denied = False  # what is held is not held again
         super().hold_this(handle, key, event)
         self.may_put()
 
