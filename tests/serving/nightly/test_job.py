@@ -261,7 +261,8 @@ def test_a_commit_that_a_collector_overtook_is_put_again(nightly: Nightly, monke
         return real(self, sessions, **options)
 
     monkeypatch.setattr(ArchiveWriter, "put", overtaken)
-    patience, report = 100, nightly.run()
+    patience = 100
+    report = nightly.run()
     assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES
     calls.clear()
     patience = 2
