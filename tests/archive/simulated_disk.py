@@ -32,10 +32,7 @@ BLOCK = 4096  # bytes; files take whole blocks of a disk with a capacity
 
 @dataclass(frozen=True)
 class Change:
-    """One unsynced change.
-
-    ``what``: "bytes" (path is the inode's number), "name", "unname" or "directory".
-    """
+    """One unsynced change. ``what``: "bytes" (path is the inode's number), "name", "unname" or "directory"."""
 
     what: str
     path: str
@@ -274,10 +271,7 @@ class SimDisk:
 
     @property
     def used(self) -> int:
-        """Return the bytes that files take, in whole blocks.
-
-        A file takes space until its last name is gone.
-        """
+        """Return the bytes that files take, in whole blocks. A file takes space until its last name is gone."""
         return sum(_blocks(self.seen.data.get(inode, b"")) for inode in {*self.seen.names.values()})
 
     def _write(self, path: str, inode: int, data: bytes) -> None:

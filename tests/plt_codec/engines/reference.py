@@ -37,10 +37,7 @@ def gained(x: Ints, gain: int, gains: Ints) -> Ints:
 
 
 def cumulative(logits: Ints, exp: Ints) -> Ints:
-    """Turn logits (n,) into cumulative frequencies (n + 1,): NUMERICS.md, "frequencies".
-
-    ``exp``: table.exp, (64,).
-    """
+    """Turn logits (n,) into cumulative frequencies (n + 1,): NUMERICS.md, "frequencies". ``exp``: table.exp, (64,)."""
     n, e = len(logits), np.minimum(logits.max() - logits, 1983)
     w = exp[e & 63] >> (e >> 6)
     below = np.concatenate([[0], np.cumsum(w)])
