@@ -1,4 +1,4 @@
-"""Holds: what may not be forgotten, freed or erased until a person releases it. Spec: FORMAT.md, "Holds".
+"""Holds: what may not be forgotten, freed or erased until a person releases it. Spec: format/AUDIT.md, "Holds".
 
     holds.place(tenant="acme", name="chat-7", author=Author("alice", "case 7"))
     holds.want_free("acme", "chat-7")       # raises OnHold

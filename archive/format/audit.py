@@ -1,4 +1,4 @@
-"""The audit: what was changed, when, by whom and why, as a chain of records. Spec: FORMAT.md, "Audit".
+"""The audit: what was changed, when, by whom and why, as a chain of records. Spec: AUDIT.md, "Audit".
 
     tail = tail.adding(AuditRecord(...))     in the manifest that makes the change
     AuditFile(archive, tail).encode()        audit/<digest>, once the tail is long

@@ -1,4 +1,4 @@
-"""The archive's clock: the time that its changes agree on, whatever one clock says. Spec: FORMAT.md, "Clock".
+"""The archive's clock: the time that its changes agree on, whatever one clock says. Spec: AUDIT.md, "Clock".
 
     clock = clock.seeing(now)       at each recorded change
     clock.believed(now)             what an age may count by: a step more than what was agreed, at most

@@ -1,4 +1,4 @@
-"""A hold: sessions that may not go until a person releases it, as one small object. Spec: FORMAT.md, "Holds".
+"""A hold: sessions that may not go until a person releases it, as one small object. Spec: AUDIT.md, "Holds".
 
     Hold(TAG, archive, time, note)    note: JSON of what is held, by whom and why; in a sealed archive a box of it
 """
