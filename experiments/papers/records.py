@@ -147,12 +147,12 @@ RECORDED = [
     ),
     PaperRow(
         MEMORY, "Q4 attention", "attention over packed Q4", "faster than FP16 by bandwidth",
-        "H200, one layer: 1.00 of bf16's speed with 1 session of 4,096 tokens, 1.84 with 32 of 16,384",
+        "H200, one layer: 1.05 of bf16's speed with 1 session of 4,096 tokens, 1.90 with 32 of 16,384",
         PART, "one short session gains nothing: its pass is over before memory counts", POOL,
     ),
     PaperRow(
         TIERS, "warming", "as fast as a copy of memory", "100 % of the bus",
-        "H200, 138 and 554 MB: 0.88 to 0.93 of a plain copy's 53 to 55 GB/s, spilling 0.86 to 0.93", PART,
+        "H200, 138 and 554 MB: 0.84 to 0.96 of a plain copy's 53 to 55 GB/s, spilling 0.78 to 0.95", PART,
         "moves in a row are nearer, 0.92 to 0.98: the rest is the host's part", POOL,
     ),
     PaperRow(

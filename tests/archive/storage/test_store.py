@@ -560,7 +560,8 @@ class StaleListings:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._frozen = {of: store.list(of) for of in ("packs", "index", "lists", "parity", "manifest", "keys")}
+        folders = "packs", "index", "lists", "parity", "manifest", "keys", "hold", "audit"
+        self._frozen = {of: store.list(of) for of in folders}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
