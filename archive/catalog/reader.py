@@ -31,6 +31,8 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import RUN
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry
 from pltz.coding.codecs.codec import is_bytewise
+from pltz.coding.codecs.logs import LOG_TOKENIZER
+from pltz.coding.workers import START_BYTES
 from pltz.models.session import transcript
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session, kind_of, writing_in
@@ -197,7 +199,10 @@ class SessionReader:
 
         ``blocks``: as in `TowerReader.each`.
         """
-        for long, some in itertools.groupby(self._recorded(versions), key=self._reader.is_long):
+        chosen, workers = list(versions), self._codecs.workers
+        logs = sum(v.content.size for v in chosen if v.tokenizer == LOG_TOKENIZER)
+        workers.on |= workers.count > 0 and logs >= START_BYTES
+        for long, some in itertools.groupby(self._recorded(chosen), key=self._reader.is_long):
             if long:
                 yield from map(self._long, some)
             else:
