@@ -16,7 +16,7 @@ import torch
 from pltz.archive.catalog import losses
 from pltz.archive.encryption import key_files
 from pltz.archive.encryption.key_files import KeyFile
-from pltz.archive.format import index_file, manifest, pack, parity, settings
+from pltz.archive.format import audit, hold, index_file, manifest, pack, parity, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.parity import Parity
@@ -137,7 +137,7 @@ def test_the_document_names_the_versions_that_are_read() -> None:
         "`index/`": [*index_file.VERSIONS], "`parity/`": [parity.VERSION], "`keys/`": [key_files.VERSION],
         "journal of the eviction hook": [segment.VERSION], "calibration of KV": [calibration.VERSION],
         "file of KV": [kv_file.VERSION], "slot of llama-server": [int(slot_keeper.FORMAT.rpartition(" ")[2])],
-        "receipt of the nightly job": [receipt.VERSION],
+        "receipt of the nightly job": [receipt.VERSION], "`hold/`, `audit/`": sorted({hold.VERSION, audit.VERSION}),
     }
     assert {name: [int(n) for n in told.split(",")] for name, told in rows} == read
 
