@@ -1,4 +1,4 @@
-"""What tests watch of the product while it runs: calls and memory."""
+"""Watch the product in tests while it runs: its calls and its memory."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator

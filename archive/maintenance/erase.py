@@ -246,7 +246,7 @@ class Eraser:
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
         self.catalog.listing.publish(record=self._record(Verb.ERASED, kind, name))
-        done = _Done(self.keys.shred(keys), *self._prove(domain, generation, None))
+        done = _Done(self.keys.shred(keys), *self._prove(domain, generation, None, own=generation))
         return self._receipt(erasure, keys, finished, done=[done])
 
     def session(self, tenant: str, name: str, *, dry_run: bool = False) -> Erasure:
@@ -423,7 +423,7 @@ class Eraser:
         """
         self._publish(keys, record)
         files = self.keys.shred(keys)
-        return _Done(files, *self._prove(keys.domain, before, units, seen))
+        return _Done(files, *self._prove(keys.domain, before, units, seen, own=keys.generation))
 
     def _receipt(
         self,
@@ -603,20 +603,28 @@ class Eraser:
         return found
 
     def _prove(
-        self, domain: bytes, before: int | None, units: set[int] | None, seen: DomainRecords | None = None
+        self,
+        domain: bytes,
+        before: int | None,
+        units: set[int] | None,
+        seen: DomainRecords | None = None,
+        *,
+        own: int | None = None,
     ) -> tuple[int, int]:
         """Return the records of the units, none of which opens, and the packs that could not be read whole.
 
         Reads files, not indexes: packs, and the keys as they are on the disk now. ``before``: generation from which on
-        roots may open. ``before``, ``units``: None is all. ``seen``: as of `_records`.
+        roots may open. ``before``, ``units``: None is all. ``seen``: as of `_records`. ``own``: the generation put.
 
-        Raises ArchiveError where a record opens.
+        Raises ArchiveError where a record opens or older keys are there, Fenced where only those of another erase are.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
         left = [n for n in self.keys.folder.generations(fresh=False).get(domain, []) if n not in strange]
         self.keys.refresh()
         known = self.keys.of(domain)
         if len(left) != 1 or known is None or known.generation != left[0]:
+            if known and left and own is not None and min(left) >= own:
+                raise Fenced(AT_ONCE)
             raise ArchiveError("older keys are still there: erase again")
         records = unread = 0
         for record in self._records(domain, seen):

@@ -468,7 +468,6 @@ class Erase(Operation):
     """Erase a session: all its versions."""
 
     kind = "erase"
-    allowed = r"Fenced: |ArchiveError: older keys are still there: erase again"  # beside another erase of the tenant
 
     def __init__(self) -> None:
         super().__init__()
@@ -490,7 +489,7 @@ class Erase(Operation):
         """Note the request. A put that is to be repeated must not bring back an erased session."""
         sessions = [draw.record.main[key] for key in self.keys]
         if any(s.erasing for s in sessions) or not any(s.live for s in sessions):
-            self.allowed += "|NotFound: "  # erased by one that was killed, or forgotten and collected
+            self.allowed = r"Fenced: |NotFound: "  # erased by one that was killed, or forgotten and collected
         for key in self.keys:
             draw.record.main[key].erasing = draw.record.main[key].buried = True
         draw.again[:] = [[p for p in puts if p.key not in self.keys] for puts in draw.again]

@@ -93,6 +93,33 @@ def test_an_erase_that_left_older_keys_says_so(sealed: TowerArchive, monkeypatch
             sealed.erase("acme", "a")
 
 
+def test_an_erase_beside_another_of_its_tenant_says_so(
+    sealed: TowerArchive, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys that the other one put are newer: nothing says that older ones are left."""
+    sealed.put([chat("a", [1]), chat("b", [2]), chat("c", [3])])
+    shred, calls = Keyring.shred, list[int]()
+
+    def beside(self: Keyring, keys: DomainKeys) -> int:
+        calls.append(keys.generation)
+        if len(calls) > 1:  # the other one is killed here
+            raise KeyboardInterrupt
+        found = shred(self, keys)
+        with pytest.raises(KeyboardInterrupt):
+            reopen(disk).erase("acme", "b")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keyring, "shred", beside)
+        with pytest.raises(Fenced, match="at the same time: erase again"):
+            sealed.erase("acme", "a")
+    assert len(calls) == 2 and calls[1] > calls[0]
+    after = reopen(disk)
+    after.erase("acme", "b")
+    assert tokens(after, "c") == [3] and after.verify(decode=True).sound
+    assert [v.name for v in reopen(disk).ls()] == ["c"]
+
+
 def test_an_erased_session_is_put_again_only_where_the_user_says_so(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1, 2]), chat("b", [1]), chat("c", [1])])
     sealed.erase("acme", "a")

@@ -153,7 +153,7 @@ def test_a_changed_byte_is_a_miss(
 def test_files_of_others_are_not_there_and_stay(
     make: Make, kin: Target, warm: Callable[[], KVStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of another archive of the same names and ids, sealed or not, or moved to another name. It is told once."""
+    """Pass over files of another archive of the same names and ids, and those that were renamed; tell it once."""
     caplog.set_level(logging.INFO, "pltz.kv")
     archives = [make("sealed"), make("other", Secret(b"other" * 9, 0)), make("open", None)]
     for archive in archives:
@@ -178,7 +178,7 @@ def test_files_of_others_are_not_there_and_stay(
 def test_an_erasure_ends_the_files_of_its_tenant(
     sealed: SessionArchive, kin: Target, bundle: Bundle, warm: Callable[[], KVStore], tmp_path: Path
 ) -> None:
-    """Of its process and of others, without being told of the folder."""
+    """Reach the files of this process and of others, though the erase is not told of the folder."""
     running = warm()
     for name, tenant in (("one", "acme"), ("two", "acme"), ("one", "blue")):
         thaw(sealed, kin, running, name, tenant)

@@ -162,7 +162,7 @@ def test_kv_of_idle_sessions_goes_to_files_and_comes_back_after_a_restart(
 def test_kv_of_a_session_that_is_erased_or_old_goes_from_files(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: dict[str, Any], kind: str
 ) -> None:
-    """Of a sealed archive with that of all others of its tenant, whose key goes. Of q8 what others may find, too."""
+    """Remove, over a sealed archive, the KV of the whole tenant, whose key goes; in q8 what others may find, too."""
     monkeypatch.setattr("pltz.serving.server.service.AUDIT", 0.2)
     room = {"folder": tmp_path / "kv", "disk_bytes": 1 << 28, "kind": kind}
 

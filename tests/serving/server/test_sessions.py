@@ -124,7 +124,7 @@ def test_a_session_that_cannot_be_read_keeps_no_other_from_going_cold() -> None:
 
 @pytest.mark.parametrize("how", ["erased", "in the journal", "laid aside", "another turn"])
 def test_what_the_archive_has_no_more_leaves_memory(how: str) -> None:
-    """Whether it went cold or not: but for what the archive may not have had yet."""
+    """Drop a session, cold or not, unless the archive may not have had it yet."""
     erased: list[bytes] = []
     sessions = sessions_of(
         lambda name: IDS, settle=lambda seconds: how != "in the journal", aside=how == "laid aside", erase=erased.append
