@@ -29,6 +29,7 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Protocol, TypeVar, cast
 
+from pltz.coding.threads import giving_way
 from pltz.plt_codec.child_python import command, environment
 
 MOST = 12  # processes: those that one GPU keeps busy
@@ -82,8 +83,10 @@ class _Shared(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result once it is there. Raises what the method raised."""
-        while self._workers.count == 1 and not self.done() and self._workers.help():
-            pass
+        if self._workers.count == 1:
+            with giving_way():  # to the thread of that process
+                while not self.done() and self._workers.help():
+                    pass
         return super().result(timeout)
 
 
@@ -124,9 +127,7 @@ class Workers:
         return [later.result() for later in [self.submit(method, *row) for row in rows]]
 
     def help(self) -> bool:
-        """Run the next call here, where another is left for the process. Returns whether it did."""
-        if self._calls.qsize() < 2:
-            return False
+        """Run the next call that waits here. Returns whether there was one."""
         try:
             entry = self._calls.get_nowait()
         except queue.Empty:

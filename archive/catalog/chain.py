@@ -10,10 +10,11 @@ has an error as its answer. Segments that need it as context get the same error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -33,6 +34,7 @@ from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.coding.codecs.codec import Coded, SegmentCodec
 from pltz.coding.log.recall import Source
+from pltz.coding.workers import ahead
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.container.frame import CODING, TOWER, Method
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, LimitError, PltzError
@@ -85,6 +87,13 @@ class RecordToDecode:
     source: Source | None = None
     coded: Coded | None = None
 
+    def code(self, bits: bytes) -> Coded:
+        """Return what its codec is given: its bitstring, and what it was coded after."""
+        above, up = (NOTHING, self.above) if isinstance(self.above, Coded) else (self.above, None)
+        record = self.item.record
+        self.coded = Coded(bits, record.tokens, above, record.mode & CODING, up, source=self.source)
+        return self.coded
+
 
 def decode_records(
     codecs: CodecRegistry, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None = None
@@ -120,8 +129,7 @@ def _decode(
     try:
         runs = [_run(keys, w.item) for w in wanted]
         for (_, bits), w in zip(runs, wanted, strict=True):
-            above, up = (NOTHING, w.above) if isinstance(w.above, Coded) else (w.above, None)
-            w.coded = Coded(bits, w.item.record.tokens, above, w.item.record.mode & CODING, up, source=w.source)
+            w.code(bits)
         found = codec.decode([w.coded for w in wanted if w.coded])
         for w in wanted:
             if w.coded:
@@ -304,19 +312,28 @@ class Chains:
 
     def load(self, leaves: Sequence[bytes]) -> None:
         """Decode all segments of these towers that are not decoded yet. Errors are kept and raised by `tower`."""
+        self.begin(leaves)()
+
+    def begin(self, leaves: Sequence[bytes]) -> Callable[[], None]:
+        """Look up what `load` decodes, begin with what other processes do of it, and return the rest."""
+        paths = [path[::-1] for path in map(self._look_up, leaves) if path]
+        begun = [
+            self._begin_chain(codec, items)
+            for path in paths
+            for codec, items in self._chains_in(path)
+            if codec.carries or len(paths) == 1
+        ]
         levels: dict[int, list[bytes]] = {}
-        fresh: list[bytes] = []
-        for leaf in leaves:
-            fresh += self._look_up(leaf)
-        if not fresh:
-            return
-        for segment in fresh:
+        for segment in itertools.chain(*paths):
             levels.setdefault(self._depth[segment], []).append(segment)
-        ordered = [levels[depth] for depth in sorted(levels)]
-        if all(len(level) == 1 for level in ordered):
-            self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
-        for level in ordered:
-            self._decode_level(level)
+
+        def rest() -> None:
+            for prove in filter(None, begun):
+                prove()
+            for depth in sorted(levels):
+                self._decode_level(levels[depth])
+
+        return rest
 
     def length(self, leaf: bytes) -> int:
         """Return the tokens of a tower, from its records alone; 0 where one of them cannot be read.
@@ -346,9 +363,10 @@ class Chains:
         Only as many are kept as the next ones are decoded after. Raises the errors of `tower`.
         """
         above = path[0].record.parent if path else NO_SEGMENT
-        for name in (item.record.id or NO_SEGMENT for item in path):
+        names = (item.record.id or NO_SEGMENT for item in path)
+        for name, decode in ahead(((name, self.begin([name])) for name in names), 1):
             done, at = list[tuple[bytes, Tokens]](), name
-            self.load([name])
+            decode()
             while at != above:
                 if isinstance(answer := self._answers[at], PltzError):
                     raise answer
@@ -382,11 +400,16 @@ class Chains:
                     known.pop(segment, None)
             kept += len(cast("Tokens", answer))
 
-    def versions(self, versions: Sequence[Version]) -> list[Segments]:
-        """Return what `version` does of each of several versions, decoded together. Raises its errors."""
+    def begin_versions(self, versions: Sequence[Version]) -> Callable[[], list[Segments]]:
+        """Begin to decode versions together, and return what returns of each what `version` does. Raises its errors."""
         self.note(versions)
-        self.load([v.leaf for v in versions])
-        return [self.version(v) for v in versions]
+        rest = self.begin([v.leaf for v in versions])
+
+        def segments() -> list[Segments]:
+            rest()
+            return [self.version(v) for v in versions]
+
+        return segments
 
     def version(self, version: Version) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
@@ -544,39 +567,65 @@ class Chains:
             return 0 if isinstance(answer, PltzError) else len(answer)
         return self._places[segment][0].record.tokens
 
-    def _decode_path(self, path: Sequence[bytes]) -> None:
-        """Decode segments that each stand behind the one before, by one call of a codec that is faster so.
+    def _chains_in(self, path: Sequence[bytes]) -> Iterator[tuple[SegmentCodec, list[Found]]]:
+        """Yield the segments of a path that are not decoded yet, in chains that one codec decodes, each after another.
+
+        Of a codec that carries, a segment that was coded alone begins a chain.
+        """
+        chain, codec = list[Found](), None
+        for segment in path:
+            if segment in self._answers:
+                continue
+            item = self._places[segment][0]
+            own = self.codecs.for_context(item.context, item.record.mode)
+            alone = own is not None and own.carries and not item.record.mode & TOWER
+            if chain and (alone or own is not codec or item.record.parent != chain[-1].record.id):
+                if codec:
+                    yield codec, chain
+                chain = []
+            chain.append(item)
+            codec = own
+        if chain and codec:
+            yield codec, chain
+
+    def _begin_chain(self, codec: SegmentCodec, items: Sequence[Found]) -> Callable[[], None] | None:
+        """Begin to decode a chain all at once; None: that does not help.
 
         A segment that is not proven is left to `_decode_level`, and so are all below it.
         """
-        items = [self._places[segment][0] for segment in path]
-        codec = self.codecs.for_context(items[0].context, items[0].record.mode) if len(items) > 1 else None
-        if codec is None or not codec.chains:
-            return
-        # each segment stands directly behind the one before, with the same codec and nothing beside it
-        for number, item in enumerate(items[1:], 1):
-            own = self.codecs.for_context(item.context, item.record.mode)
-            if item.record.parent != path[number - 1] or own is not codec:
-                return
-        # one call decodes all of them
-        above, keys = self.above(items[0]), self.catalog.keys
-        if isinstance(above, PltzError | Coded):
-            return
-        try:
-            runs = [_run(keys, item) for item in items]
-            coded = [
-                Coded(bits, i.record.tokens, NOTHING if n else above, i.record.mode & CODING)
-                for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
-            ]
-            found = codec.decode_chain(coded)
-        except PltzError:
-            return
-        # what is proven is kept; the rest is decoded again, one by one
-        for segment, item, (lengths, _), tokens in zip(path, items, runs, found, strict=True):
-            answer = _proved(keys, item, lengths, tokens, self._heard)
-            if isinstance(answer, PltzError):
-                return
-            self._answers[segment] = self._expand(item, answer) if item.record.mode & RUN else answer
+        first = items[0]
+        if first.record.mode & TOWER and first.record.parent not in self._answers:
+            return None
+        above = self.above(first)
+        if isinstance(above, PltzError):
+            return None
+        wanted = list[RecordToDecode]()
+        with suppress(PltzError):
+            runs = [_run(self.catalog.keys, item) for item in items]
+            for item, (_, bits) in zip(items, runs, strict=True):
+                wanted.append(self.to_decode(item, above))
+                coded = wanted[-1].code(bits)
+                above = coded if codec.carries else NOTHING
+            found = codec.begin_chain([w.coded for w in wanted if w.coded])
+            return found and partial(self._prove_chain, wanted, runs, found)
+        return None
+
+    def _prove_chain(
+        self,
+        wanted: Sequence[RecordToDecode],
+        runs: Sequence[tuple[list[int], bytes]],
+        found: Callable[[], Iterable[Tokens]],
+    ) -> None:
+        """Keep what is proven of a chain; the rest is decoded again, one by one."""
+        with suppress(PltzError):
+            for w, (lengths, _), tokens in zip(wanted, runs, found(), strict=True):
+                answer = _proved(self.catalog.keys, w.item, lengths, tokens, self._heard)
+                if isinstance(answer, PltzError):
+                    return
+                segment = w.item.record.id or NO_SEGMENT
+                self._answers[segment] = self._taken(segment, w, answer)
+                if w.coded:
+                    w.coded.source = None  # as in `_decode`
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""

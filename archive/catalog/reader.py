@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from pltz.archive.format.record import RUN
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry
 from pltz.coding.codecs.codec import is_bytewise
 from pltz.coding.codecs.logs import LOG_TOKENIZER
-from pltz.coding.workers import START_BYTES
+from pltz.coding.workers import START_BYTES, ahead
 from pltz.models.session import transcript
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session, kind_of, writing_in
@@ -74,30 +75,48 @@ class TowerReader:
             known: segments that the caller already has; they are neither read nor decoded.
             heard: called with each record that is proved, as by `chain.decode_records`.
         """
-        return self.catalog.twice(lambda: self._towers(versions, known, heard))
 
-    def _towers(
-        self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None, heard: Heard | None
-    ) -> list[Tower]:
-        with self.catalog.lookup.keeping_blocks():
-            chains = Chains(self.catalog, self.codecs, known, heard)
-            return list(map(Tower, versions, chains.versions(versions)))
+        def work() -> list[Tower]:
+            with self.catalog.lookup.keeping_blocks():
+                return self._begin(versions, known, heard)()
+
+        return self.catalog.twice(work)
+
+    def _begin(
+        self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None, heard: Heard | None = None
+    ) -> Callable[[], list[Tower]]:
+        """Begin to decode the towers of versions, and return the rest of it."""
+        segments = Chains(self.catalog, self.codecs, known, heard).begin_versions(versions)
+        return lambda: list(map(Tower, versions, segments()))
 
     def each(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
 
-        ``blocks``: those that the look-up of these versions parsed; no block is parsed twice.
-        Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
+        The next group is begun while the caller works. ``blocks``: those that the look-up of these versions parsed; no
+        block is parsed twice. Raises the errors of `tower` for the first that is lost, before others of its group are
+        yielded.
         """
-        groups = decodable_groups(versions, self._weight)
-        blocks = {} if blocks is None else blocks
-        while True:
-            with self.catalog.lookup.keeping_blocks(blocks):  # not while the caller works: it may read other things
-                group = next(groups, None)
-                towers = self.towers(group) if group else []
-            if group is None:
-                return
+        known: Blocks = {} if blocks is None else blocks
+
+        def begun() -> Iterator[tuple[list[Version], list[Callable[[], list[Tower]]]]]:
+            groups = decodable_groups(versions, self._weight)
+            while True:
+                ways: list[Callable[[], list[Tower]]] = []
+                with self.catalog.lookup.keeping_blocks(known):  # not while the caller works: it may read other things
+                    if (group := next(groups, None)) is None:
+                        return
+                    with suppress(FileNotFoundError, LostError):
+                        ways.append(self._begin(group))
+                yield group, ways
+
+        for group, ways in ahead(begun(), 1, first=0):
+            with self.catalog.lookup.keeping_blocks(known):
+                towers = self.catalog.twice(partial(self._end, group, ways))
             yield from towers
+
+    def _end(self, versions: Sequence[Version], begun: list[Callable[[], list[Tower]]]) -> list[Tower]:
+        """Return the towers of versions that were begun, or, the second time, that are read anew."""
+        return (begun.pop() if begun else self._begin(versions))()
 
     def pieces(self, version: Version) -> Iterator[Tokens]:
         """Yield the tokens of a version of any length, (t,) of a segment at a time. Raises the errors of `tower`."""

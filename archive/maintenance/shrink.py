@@ -413,7 +413,7 @@ class Shrinker:
         up: PendingSegment | None = None
         if isinstance(above, Coded) or len(above):
             up = PendingSegment(context, codec, None, NOTHING if isinstance(above, Coded) else above)
-            [up.part] = above.decoded if isinstance(above, Coded) else [None]
+            up.part = above.decoded.part if isinstance(above, Coded) and above.decoded else None
         segment = PendingSegment(context, codec, up, tokens)
         segment.digest = keys.segment_digest(context.domain, context.tokenizer, record.parent, tokens)
         segment.id = segment_of(segment.digest)

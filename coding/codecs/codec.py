@@ -14,7 +14,7 @@ they are a few per cent longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,6 +45,7 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.coding.log.above import Above
+    from pltz.coding.log.log_coder import Decoded
     from pltz.coding.log.recall import Recalled, Source
     from pltz.coding.parts import Coder, Parts, Progress
     from pltz.coding.workers import Workers
@@ -122,7 +123,7 @@ class Coded:
         above: the tokens above it when it was encoded, (m,).
         mode: the mode in which it was encoded.
         up: of a codec that carries, the segment that it was coded after, to be decoded or as a writer has it.
-        decoded: what a segment below is decoded after, once it is decoded; empty before.
+        decoded: of a codec that carries, what has the part that a segment below is decoded after, once it is begun.
         source: of a log, what it recalls passages from.
     """
 
@@ -131,7 +132,7 @@ class Coded:
     above: Tokens
     mode: int = ALONE
     up: Coded | Above | None = None
-    decoded: Sequence[Above | None] = ()
+    decoded: Decoded | None = None
     source: Source | None = None
 
 
@@ -149,7 +150,6 @@ class SegmentCodec:
         carries: whether it codes a segment after what decoding the one above it left, wherever it has one. `Plain.up`
             and `Coded.up` tell which that is, and nothing is reached.
         vouching: whether its bitstrings hold a digest of their tokens.
-        chains: whether its engine decodes segments that each stand behind those before them faster than one by one.
         weight: number that the memory of a call may grow by, since as many processes have a part of the work.
     """
 
@@ -161,7 +161,6 @@ class SegmentCodec:
     reach: int = 0
     carries: bool = False
     vouching: bool = False
-    chains: bool = False
     weight: int = 1
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
@@ -175,13 +174,13 @@ class SegmentCodec:
         """
         raise NotImplementedError
 
-    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,), where the codec `chains`. Raises CorruptError.
+    def begin_chain(self, batch: Sequence[Coded]) -> Callable[[], Iterable[Tokens]] | None:
+        """Begin to decode segments that stand behind each other, and return what yields the ids of each, (count,).
 
         Only the first one's ``above`` counts: each other segment was coded after the tokens of those before it, or
-        alone, as its mode says.
+        alone, as its mode says. None: they are decoded as fast one by one. Each of both raises CorruptError.
         """
-        raise NotImplementedError
+        return None
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds a digest that says it holds these tokens, (T,). Nothing is decoded."""
@@ -282,7 +281,7 @@ class BundleCodec(SegmentCodec):
         self.coder = coder or cast("Bundle", bundle).coder(device, threads)
         self.reach = cast("Bundle", bundle).weights.shape.memory if reach is None else reach
         self.bundle_id, self.tokenizer = bundle.id, bundle.tokenizer.fingerprint
-        self.fast, self.chains = layout == "fast", hasattr(self.coder, "decode_chain")
+        self.fast, self._chains = layout == "fast", hasattr(self.coder, "decode_chain")
 
     def encode(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids out of range.
@@ -300,8 +299,11 @@ class BundleCodec(SegmentCodec):
         """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""
         return self._decode(partial(self.coder.decode, progress=progress), batch)
 
-    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment of a chain, (count,). Raises CorruptError."""
+    def begin_chain(self, batch: Sequence[Coded]) -> Callable[[], list[Tokens]] | None:
+        """Return what decodes a chain by one call of an engine that is faster so. It raises CorruptError."""
+        return partial(self._decode_chain, batch) if self._chains and len(batch) > 1 else None
+
+    def _decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
         coder = cast("CudaCoder", self.coder)
 
         def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:

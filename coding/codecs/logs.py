@@ -10,7 +10,7 @@ digest of the bytes. A writer that finds the segment stored compares digests, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -138,12 +138,25 @@ class LogCodec(SegmentCodec):
 
     def _decode(self, batch: Sequence[Coded], progress: Progress | None) -> list[Callable[[], bytes]]:
         """Decode the texts of segments of which those above are decoded."""
-        above = [c.up.decoded[0] if isinstance(c.up, Coded) else c.up for c in batch]
+        above = [_part(c.up) for c in batch]
         rows = [(c.data, c.count, up) for c, up in zip(batch, above, strict=True)]
         found = self._coder.decode_begun(rows, progress=progress, sources=[c.source for c in batch])
         for coded, decoded in zip(batch, found, strict=True):
-            coded.decoded = [decoded.part]
+            coded.decoded = decoded
         return [decoded.content for decoded in found]
+
+    def begin_chain(self, batch: Sequence[Coded]) -> Callable[[], Iterator[Tokens]] | None:
+        """Begin to decode parts of a log of which no text was coded by the model. Raises CorruptError, as what follows.
+
+        Where the first one has a part above it, that is decoded.
+        """
+        rows, sources = [(c.data, c.count) for c in batch], [c.source for c in batch]
+        begun = self._coder.begin_chain(rows, _part(batch[0].up), sources) if all(c.count for c in batch) else None
+        if begun is None:
+            return None
+        for coded, decoded in zip(batch, begun, strict=True):
+            coded.decoded = decoded
+        return lambda: (np.frombuffer(one.content(), np.uint8) for one in begun)
 
     def recalled(self, data: bytes, tokens: Tokens) -> Recalled | None:
         """Return what a bitstring has of these tokens without the passages that it recalls; None: all of them."""
@@ -158,6 +171,13 @@ class LogCodec(SegmentCodec):
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds the digest of these tokens."""
         return holds(data, as_bytes(tokens))
+
+
+def _part(up: Coded | Above | None) -> Above | None:
+    """Return the part that a segment is decoded after, of one above it that is decoded."""
+    if isinstance(up, Coded):
+        return up.decoded.part if up.decoded else None
+    return up
 
 
 def method_of(data: bytes) -> tuple[str, int]:

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,18 +107,6 @@ class Draft:
     looks: look.Samples | None = None
 
 
-class Decoded(NamedTuple):
-    """A content that is decoded but for its bytes.
-
-    Attributes:
-        part: what the next part of the log is decoded after; None: nothing.
-        content: returns the bytes. Raises CorruptError where they do not match their check.
-    """
-
-    part: Above | None
-    content: Callable[[], bytes]
-
-
 @dataclass(frozen=True)
 class Parsed:
     """The parts of a log frame.
@@ -171,6 +157,54 @@ class Parsed:
             return 0
         copied = repeats.unpack(self.copies, self.count, MAX_BYTES) if self.copies else []
         return self.count - sum(copy.length for copy in copied)
+
+
+Frame = tuple[Parsed, bytes | None, int]  # parsed, its text where the model coded it, and bytes of its content
+
+
+class Decoded:
+    """A content on its way out of its frame.
+
+    ``row``: of what; None: an empty frame. ``above``: the part above it, or the frame that has it. ``later``: what
+    `LogTables.joined` returns, of which number ``n`` is of this frame. ``source``: what it recalls passages from.
+    """
+
+    def __init__(
+        self,
+        row: Frame | None,
+        above: Above | Decoded | None,
+        source: Source | None,
+        later: Later | None = None,
+        n: int = 0,
+    ) -> None:
+        self._row, self._above, self._source, self._later, self._n = row, above, source, later, n
+
+    @cached_property
+    def part(self) -> Above | None:
+        """Return what the next part of the log is decoded after. Raises CorruptError."""
+        above = self._above.part if isinstance(self._above, Decoded) else self._above
+        if not (self._row and self._later):
+            return above
+        parsed, _, count = self._row
+        return _part_of(parsed, self._later.result()[self._n][0], count, above)
+
+    def content(self) -> bytes:
+        """Return the bytes. Raises CorruptError where they do not match their check."""
+        if not (self._row and self._later):
+            return b""
+        parsed, _, count = self._row
+        found: bytes = self._later.result()[self._n][1]
+        if parsed.own is not None:
+            if self._source is None:
+                raise CorruptError("a log recalls passages where none can be: the file is damaged")
+            found = recall.filled(found, parsed.recalls, count, self._source)
+        if check_of(found) != parsed.check:
+            raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
+        return found
+
+
+def _part_of(parsed: Parsed, text: bytes, count: int, above: Above | None) -> Above:
+    return Above.made_of(parsed.columns, parsed.bits, text, parsed.own or count, above, count)
 
 
 def parse(frame: bytes) -> Parsed:
@@ -282,17 +316,23 @@ class LogTables:
         if above:
             self._pasts.put(_past_key(above, count, in_tokens), text)
 
-    def content(self, part: Above) -> bytes:
-        """Return the content of a part that is made of a table. Raises CorruptError."""
-        return table.content_of(part)
+    def joined(self, rows: Sequence[Frame], above: Above | None) -> list[tuple[bytes, bytes]]:
+        """Return the text of each frame, and its content without what that recalls. Raises CorruptError.
 
-    def text(self, parsed: Parsed, past: bytes, tokens: Tokens | None) -> bytes:
-        """Return the text of a frame. Raises CorruptError.
-
-        ``past``: what PPMd codes it after. ``tokens``: its own, (T,), where the model coded it.
+        ``above``: the part above the first one; each other one was coded after the one before.
         """
-        if tokens is None:
-            return ppmd.decode(parsed.coded, parsed.count, past)
+        found = []
+        for parsed, text, count in rows:
+            if text is None:
+                size = parsed.own or count
+                past = self.past(above, size, in_tokens=False).data
+                text = ppmd.decode(parsed.coded, parsed.count, learnt(past, size))
+            above = _part_of(parsed, text, count, above)
+            found.append((text, table.content_of(above)))
+        return found
+
+    def text(self, tokens: Tokens) -> bytes:
+        """Return the text of a frame that the model coded as tokens, (T,). Raises CorruptError."""
         if not len(tokens):
             return b""
         specials = set(np.unique(tokens[tokens < len(SPECIALS)]).tolist())
@@ -421,7 +461,7 @@ class LogCoder:
         progress: Progress | None = None,
         sources: Sequence[Source | None] = (),
     ) -> list[Decoded]:
-        """Decode the texts of frames, and begin to join them to contents.
+        """Decode the texts of frames that the model coded, and begin with the rest.
 
         The work is bounded by the bytes that are present.
 
@@ -431,55 +471,53 @@ class LogCoder:
             sources: of each, what it recalls passages from.
 
         Raises:
-            CorruptError: a frame is damaged, or was coded after another part; where a content does not match its check,
-                its `Decoded` raises it.
+            CorruptError: a frame is damaged, or was coded after another part; what is found out later, its `Decoded`
+                raises.
             VersionError: a frame of a newer pltz.
         """
         parsed = [checked(frame, count) if count or frame else None for frame, count, _ in batch]
-        pasts = [
-            self._tables.past(above, one.own or count, in_tokens=one.by_model) if one else NO_TEXT
-            for one, (_, count, above) in zip(parsed, batch, strict=True)
-        ]
-        numbers = [n for n, one in enumerate(parsed) if one and one.by_model]
-        taken = {n: _copies(one, pasts[n].tokens) for n in numbers if (one := parsed[n])}
-        items = []
-        for n in numbers:
-            one = parsed[n]
-            assert one is not None
-            literals = one.count - sum(copy.length for copy in taken[n])
-            items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=pasts[n].tokens))
-        found = dict(zip(numbers, self.coder.decode(items, progress=progress) if items else (), strict=True))
-        tokens = {n: repeats.expand(literals, taken[n], pasts[n].tokens) for n, literals in found.items()}
         known = sources or [None] * len(batch)
+        rows = {n: (one, *row[1:]) for n, (one, row) in enumerate(zip(parsed, batch, strict=True)) if one}
+        by_model = {n: row for n, row in rows.items() if row[0].by_model}
+        texts = dict(zip(by_model, self._texts([*by_model.values()], progress), strict=True))
+        begun = [Decoded(None, above, source) for (_, _, above), source in zip(batch, known, strict=True)]
+        for n, (one, count, above) in rows.items():
+            begun[n] = self._begin([(one, texts.get(n), count)], above, [known[n]])[0]
+        return begun
 
-        def text(n: int) -> bytes:
-            one, count = parsed[n], batch[n][1]
-            return self._tables.text(one, learnt(pasts[n].data, one.own or count), tokens.get(n)) if one else b""
+    def _begin(self, rows: Sequence[Frame], above: Above | None, sources: Sequence[Source | None]) -> list[Decoded]:
+        """Begin to decode frames that were each coded after the one before."""
+        later, begun = self._workers.submit("joined", rows, above), list[Decoded]()
+        for n, (row, source) in enumerate(zip(rows, sources, strict=True)):
+            begun.append(Decoded(row, begun[-1] if begun else above, source, later, n))
+        return begun
 
-        several = len(batch) > 1 and self.side_by_side > 1  # PPMd holds no lock
-        with ThreadPoolExecutor(self.side_by_side) if several else nullcontext() as pool:
-            texts = (pool.map if pool else map)(text, range(len(batch)))
-            return [
-                self._decoded(one, text, count, above, source) if one else Decoded(above, bytes)
-                for one, text, (_, count, above), source in zip(parsed, texts, batch, known, strict=True)
-            ]
+    def _texts(self, rows: Sequence[tuple[Parsed, int, Above | None]], progress: Progress | None) -> list[bytes]:
+        """Return the texts of frames that the model coded, of the bytes of their contents and the parts above them."""
+        pasts = [self._tables.past(above, one.own or count, in_tokens=True).tokens for one, count, above in rows]
+        taken = [_copies(one, past) for (one, *_), past in zip(rows, pasts, strict=True)]
+        items = []
+        for (one, *_), past, copies in zip(rows, pasts, taken, strict=True):
+            literals = one.count - sum(copy.length for copy in copies)
+            items.append(FrameItem(one.coded, literals, layout_of(literals, fast=one.fast), context=past))
+        found = self.coder.decode(items, progress=progress) if items else ()
+        return [self._tables.text(repeats.expand(*row)) for row in zip(found, taken, pasts, strict=True)]
 
-    def _decoded(self, parsed: Parsed, text: bytes, count: int, above: Above | None, source: Source | None) -> Decoded:
-        """Begin to join the content of a frame, of which the text is decoded."""
-        part = Above.made_of(parsed.columns, parsed.bits, text, parsed.own or count, above, count)
-        later = self._workers.submit("content", part)
+    def begin_chain(
+        self, rows: Sequence[tuple[bytes, int]], above: Above | None, sources: Sequence[Source | None]
+    ) -> list[Decoded] | None:
+        """Begin to decode frames that were each coded after the one before, all at once; None: the model has to.
 
-        def content() -> bytes:
-            found: bytes = later.result()
-            if parsed.own is not None:
-                if source is None:
-                    raise CorruptError("a log recalls passages where none can be: the file is damaged")
-                found = recall.filled(found, parsed.recalls, count, source)
-            if check_of(found) != parsed.check:
-                raise CorruptError("a log does not match its check: it is damaged, or was coded after another part")
-            return found
-
-        return Decoded(part, content)
+        Args:
+            rows: frame, and number of bytes of its content, one or more.
+            above: the part above the first one.
+            sources: of each, what it recalls passages from.
+        """
+        parsed = [checked(frame, count) for frame, count in rows]
+        if any(one.by_model for one in parsed):
+            return None
+        frames: list[Frame] = [(one, None, count) for one, (_, count) in zip(parsed, rows, strict=True)]
+        return self._begin(frames, above, sources)
 
 
 def _packed(opaque: bytes) -> tuple[bytes, int | None]:

@@ -52,18 +52,18 @@ def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
 def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Collect the bytes of the contents that the log coder encodes (above 0) and decodes (below 0)."""
     found: list[int] = []
-    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
+    encode, decode = LogCoder.encode_begun, LogCoder._begin
 
     def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         found.extend(len(content) for content, _ in batch)
         return encode(self, batch, *rest, **options)
 
-    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
-        found.extend(-count for _, count, _ in batch)
-        return decode(self, batch, *rest, **options)
+    def decoding(self: LogCoder, rows: Any, *rest: Any) -> list[Any]:
+        found.extend(-count for *_, count in rows)
+        return decode(self, rows, *rest)
 
     monkeypatch.setattr(LogCoder, "encode_begun", encoding)
-    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
+    monkeypatch.setattr(LogCoder, "_begin", decoding)
     return found
 
 

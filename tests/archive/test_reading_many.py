@@ -63,7 +63,7 @@ def test_many_sessions_are_decoded_side_by_side(grown: Archive, batches: list[in
 
 def test_a_group_has_tokens_of_the_budget(grown: Archive, batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "BATCH_TOKENS", 300)
-    seen = noted(monkeypatch, TowerReader, "towers", lambda _, group: len(group))
+    seen = noted(monkeypatch, TowerReader, "_begin", lambda _, group: len(group))
     assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8 and seen == [2] * 4 and sum(batches) == 24
     monkeypatch.setattr(chain, "BATCH_TOKENS", 1)  # a session larger than the budget is read alone
     assert len(list(grown.get_many(["1", "2"]))) == 2 and seen[4:] == [1, 1]

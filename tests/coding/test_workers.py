@@ -34,10 +34,17 @@ def workers(request: pytest.FixtureRequest) -> Workers:
     return made
 
 
+@pytest.fixture
+def unhelped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let who waits for a process do nothing else."""
+    monkeypatch.setattr(Workers, "help", lambda _: False)
+
+
 def process_of(workers: Workers) -> int:
     return int(workers.submit("resolve").result().name)
 
 
+@pytest.mark.usefixtures("unhelped")
 def test_what_a_process_does_not_answer_runs_here() -> None:
     workers = Workers(SELF, 1)
     workers.on = True
@@ -48,6 +55,7 @@ def test_what_a_process_does_not_answer_runs_here() -> None:
     assert workers.map("joinpath", [("a",), ("b",)]) == [SELF / "a", SELF / "b"]
 
 
+@pytest.mark.usefixtures("unhelped")
 def test_without_room_for_a_process_calls_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.coding.workers.subprocess.Popen", raising(BlockingIOError("no more processes")))
     workers = Workers(SELF, 1)
@@ -63,7 +71,7 @@ def test_a_result_comes_though_its_workers_are_gone(monkeypatch: pytest.MonkeyPa
         gone.wait(60)
 
     monkeypatch.setattr("pltz.coding.workers._process", late)
-    workers = Workers(SELF, 1)
+    workers = Workers(SELF, 2)
     workers.on = True
     later = cast("Future[Path]", workers.submit("joinpath", "a"))
     del workers
@@ -81,10 +89,10 @@ class Recorder:
         self.calls.append(name)
 
 
+@pytest.mark.usefixtures("unhelped")
 def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, recorder = threading.Event(), Recorder()
     monkeypatch.setattr("pltz.coding.workers._process", lambda: ready.wait(60) and None)
-    monkeypatch.setattr(Workers, "help", lambda _: False)
     workers = Workers(recorder, 1)
     workers.on = True
     begun = [workers.submit("call", name, now=name.isupper()) for name in ("a", "b", "C", "c", "D")]
@@ -94,10 +102,12 @@ def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pyt
     assert recorder.calls == ["C", "D", "a", "b", "c"]
 
 
-def test_who_waits_for_one_process_does_what_waits_too() -> None:
+def test_who_waits_for_one_process_does_what_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(SELF, 1)
     workers.on = True
-    own, other = str(os.getpid()), str(process_of(workers))
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "help", lambda _: False)
+        own, other = str(os.getpid()), str(process_of(workers))
     assert set(workers.map("readlink", [()] * 500)) == {Path(own), Path(other)} and workers.unanswered == 0
     for one in [workers.submit("joinpath", 1) for _ in range(20)]:
         with pytest.raises(TypeError):

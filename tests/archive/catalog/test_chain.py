@@ -1,6 +1,7 @@
 """Chains (archive/catalog/chain.py): shared segments are decoded once, and damage is reported for what it hits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -37,12 +38,13 @@ class Counting(ZlibCodec):
 class Chaining(Counting):
     """A codec that decodes chains at once, and records their lengths."""
 
-    chains = True
-
     def __init__(self, mode: int = TOWER) -> None:
         super().__init__(mode)
         self.linked: list[int] = []
         self.deaf = b""
+
+    def begin_chain(self, batch: Sequence[Coded]) -> Callable[[], list[Tokens]] | None:
+        return partial(self.decode_chain, batch) if len(batch) > 1 else None
 
     def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
         self.linked.append(len(batch))
