@@ -190,7 +190,6 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         for (int i = p.tid; i < ROWS_ALL * PART / 4; i += THREADS) ((uint4 *)part)[i] = make_uint4(0, 0, 0, 0);
         wait(p, (HEADS + 2 * KV) * LANES * HW);
         keep_keys(p, layer, memory, cache, lanes, keys_old);
-        mark(p, 3);
         uint4 rows[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
@@ -222,11 +221,9 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
             if (t == 0 && a.works) atomicMin(&mosts[CTAS * ROWS_ALL + mine + h * 8], low[h]);
         }
     }
-    mark(p, 4);
     forget(p);
     spread_rows(p, AT_MOST);
     wait(p, CTAS * ROWS_ALL * 4);
-    mark(p, 5);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         int32_t low = 0x7fffffff;
 #pragma unroll
@@ -263,11 +260,9 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
             if (t == 0 && a.works) atomicAdd(&sums[CTAS * ROWS_ALL + mine + h * 8], total[h]);
         }
     }
-    mark(p, 6);
     forget(p);
     spread_rows(p, AT_SUM);
     wait(p, CTAS * ROWS_ALL * 4);
-    mark(p, 7);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         uint32_t total = 0;
 #pragma unroll
@@ -309,12 +304,10 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         }
     }
     __syncthreads();
-    mark(p, 8);
     const Sender to = sender(p, parts_in + p.rank * OWN * HW); /* row n goes to the CTA n / OWN */
     for (int i = p.thread * 4; i < OWN * HW; i += 128)
         to.put16(i * 4, *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW));
     wait(p, CTAS * OWN * HW * 4);
-    mark(p, 9);
     uint8_t *stage = p.m + AT_STAGE;
     for (int i = p.tid; i < OWN * HW; i += THREADS) {
         int32_t total = 1 << 14;
@@ -335,39 +328,11 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
 
 /* Frequencies of the members of one lane's class, by the whole CTA; to all CTAs. */
 DEV void make_members(const Place &p, const Model &model, int k, int c) {
-    int32_t *z = (int32_t *)(p.m + AT_PART), *l = z + DP; /* free at this time */
-    int8_t *a = (int8_t *)(p.m + AT_A);
-    uint4 w[DP / 64];
-    const int member = p.warp * 8 + (p.thread >> 2), token = c * 128 + member;
-    const int32_t scale = model.member_m[token], bias = model.member_b[token];
-    const int8_t *from = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.thread * 16;
-#pragma unroll
-    for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
-    if (p.warp == 0) {
-        const int32_t *x = (const int32_t *)(p.m + AT_X) + k * DP;
-        const int32_t m = model.shift_m[c];
-        for (int i = p.thread; i < DP; i += 32)
-            z[i] = i < D ? clamp_to(x[i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
-        __syncwarp();
-        norm_row(z, a, p.thread);
-    }
-    __syncthreads();
-    int32_t dot = 0;
-#pragma unroll
-    for (int i = 0; i < DP / 64; i++) {
-        const uint4 v = *(const uint4 *)(a + i * 64 + (p.thread & 3) * 16);
-        dot = dot4(v.x, w[i].x, dot4(v.y, w[i].y, dot4(v.z, w[i].z, dot4(v.w, w[i].w, dot))));
-    }
-    dot += __shfl_xor_sync(FULL, dot, 1);
-    dot += __shfl_xor_sync(FULL, dot, 2);
-    if ((p.thread & 3) == 0) l[member] = scaled(dot, scale) + bias;
-    __syncthreads();
+    const int32_t *x = (const int32_t *)(p.m + AT_X) + k * DP;
+    int32_t *z = (int32_t *)(p.m + AT_PART); /* free at this time */
     uint32_t *sums = (uint32_t *)(p.m + AT_STAGE);
-    if (p.warp == 0) {
-        const int32_t mine[4] = {l[p.thread * 4], l[p.thread * 4 + 1], l[p.thread * 4 + 2], l[p.thread * 4 + 3]};
-        cumulate<4>(mine, 128, (const int32_t *)(p.m + AT_EXP), sums, p.thread);
-    }
-    __syncthreads();
+    member_sums(model, c, p.warp, p.thread, [&](int i) { return x[i]; }, 0, z, (int8_t *)(p.m + AT_A), z + DP,
+                (const int32_t *)(p.m + AT_EXP), sums);
     const Sender to = sender(p, (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS);
     for (int i = p.thread * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(sums + i));
 }
@@ -384,7 +349,6 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
                (int)threadIdx.x,
                shared(),
                (uint64_t *)(shared() + AT_MEETING),
-               0,
                0};
     const Session s = sessions[held];
     const Cache cache = caches[slot];
@@ -458,22 +422,15 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
         for (int layer = 0; layer < LAYERS; layer++) {
             forget(p);
             const int32_t *scale = (const int32_t *)(p.m + AT_SCALE) + layer * SCALES;
-            mark(p, 0);
             norm_rows(p);
-            mark(p, 1);
             make_heads(p, model, layer, qkv);
-            mark(p, 2);
             attend_cluster(p, layer, memory, cache, s.L, key, key + s.L);
             out.load(model.out_w[layer], p.rank, p.warp, p.thread);
             wait(p, s.L * HEADS * HD);
-            mark(p, 10);
             add_residual(p, out, p.m + AT_O, O_PITCH, scale + SCALE_OUT);
-            mark(p, 11);
             upper.load(model.up_w[layer], p.rank, p.warp, p.thread);
             wait(p, LANES * DP * 4);
-            mark(p, 12);
             norm_rows(p);
-            mark(p, 13);
 #pragma unroll
             for (int i = 0; i < ShareUp::TW; i++) {
                 if (!upper.has(i)) continue;
@@ -491,7 +448,6 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
                 }
             }
             __syncthreads();
-            mark(p, 14);
             const Sender hidden = sender(p, p.m + AT_H + upper.first * 8);
             for (int i = p.thread; i < LANES * ShareUp::NT / 2; i += 32) {
                 const int r = i / (ShareUp::NT / 2), n = i % (ShareUp::NT / 2);
@@ -500,9 +456,7 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
             }
             down.load(model.down_w[layer], p.rank, p.warp, p.thread);
             wait(p, LANES * FP);
-            mark(p, 15);
             add_residual(p, down, p.m + AT_H, H_PITCH, scale + SCALE_DOWN);
-            mark(p, 16);
             if (layer + 1 < LAYERS) {
                 if (p.rank < HEADS + 2 * KV)
                     qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.thread);
@@ -510,7 +464,6 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
                 head.load(model.class_w, 0, p.warp, p.thread);
             }
             wait(p, LANES * DP * 4);
-            mark(p, 17);
         }
         norm_rows(p);
         int32_t *logits = (int32_t *)(p.m + AT_LOGITS);
@@ -542,7 +495,6 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
             cumulate<PER>(l, CLASSES, (const int32_t *)(p.m + AT_EXP), cum + p.warp * SUMS, p.thread);
         }
         __syncthreads();
-        mark(p, 18);
         if (p.warp == 0) {
             Coder coder = *kept;
             for (int k = 0; k < active; k++) {
@@ -553,11 +505,8 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
             if (p.thread == 0) *kept = coder;
         }
         __syncthreads();
-        mark(p, 19);
         for (int k = p.rank; k < active; k += CTAS) make_members(p, model, k, found[k]);
-        mark(p, 20);
         wait(p, active * 132 * 4);
-        mark(p, 21);
         if (p.warp == 0) {
             Coder coder = *kept;
             for (int k = 0; k < active; k++) {
@@ -576,26 +525,10 @@ decode_block(State *state, Session *sessions, const int32_t *slots, Piece *piece
             }
         }
         __syncthreads();
-        mark(p, 22);
         if (*error) break;
     }
     cluster_arrive(); /* nobody leaves while others write to its memory */
     cluster_wait();
-    if (p.rank || p.warp) return;
-    if (p.thread) return;
-    const Coder coder = *kept;
-    Session &to = sessions[held];
-    to.lower = coder.lower;
-    to.range = coder.range;
-    to.point = coder.point;
-    to.place = coder.place;
-    to.step =
-        s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
-    pieces[slot] = Piece{held, 0, s.L, s.C - 1};
-    if (coder.error) {
-        to.error = coder.error;
-        if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
-    }
-    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
+    if (p.rank == 0 && p.tid == 0) end_block(state, sessions[held], held, pieces[slot], *kept);
 }
 #endif

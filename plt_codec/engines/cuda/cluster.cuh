@@ -115,20 +115,11 @@ enum { /* shared memory */
        SHARED = AT_SCALE + LAYERS * SCALES * 4,
 };
 
-struct Model { /* addresses of the tensors (pack.py), those of layers in tables of LAYERS */
-    const int8_t *embed_w, *class_w, *shift_w;
-    const int32_t *embed_m, *class_m, *class_b, *shift_m, *member_m, *member_b, *exp, *phase;
-    const int16_t *cosine, *sine;
-    const int8_t *qkv_w[LAYERS], *out_w[LAYERS], *up_w[LAYERS], *down_w[LAYERS];
-    const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
-};
-
 struct Place { /* of this thread */
     mutable int rank, warp, thread, tid;
     uint8_t *m;
     uint64_t *meeting; /* of this CTA (common.cuh) */
     mutable uint32_t round; /* exchanges so far */
-    mutable int64_t last; /* P_TRACE: when the stage before ended */
 };
 #ifdef PLTZ_EMULATE
 typedef uint64_t Remote;
@@ -162,15 +153,4 @@ DEV void wait(const Place &p, uint32_t bytes) {
     if (p.tid == 0) meeting_expect(p.meeting, p.round, bytes);
     meeting_wait(p.meeting, p.round++);
 }
-#ifdef P_TRACE /* cycles of each stage in the first CTA, for measurements */
-__device__ unsigned long long trace[64];
-DEV void mark(const Place &p, int stage) {
-    if (p.tid || blockIdx.x) return;
-    const int64_t now = clock64();
-    if (p.last) atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
-    p.last = now;
-}
-#else
-DEV void mark(const Place &, int) {}
-#endif
 #endif

@@ -228,6 +228,17 @@ struct State {
     int64_t tokens;
 };
 
+struct Model { /* addresses of the tensors, those of layers in tables of LAYERS; model.py: the same order */
+    const int8_t *embed_w, *class_w, *shift_w;
+    const int32_t *embed_m, *class_m, *class_b, *shift_m, *member_m, *member_b, *exp, *phase;
+    const int16_t *cosine, *sine;
+    const int8_t *qkv_w[LAYERS], *out_w[LAYERS], *up_w[LAYERS], *down_w[LAYERS];
+    const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
+#if P_GATED
+    const int32_t *norm_out, *act, *norm_in[LAYERS], *norm_mid[LAYERS];
+#endif
+};
+
 DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
     return memory + c.at + (int64_t)(layer * KV + head) * c.room * (2 * HW);
 }
@@ -717,4 +728,57 @@ DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int3
 /* Contract 2: of the hidden layer, from its gate and its linear half. act: int16 numbers. */
 DEV int32_t hidden(int32_t gate, int32_t up, const int32_t *act) {
     return clamp_to((act[clamp_to(gate, GATE_MAX) + GATE_MAX] * clamp_to(up, 32767) + (1 << 15)) >> 16, 127);
+}
+
+/* ---------------------------------------------------------------- kernels that decode a block */
+
+/* One CTA of 16 warps: cumulative frequencies (129) of the members of class c. x(i): the residual of the row; gains
+ * (DP): contract 2. In shared memory: z (DP), its norm a (DP), logits l (128) and table.exp. */
+template <class X> DEV void member_sums(const Model &model, int c, int warp, int thread, X x, const int32_t *gains,
+                                        int32_t *z, int8_t *a, int32_t *l, const int32_t *exp, uint32_t *sums) {
+    const int member = warp * 8 + (thread >> 2), token = c * 128 + member;
+    const int32_t scale = model.member_m[token], bias = model.member_b[token];
+    const int8_t *from = model.embed_w + ((int64_t)c * 16 + warp) * 8 * DP + thread * 16;
+    uint4 w[DP / 64];
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
+    if (warp == 0) {
+        const int32_t m = model.shift_m[c];
+        for (int i = thread; i < DP; i += 32)
+            z[i] = i < D ? clamp_to(x(i) + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
+        __syncwarp();
+        norm_row(z, a, thread, gains);
+    }
+    __syncthreads();
+    int32_t dot = 0;
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const uint4 v = *(const uint4 *)(a + i * 64 + (thread & 3) * 16);
+        dot = dot4(v.x, w[i].x, dot4(v.y, w[i].y, dot4(v.z, w[i].z, dot4(v.w, w[i].w, dot))));
+    }
+    dot += __shfl_xor_sync(FULL, dot, 1);
+    dot += __shfl_xor_sync(FULL, dot, 2);
+    if ((thread & 3) == 0) l[member] = scaled(dot, scale) + bias;
+    __syncthreads();
+    if (warp == 0) {
+        const int32_t mine[4] = {l[thread * 4], l[thread * 4 + 1], l[thread * 4 + 2], l[thread * 4 + 3]};
+        cumulate<4>(mine, 128, exp, sums, thread);
+    }
+    __syncthreads();
+}
+
+/* One thread: session number `held` as collect() and remember() of batch.cu expect it after the last step of a block.
+ */
+DEV void end_block(State *state, Session &s, int held, Piece &piece, const Coder &coder) {
+    s.lower = coder.lower;
+    s.range = coder.range;
+    s.point = coder.point;
+    s.place = coder.place;
+    s.step = s.C - 1;
+    piece = Piece{held, 0, s.L, s.C - 1};
+    if (coder.error) {
+        s.error = coder.error;
+        if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
+    }
+    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
 }

@@ -34,14 +34,6 @@ enum {
     PITCH = DP % 128 ? DP : DP + 64, /* of normed rows: neighbours do not meet in the banks */
     MIXED_PITCH = 72,
 };
-struct Model { /* model.py: the same order */
-    const int8_t *embed_w, *class_w, *shift_w;
-    const int32_t *embed_m, *class_m, *class_b, *shift_m, *member_m, *member_b, *exp, *phase;
-    const int16_t *cosine, *sine;
-    const int8_t *qkv_w[LAYERS], *out_w[LAYERS], *up_w[LAYERS], *down_w[LAYERS];
-    const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
-    const int32_t *norm_out, *act, *norm_in[LAYERS], *norm_mid[LAYERS];
-};
 struct Wire { /* what the CTAs tell each other, in device memory */
     uint32_t here[MOST_CTAS]; /* how often each CTA has come to a meeting */
     int32_t stop, spare[127];
@@ -84,31 +76,15 @@ struct Shared {
     int8_t member[DP];
 };
 
-#ifdef P_TRACE /* cycles of each stage in the first CTA, for measurements */
-__device__ unsigned long long trace[64];
-#endif
 struct Place {
     Shared *m;
     Wire *wire;
     int tid, thread, warp, cta, ctas, lanes;
     uint32_t round, asked, used; /* meetings; how often weights were asked for, and waited for */
     uint32_t norms, written; /* how often norms were waited for; stages of this kernel that wrote the residual */
-#ifdef P_TRACE
-    int64_t last;
-    DEV void mark(int stage) {
-        if (tid || cta) return;
-        const int64_t now = clock64();
-        if (last) atomicAdd(&trace[stage], (unsigned long long)(now - last));
-        last = now;
-    }
-#else
-    DEV void mark(int) {}
-#endif
 
-    /* All CTAs of the GPU meet. stage: of the trace. No weights are asked for meanwhile: the fence would wait for them.
-     */
-    DEV void meet(int stage) {
-        mark(stage);
+    /* All CTAs of the GPU meet. No weights are asked for meanwhile: the fence would wait for them. */
+    DEV void meet() {
         __syncthreads();
         round++;
         if (tid == 0) post(&wire->here[cta], round);
@@ -127,7 +103,6 @@ struct Place {
             look_again();
         }
         __syncthreads();
-        mark(stage + 1);
     }
 };
 
@@ -410,7 +385,6 @@ struct Attention {
         for (int i = p.tid; i < queries * MIXED_PITCH; i += THREADS) p.m->mixed[i] = 0;
         copies_wait<0>();
         __syncthreads();
-        p.mark(20);
     }
 
     /* Scores, negated, and the lowest of each query: in this CTA, then in the cluster. */
@@ -451,10 +425,8 @@ struct Attention {
         for (int i = p.tid; i < queries * CTAS; i += THREADS) {
             if (rank < busy) put4(peer(p.m->lows + rank * ROWS + i / CTAS, i % CTAS), (uint32_t)p.m->low[i / CTAS]);
         }
-        p.mark(21);
         cluster_arrive();
         cluster_wait();
-        p.mark(22);
         for (int i = p.tid; i < queries; i += THREADS) {
             int32_t least = 0x7fffffff;
 #pragma unroll 4
@@ -496,10 +468,8 @@ struct Attention {
         for (int i = p.tid; i < queries * CTAS; i += THREADS) {
             if (rank < busy) put4(peer(p.m->totals + rank * ROWS + i / CTAS, i % CTAS), p.m->sum[i / CTAS]);
         }
-        p.mark(23);
         cluster_arrive();
         cluster_wait();
-        p.mark(24);
         for (int i = p.tid; i < queries; i += THREADS) {
             uint32_t total = 0;
 #pragma unroll 4
@@ -541,10 +511,8 @@ struct Attention {
             int32_t *to = p.m->mixes + (rank * (ROWS / CTAS) + query / CTAS) * HW + dim;
             if (rank < busy) put16(peer(to, query % CTAS), *(const uint4 *)(p.m->mixed + query * MIXED_PITCH + dim));
         }
-        p.mark(25);
         cluster_arrive();
         cluster_wait();
-        p.mark(26);
         for (int i = p.tid; i < (queries - rank + CTAS - 1) / CTAS * HD; i += THREADS) {
             const int n = i / HD, query = rank + n * CTAS, dim = i % HD;
             int32_t total = 0;
@@ -601,43 +569,15 @@ DEV void decode_symbols(const Place &p, const Session &s, int step, int active, 
 
 /* Cumulative frequencies of a row's members, its class known: by one CTA. */
 DEV void members_of(const Place &p, const Model &model, int row) {
-    const int c = p.wire->cls[row], member = p.warp * 8 + (p.thread >> 2), token = c * 128 + member;
-    const int32_t scale = model.member_m[token], bias = model.member_b[token];
-    const int8_t *w = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.thread * 16;
-    if (p.warp == 0) {
-        const int32_t m = model.shift_m[c];
-        for (int i = p.thread; i < DP; i += 32) {
-            p.m->z[i] =
-                i < D ? clamp_to(unmarked(p.wire->x[row * DP + i]) + shift(model.shift_w[(int64_t)c * D + i], m),
-                                 RESIDUAL_MAX)
-                      : 0;
-        }
-        __syncwarp();
-        norm_row(p.m->z, p.m->member, p.thread, model.norm_out);
-    }
-    __syncthreads();
-    int32_t dot = 0;
-#pragma unroll
-    for (int i = 0; i < DP / 64; i++) {
-        const uint4 v = *(const uint4 *)(p.m->member + i * 64 + (p.thread & 3) * 16), f = *(const uint4 *)(w + i * 512);
-        dot = dot4(v.x, f.x, dot4(v.y, f.y, dot4(v.z, f.z, dot4(v.w, f.w, dot))));
-    }
-    dot += __shfl_xor_sync(FULL, dot, 1);
-    dot += __shfl_xor_sync(FULL, dot, 2);
-    if ((p.thread & 3) == 0) p.m->l[member] = scaled(dot, scale) + bias;
-    __syncthreads();
-    if (p.warp == 0) {
-        const int32_t mine[4] = {p.m->l[p.thread * 4], p.m->l[p.thread * 4 + 1], p.m->l[p.thread * 4 + 2],
-                                 p.m->l[p.thread * 4 + 3]};
-        cumulate<4>(mine, 128, p.m->exp, p.wire->sums + row * SUMS, p.thread);
-    }
-    __syncthreads();
+    const uint32_t *x = p.wire->x + row * DP;
+    member_sums(model, p.wire->cls[row], p.warp, p.thread, [&](int i) { return unmarked(x[i]); }, model.norm_out,
+                p.m->z, p.m->member, p.m->l, p.m->exp, p.wire->sums + row * SUMS);
 }
 } // namespace gated
 
 KERNEL(512)
 decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
-             const GRID_CONSTANT gated::Model model, const uint32_t *words, int32_t *tokens, gated::Wire *wire) {
+             const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens, gated::Wire *wire) {
     using namespace gated;
     static_assert(sizeof(Shared) <= P_GATED_SHARED && sizeof(Wire) <= P_GATED_WIRE, "pack.py: gated_plan");
     const int held = slots[0];
@@ -693,7 +633,7 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             for (int i = p.thread; i < DP; i += 32)
                 wire->x[row * DP + i] = marked(entry(w[i / 64 * 512 + i % 64], m), p.written);
         }
-        p.meet(0);
+        p.meet();
         for (int half = 0;; half++) { /* of layers: one copy of the norms, for the code's size */
             const int layer = half / 2;
             __syncthreads(); /* all have waited for the weights before: no meeting point is ever two rounds ahead */
@@ -717,30 +657,27 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                                    wire_store(wire->y + row * QP + channel,
                                               (uint32_t)v & 0xffff | mark_of(step, layer));
                                });
-                p.mark(2);
                 out(layer).ask(p);
                 attend(p, s, step, layer, cache, memory);
-                p.meet(4);
+                p.meet();
                 p.written++;
                 out(layer).run(p, wire->o, OP, wire->x, DP, add);
-                p.mark(6);
             } else {
                 up(layer).run(p, p.m->a, PITCH, 0, 0,
                               [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
                                   wire->h[row * FP + channel] =
                                       (uint8_t)(hidden(scaled(sums[0], m[0]), scaled(sums[1], m[1]), p.m->act) & 255);
                               });
-                p.meet(8);
+                p.meet();
                 p.written++;
                 down(layer).run(p, (const int8_t *)wire->h, FP, wire->x, DP, add);
-                p.mark(10);
             }
         }
         classes.run(p, p.m->a, PITCH, 0, 0,
                     [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
                         wire->logits[row * CP + channel] = scaled(sums[0], m[0]) + model.class_b[channel];
                     });
-        p.meet(12);
+        p.meet();
         if (p.cta == 0) {
             for (int row = p.warp; row < active; row += WARPS) {
                 int32_t l[PER];
@@ -752,9 +689,9 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             __syncthreads();
             decode_symbols<0>(p, s, step, active, symbols, tokens);
         }
-        p.meet(14);
+        p.meet();
         for (int row = p.cta; row < active; row += p.ctas) members_of(p, model, row);
-        p.meet(16);
+        p.meet();
         if (p.cta == 0) {
             for (int i = p.tid; i < active * SUMS; i += THREADS) p.m->sums[i] = wire->sums[i];
             __syncthreads();
@@ -762,26 +699,13 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             __syncthreads();
             for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* the sums lay there */
         }
-        p.meet(18);
+        p.meet();
         if (wire->stop) break;
     }
     cluster_arrive(); /* nobody leaves while others write to its memory */
     cluster_wait();
     if (p.tid || p.cta) return;
     state->epoch = (int32_t)p.round;
-    const Coder &coder = symbols.coder;
-    Session &to = sessions[held];
-    to.lower = coder.lower;
-    to.range = coder.range;
-    to.point = coder.point;
-    to.place = coder.place;
-    to.step =
-        s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
-    pieces[0] = Piece{held, 0, s.L, s.C - 1};
-    if (coder.error) {
-        to.error = coder.error;
-        if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
-    }
-    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
+    end_block(state, sessions[held], held, pieces[0], symbols.coder);
 }
 #endif

@@ -417,7 +417,6 @@ template <int OWN> struct Grid {
                 }
             }
             wait<0>(p, bytes);
-            mark(p, 36);
 #pragma unroll
             for (int h = 0; h < HEADS_EACH; h++) {
                 heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[keep.layer * HEADS_EACH + h];
@@ -456,7 +455,6 @@ template <int OWN> struct Grid {
                 mine = min(mine, __shfl_xor_sync(FULL, mine, 2));
                 if (t < 2) atomicMin(&tally[MY_MOST + h * 16 + g + t * 8], mine);
             }
-            mark(p, 37);
         }
         DEV void send_highest(const Place &p) const {
             spread<1>(p, tally + MY_MOST, tally + MOST, [](const Sender &to, int at, int32_t v) { to.least(at, v); });
@@ -466,7 +464,6 @@ template <int OWN> struct Grid {
         /* Weights of the own keys, and their sum of each row in this CTA, which is sent. */
         DEV void weigh_keys(const Place &p) {
             wait<1>(p, HEADS_EACH * LANES * CTAS * 4);
-            mark(p, 38);
 #pragma unroll
             for (int h = 0; h < HEADS_EACH * OWN; h++) {
                 uint32_t total[2] = {0, 0};
@@ -490,7 +487,6 @@ template <int OWN> struct Grid {
                 mine += __shfl_xor_sync(FULL, mine, 2);
                 if (t < 2) atomicAdd(&tally[MY_SUM + h * 16 + g + t * 8], (int32_t)mine);
             }
-            mark(p, 39);
             spread<0>(p, tally + MY_SUM, tally + SUM, [](const Sender &to, int at, int32_t v) { to.add(at, v); });
             if (p.tid < ROWS) {
                 other[MY_SUM + p.tid] = 0;
@@ -549,7 +545,6 @@ template <int OWN> struct Grid {
                 }
             }
             wait<0>(p, HEADS_EACH * LANES * CTAS * 4);
-            mark(p, 40);
             int32_t lo[HEADS_EACH * OWN][4], hi[HEADS_EACH * OWN][4];
 #pragma unroll
             for (int i = 0; i < HEADS_EACH * OWN * 4; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
@@ -581,7 +576,6 @@ template <int OWN> struct Grid {
                     }
                 }
             }
-            mark(p, 41);
             int32_t *halves = (int32_t *)(p.m + AT_HALVES);
 #pragma unroll
             for (int h = 0; h < HEADS_EACH * OWN; h++) {
@@ -604,7 +598,6 @@ template <int OWN> struct Grid {
         /* Adds up the parts of all CTAs: the output of the own lanes, in AT_O. */
         DEV void finish(const Place &p, int o_at) const {
             wait<1>(p, CTAS * OWN * HEADS_EACH * 256);
-            mark(p, 42);
             each<OWN * HEADS_EACH * 64, THREADS>(p.tid, [&](int i) {
                 int32_t total = 1 << 14;
 #pragma unroll
@@ -671,7 +664,6 @@ template <int OWN> struct Grid {
                 (int)threadIdx.x,
                 shared(),
                 (uint64_t *)(shared() + AT_MEETING),
-                0,
                 0},
               cluster((int)blockIdx.x / CTAS), leads(cluster == 0), busy(cluster < BUSY),
               head(busy ? cluster * HEADS_EACH : 0), first_kv(head / GROUP), kept((Coder *)(p.m + AT_CODER)),
@@ -790,10 +782,8 @@ template <int OWN> struct Grid {
                 m[1] = model.qkv_m[layer][row * HD + p.thread + HD / 2];
             }
             norm_lanes(p, x);
-            mark(p, 33);
             qkv.template row<OWN>(p, p.m + AT_ROW, DP, (int32_t *)(p.m + AT_ROWS));
             __syncthreads();
-            mark(p, 34);
             if (p.warp < OWN * ITEMS) {
                 const int item = p.warp % ITEMS;
                 const int32_t *sums = (const int32_t *)(p.m + AT_ROWS) + p.warp / ITEMS * Qkv::ROW_SUMS;
@@ -839,7 +829,6 @@ template <int OWN> struct Grid {
                     Sender{peer(p.m, to), peer(p.meeting, to)}.put16(at + piece, mine);
                 }
             }
-            mark(p, 35);
         }
 
         /* Attention of the cluster's heads, and its part of the output's product, to the CTAs of the other clusters. */
@@ -883,7 +872,6 @@ template <int OWN> struct Grid {
             const int column = p.tid % (UT * 8); /* of the hidden values of this CTA, where there are few */
             const int32_t up_m = hidden_tile * 8 + column < FP ? model.up_m[layer][hidden_tile * 8 + column] : 0;
             norm_lanes(p, x);
-            mark(p, 45);
             const Sender norms = sender<0>(p, p.m + AT_A + p.rank * A_PITCH);
             each<OWN * DP / 16, 32>(p.thread, [&](int i) {
                 const int r = i / (DP / 16), column = i % (DP / 16) * 16;
@@ -892,7 +880,6 @@ template <int OWN> struct Grid {
             down.load(p, places + PLACES_DOWN, model.down_w[layer]);
             load_ahead(0, layer);
             wait<0>(p, LANES * DP);
-            mark(p, 46);
             upper.template rows<OWN, false>(p, p.m + AT_A, A_PITCH, (int32_t *)(p.m + AT_UP));
             __syncthreads();
             each<LANES * UT * 8, THREADS>(p.tid, [&](int i) {
@@ -914,10 +901,8 @@ template <int OWN> struct Grid {
                 each<LANES * UT / 2, 32>(p.thread, [&](int i) {
                     hidden.put16(i * 2 / UT * H_WIDE + i * 2 % UT * 8, *(const uint4 *)(p.m + AT_STAGE + i * 16));
                 });
-            mark(p, 47);
             load_ahead(1, layer);
             wait<1>(p, LANES * SLICE);
-            mark(p, 48);
             down.template rows<OWN, true>(p, p.m + AT_HIDDEN, H_WIDE, (int32_t *)(p.m + AT_DOWN));
             __syncthreads();
             each<LANES * DT * 8, THREADS>(p.tid, [&](int i) {
@@ -926,7 +911,6 @@ template <int OWN> struct Grid {
                     wire_store(&wire->down[turn][r][cluster][to],
                                marked(Down::template totals<OWN>((const int32_t *)(p.m + AT_DOWN), r, c), sign));
             });
-            mark(p, 49);
             load_ahead(2, layer);
         }
 
@@ -935,21 +919,17 @@ template <int OWN> struct Grid {
             const uint32_t n = (epoch + (uint32_t)step) * LAYERS + (uint32_t)layer + 2, turn = n & 1,
                            sign = n >> 1 & 15;
             forget(p);
-            mark(p, 32);
             const int32_t out_m = model.out_m[layer][channel];
             if (busy) {
                 make_heads(layer);
                 attend(layer, turn, sign);
             }
-            mark(p, 43);
             upper.load(p, places + PLACES_UP, model.up_w[layer]);
             add_parts<BUSY>(&wire->out[turn][p.rank][0][p.tid], sign, out_m);
-            mark(p, 44);
             const int32_t down_m = model.down_m[layer][channel];
             run_hidden(layer, turn, sign);
             if (layer + 1 == LAYERS && !leads) return;
             add_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign, down_m);
-            mark(p, 50);
         }
 
         /* First cluster: the classes of the step's tokens. */
@@ -985,10 +965,8 @@ template <int OWN> struct Grid {
                 cumulate<PER>(l, CLASSES, (const int32_t *)(p.m + AT_EXP), own + p.warp * SUMS, p.thread);
             }
             __syncthreads();
-            mark(p, 51);
             send_sums<0>(cum, own, SUMS, active);
             wait<0>(p, active * SUMS * 4);
-            mark(p, 52);
             if (p.warp == 0) {
                 symbols.cls = next_symbols<PER>(symbols.coder, cum, CLASSES, active, symbols.following, symbols.used,
                                                 p.thread);
@@ -1000,7 +978,6 @@ template <int OWN> struct Grid {
                 }
             }
             __syncthreads();
-            mark(p, 53);
         }
         /* `size` cumulative frequencies of each own lane to all CTAs of the cluster. */
         template <int WHICH> DEV void send_sums(uint32_t *to_lanes, const uint32_t *own, int size, int active) const {
@@ -1058,9 +1035,7 @@ template <int OWN> struct Grid {
         DEV void decode_members(Symbols &symbols, uint32_t turn, uint32_t sign) {
             const int active = symbols.active;
             if (p.rank < active) weigh_members(active);
-            mark(p, 54);
             wait<1>(p, active * 132 * 4);
-            mark(p, 55);
             if (p.warp == 0) {
                 Coder &coder = symbols.coder;
                 const int32_t symbol = next_symbols<4>(coder, (const uint32_t *)(p.m + AT_CUM) + LANES * SUMS, 128,
@@ -1087,7 +1062,6 @@ template <int OWN> struct Grid {
 #pragma unroll
             for (int r = 0; r < OWN; r++) token[r] = found[p.rank + r * CTAS];
             stop = *error != 0;
-            mark(p, 56);
         }
 
         /* The other clusters: the step's tokens, as the first one sends them. */
@@ -1121,24 +1095,12 @@ template <int OWN> struct Grid {
             for (int r = 0; r < OWN; r++) at[r]++;
         }
 
-        /* The session as collect() and remember() of batch.cu expect it after the last step of a block. */
         DEV void close(State *state, Session &to, int held, Piece *pieces) {
             cluster_arrive(); /* nobody leaves while others write to its memory */
             cluster_wait();
             if (blockIdx.x || p.tid) return;
-            const Coder coder = *kept;
-            to.lower = coder.lower;
-            to.range = coder.range;
-            to.point = coder.point;
-            to.place = coder.place;
-            to.step = s.C - 1;
-            pieces[0] = Piece{held, 0, s.L, s.C - 1};
             state->epoch = (int32_t)(epoch + (uint32_t)step);
-            if (coder.error) {
-                to.error = coder.error;
-                if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
-            }
-            atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
+            end_block(state, to, held, pieces[0], *kept);
         }
     };
 

@@ -1,4 +1,4 @@
-"""A bundle's tensors on a device, by name and in the order of struct Model of cluster.cu and gated.cu."""
+"""A bundle's tensors on a device, by name and in the order of struct Model of common.cuh."""
 
 from __future__ import annotations
 
