@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pltz.archive.format.record import RUN, Context
 from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import size
-from pltz.coding.codecs.codec import is_bytewise
+from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from pltz.coding.codec import Codec as Codec
 from pltz.coding.codecs.bridged import BridgedCodec as BridgedCodec
 from pltz.coding.codecs.bundle_codecs import codecs_of as codecs_of
-from pltz.coding.codecs.codec import BytesCodec as BytesCodec, is_bytewise as is_bytewise
+from pltz.coding.codecs.codec import BytesCodec as BytesCodec
 from pltz.coding.host_work import HostWork as HostWork
 from pltz.coding.partners import (
     DEFAULT_TARGET as DEFAULT_TARGET,

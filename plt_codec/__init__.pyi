@@ -2,6 +2,7 @@
 
 from pltz.plt_codec.child_python import command as command, environment as environment
 from pltz.plt_codec.container.file import Reader as Reader
+from pltz.plt_codec.container.frame import is_bytewise as is_bytewise
 from pltz.plt_codec.engines.cuda import device as device
 from pltz.plt_codec.errors import (
     BundleMismatch as BundleMismatch,

@@ -31,12 +31,12 @@ from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import RUN
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry
-from pltz.coding.codecs.codec import is_bytewise
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.workers import START_BYTES, ahead
 from pltz.models.session import transcript
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session, kind_of, writing_in
+from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.limits import MAX_TOKENS
 
 

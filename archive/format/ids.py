@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.identity import MAX_POSITION, NONE, SIZE, digest
 
@@ -27,6 +28,7 @@ NO_SEGMENT = bytes(SEGMENT_SIZE)  # no parent, empty tower
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = MAX_POSITION
 U32 = np.dtype("<u4")
+MAX_BYTE = 255
 AT_ONCE = 1 << 20  # tokens that are hashed at once
 SEGMENT = b"pltz segment"
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
@@ -68,7 +70,12 @@ class Head(NamedTuple):
 
     def digest(self, tokens: Tokens) -> bytes:
         """Return the digest, 32 bytes, of the head and ``tokens``, (T,)."""
-        return _digest(self.state(), tokens)
+        return _digest(self.state(), tokens, self.of_bytes)
+
+    @property
+    def of_bytes(self) -> bool:
+        """Return whether the tokens are bytes."""
+        return is_bytewise(self.data[SIZE : 2 * SIZE])
 
     def state(self) -> hashlib.blake2b:
         """Return the hash state after the head."""
@@ -90,13 +97,15 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     states = {head: head.state() for head in set(heads)}
     out = []
     for head, row in zip(heads, rows, strict=True):
-        out.append(_digest(states[head].copy(), row))
+        out.append(_digest(states[head].copy(), row, head.of_bytes))
     return out
 
 
-def _digest(state: hashlib.blake2b, tokens: Tokens) -> bytes:
-    for begin in range(0, len(tokens), AT_ONCE):  # bytes become four times as many
-        state.update(np.ascontiguousarray(tokens[begin : begin + AT_ONCE], U32).data)
+def _digest(state: hashlib.blake2b, tokens: Tokens, of_bytes: bool) -> bytes:
+    if of_bytes and tokens.dtype != np.uint8 and len(tokens) and tokens.max() > MAX_BYTE:
+        raise ContentError(f"expected bytes, found a token {tokens.max()}")
+    for begin in range(0, len(tokens), AT_ONCE):
+        state.update(np.ascontiguousarray(tokens[begin : begin + AT_ONCE], np.uint8 if of_bytes else U32).data)
     return state.digest()
 
 

@@ -42,11 +42,11 @@ from pltz.archive.writing.commits import FIRST, Pace
 from pltz.archive.writing.segments import PendingSegment, Row
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import Coded, SegmentCodec, is_bytewise, unproved
+from pltz.coding.codecs.codec import Coded, SegmentCodec, unproved
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.log_coder import parse
 from pltz.coding.workers import START_BYTES
-from pltz.plt_codec.container.frame import PPMD, TOWER, Method
+from pltz.plt_codec.container.frame import PPMD, TOWER, Method, is_bytewise
 from pltz.plt_codec.errors import FormatError, ModelError, PltzError
 from pltz.plt_codec.identity import SIZE
 

@@ -34,8 +34,9 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import PpmdCodec, is_bytewise
+from pltz.coding.codecs.codec import PpmdCodec
 from pltz.coding.workers import START_BYTES, Later, ahead
+from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
 
 COMMIT_SESSIONS = 4096

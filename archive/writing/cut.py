@@ -48,7 +48,7 @@ from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.archive.writing.segments import Beginning
 from pltz.coding import look
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, SegmentCodec, is_bytewise
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, SegmentCodec
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.host_work import tokens_to_store
 from pltz.coding.log.above import REACH
@@ -58,6 +58,7 @@ from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec import limits
+from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import BundleMismatch, ContentError, FormatError, OpaqueContentError, TokenizerMismatch
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import check_ids

@@ -217,7 +217,7 @@ def _as_pltz(
     cold: "Archive", chosen: "list[Version]", device: str, threads: int | None, bar: Progress, marked: "Redactor | None"
 ) -> bytes:
     """Return the sessions as one .pltz file, frozen for a target only where all were frozen for it."""
-    from pltz.coding.codecs.codec import is_bytewise
+    from pltz.plt_codec.container.frame import is_bytewise
 
     own = cold.codecs.tokenizer.fingerprint
     if any(v.tokenizer != own and not is_bytewise(v.tokenizer) for v in chosen):

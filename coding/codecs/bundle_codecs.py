@@ -18,11 +18,11 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Identity, IdsCodec, PpmdCodec, SegmentCodec, is_bytewise
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Identity, IdsCodec, PpmdCodec, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Workers
 from pltz.plt_codec import limits
-from pltz.plt_codec.container.frame import ALONE, CODING, PPMD, Method
+from pltz.plt_codec.container.frame import ALONE, CODING, PPMD, Method, is_bytewise
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.lanes import LayoutName
 

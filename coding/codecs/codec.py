@@ -78,15 +78,6 @@ class Identity(Protocol):
         """Return the id of the bundle, 16 bytes; zeros: none."""
 
 
-def is_bytewise(tokenizer: bytes) -> bool:
-    """Return whether the tokens of a tokenizer are bytes.
-
-    >>> is_bytewise(tokenizer_of_bytes(Method.LOG, 1)), is_bytewise(bytes(range(16)))
-    (True, False)
-    """
-    return tokenizer[0] in (Method.LOG, Method.BYTES) and not any(tokenizer[2:])
-
-
 @dataclass(slots=True)
 class Plain:
     """A segment to encode.

@@ -150,9 +150,9 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     from tokenizers import Tokenizer
 
     from pltz.archive import method_of, tokens_of
-    from pltz.coding import is_bytewise
     from pltz.datasets import messages_of
     from pltz.models import kind_of
+    from pltz.plt_codec import is_bytewise
 
     reader = cold.parts.reader
     if kind_of(version.kind) == "ids":

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive import SessionReader
-from pltz.coding import is_bytewise
 from pltz.datasets import HEAD, left_out, messages_of, registry, rendered
 from pltz.models import LIST, MESSAGE, SPECIALS, Bridge, as_seen_by, conversation_span, kind_of
-from pltz.plt_codec import TokenizerMismatch
+from pltz.plt_codec import TokenizerMismatch, is_bytewise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -79,6 +79,15 @@ def tokenizer_of_bytes(method: int, splitter: int = 0) -> bytes:
     return bytes([method, splitter]).ljust(SIZE, b"\0")
 
 
+def is_bytewise(tokenizer: bytes) -> bool:
+    """Return whether the tokens of a tokenizer are bytes.
+
+    >>> is_bytewise(tokenizer_of_bytes(Method.LOG, 1)), is_bytewise(bytes(range(16)))
+    (True, False)
+    """
+    return tokenizer[0] in (Method.LOG, Method.BYTES) and not any(tokenizer[2:])
+
+
 @dataclass(frozen=True, slots=True)
 class FrameCoding:
     """The way in which some frames of a file are coded, said once for all of them. Attributes as those of `Frame`."""

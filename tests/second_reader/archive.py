@@ -245,7 +245,7 @@ class Archive:
         key = self.keys.domain(c.domain).id if self.keys else b""
         for length in record.lengths:
             part, tokens = tokens[:length], tokens[length:]
-            what = c.domain, c.tokenizer, parent, struct.pack(f"<{length}I", *part)
+            what = c.domain, c.tokenizer, parent, bytes(part) if c.raw else struct.pack(f"<{length}I", *part)
             parent = digest("pltz segment", *what, size=32, key=key)[:10]
             tower.append((parent, part))
         refuse(parent != record.segment, "a segment that differs from its id")
