@@ -70,7 +70,7 @@ def test_records_are_the_same_beside_processes(
     in_threads = noted(monkeypatch, PpmdCodec, "coded_alone", lambda _, rows: len(rows))
     beside = put(tmp_path / "beside", by_model)
     assert [replace(one, id=b"") for one in beside] == [replace(one, id=b"") for one in plain]
-    wanted = {"tokens", "draft", "content", "packed"} if by_model else {"tokens"}
+    wanted = {"tokens", "draft", "joined", "packed"} if by_model else {"tokens"}
     assert wanted <= set(calls) and set(in_threads) == (set() if by_model else {2})
 
 
