@@ -131,8 +131,9 @@ class Scheduled(GuardedMachine):
     def put_and_join(self, event: Event) -> None:
         """Put a session turn by turn, and join its turns by the last put, of the object that put the others."""
         self.handles[1] = self.handles[0]
-        for count in range(1, 6):
-            self.put_session(count // 5, TURNS, [[n, 5, n] for n in range(count)], event if count == 5 else None)
+        with mock.patch("pltz.archive.maintenance.join.LEAST", 3):
+            for count in range(1, 5):
+                self.put_session(count // 4, TURNS, [[n, 5, n] for n in range(count)], event if count == 4 else None)
 
     def forget_first(self, key: Key, event: Event) -> None:
         for known, row in self.first(key, forgotten=False):
@@ -162,7 +163,7 @@ def prepared(kind: type[Scheduled]) -> Scheduled:
     """Make an archive with joined turns, forgotten versions, parts, an index, and packs that are condemned or not."""
     machine = kind()
     machine.start()
-    for count in range(1, 5):
+    for count in range(1, 6):
         machine.put_session(0, GROWN, [[n, 9, n] for n in range(count)], None)
     machine.join_and_free(0)
     machine.put_session(0, SHORT, [[1], [2, 3]], None)

@@ -10,11 +10,13 @@ from pltz.benchmarks.exactness import LAYOUTS, measure, models
 
 CONTRACT = {"gated": 2, "gated extreme": 2, "gated wide": 2}
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frequencies.json").read_text())
-WIDE = [pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "gated wide")]
+CASES = [
+    *((name, title) for name in ("random", "extreme", "gated", "gated extreme") for title in LAYOUTS),
+    *(pytest.param(name, "4 lanes", marks=pytest.mark.slow) for name in ("wide", "gated wide")),
+]
 
 
-@pytest.mark.parametrize("title", LAYOUTS)
-@pytest.mark.parametrize("name", ["random", "extreme", "gated", "gated extreme", *WIDE])
+@pytest.mark.parametrize(("name", "title"), CASES)
 def test_golden_frequencies(name: str, title: str) -> None:
     """Parallel and stepwise agree with each other and with the values recorded for the contract."""
     found = measure(models(None)[name](), LAYOUTS[title], "cpu")

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import CLASS, Weights
 from pltz.plt_codec.zstd import Fallback
-from tests.plt_codec.engines.reference import Oracle
+from tests.second_reader.model import BIG, Model, clamp, rs
 
 HERE = Path(__file__).parent
 TOTAL = 1 << 24
@@ -130,22 +131,29 @@ def weights_of(contract: int) -> Weights:
 def model(contract: int) -> dict[str, Any]:
     """Shape, each vector of four positions in one lane in the order of NUMERICS.md, and frames of a sequence."""
     weights = weights_of(contract)
-    oracle, positions = Oracle(weights), []
-    keys, values, t = list[Any](), list[Any](), oracle.t
+    second, positions = Model(weights.shape.to_dict(), dict(weights.tensors)), list[dict[str, Any]]()
+    t, memory, times, norm = second.t, second.blank(), second._times, partial(second._norm, gain=second.norm_gain)
+    turned = (second.heads + second.key_heads) * second.head
     for place, (token, following) in enumerate(zip([0, *TOKENS[:3]], TOKENS[:4], strict=True)):
-        x0 = np.clip((t["embed.w"][token] * t["embed.m"][token] + (1 << 15)) >> 16, -(1 << 22) + 1, (1 << 22) - 1)
-        a = oracle._norm(x0, "layer.0.norm_in")
-        q, k, v = oracle._heads(0, a, place)
-        keys.append(k)
-        values.append(v)
-        o = oracle._attend(0, q, keys, values)
-        x = oracle._join(0, x0, o)
-        middle = np.clip(x0 + oracle._product("layer.0.out", o), -(1 << 22) + 1, (1 << 22) - 1)
-        h = oracle._hidden(0, oracle._norm(middle, "layer.0.norm_mid"))
-        steps = {"x of 1": x0, "a of 2.1": a, "y of 2.1": oracle._product("layer.0.qkv", a), "q of 2.2": q}
-        steps |= {"k of 2.2": k, "v of 2.2": v, "o of 2.3": o, "x of 2.4": middle, "h of 2.5": h, "x of 2.5": x}
-        steps["classes of 3"] = oracle.class_frequencies(x)
-        steps["members of 4"] = oracle.member_frequencies(x, following // CLASS)
+        x0 = clamp(rs(t["embed.w"][[token]] * t["embed.m"][token], 16), BIG)
+        a = norm(x0, name="layer.0.norm_in")
+        y = times("layer.0.qkv", a)
+        qk = second._turned(clamp(y[:, :turned], (1 << 15) - 1).reshape(1, -1, second.head), np.array([place]))
+        q = (clamp(rs(qk, 7), 127) if second.gated else second._norm(qk, second.head_gain))[:, : second.heads]
+        x = second.run([token], [place], memory)
+        k, v = memory[0][:, -1].astype(np.int64)
+        o = second._attend(q, memory[0], t["layer.0.heat"])
+        middle = clamp(x0 + times("layer.0.out", o), BIG)
+        inner = norm(middle, name="layer.0.norm_mid")
+        up = times("layer.0.up", inner)
+        if second.gated:
+            h = clamp(rs(t["table.act"][clamp(times("layer.0.gate", inner), 511) + 511] * clamp(up, 32767), 16), 127)
+        else:
+            h = rs(np.clip(up, 0, 255) ** 2, 8)
+        steps = {"x of 1": x0[0], "a of 2.1": a[0], "y of 2.1": y[0], "q of 2.2": q[0], "k of 2.2": k, "v of 2.2": v}
+        steps |= {"o of 2.3": o[0], "x of 2.4": middle[0], "h of 2.5": h[0], "x of 2.5": x[0]}
+        steps["classes of 3"] = second.class_frequencies(x[0])
+        steps["members of 4"] = second.member_frequencies(x[0], following // CLASS)
         row = {"input": token, "position": place, "class of 4": following // CLASS}
         positions.append(row | {name: array.tolist() for name, array in steps.items()})
     coder, frames = TokenCoder(TorchEngine(weights)), []

@@ -10,7 +10,7 @@ from pltz.plt_codec.engines.torch import EXACT, Memory, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import TokenBlock
 from pltz.plt_codec.weights import Weights
-from tests.plt_codec.engines.reference import cumulative
+from tests.second_reader.model import Model
 
 Ints = npt.NDArray[np.int64]
 
@@ -18,11 +18,11 @@ Ints = npt.NDArray[np.int64]
 def test_saturated_and_equal_logits() -> None:
     """All-equal logits give equal frequencies up to one; a huge gap leaves one count to every other symbol."""
     weights = random_weights(1)
-    engine, exp = TorchEngine(weights), weights["table.exp"].astype(np.int64)
+    engine, second = TorchEngine(weights), Model(weights.shape.to_dict(), dict(weights.tensors))
     for row in (np.zeros(128), np.eye(128)[7] * 10**6, np.arange(128) * 40, -(np.arange(128) ** 3)):
         logits = row.astype(np.int64)
         f = engine._frequencies(torch.from_numpy(logits[None]))[0].numpy()
-        assert f.tolist() == np.diff(cumulative(logits, exp)).tolist() and f.min() >= 1 and f.sum() == 1 << 24
+        assert f.tolist() == np.diff(second._cumulative(logits)).tolist() and f.min() >= 1 and f.sum() == 1 << 24
 
 
 def test_products_wider_than_float32_are_cut() -> None:

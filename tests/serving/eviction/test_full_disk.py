@@ -26,7 +26,7 @@ from tests.archive.towers import TowerArchive
 from tests.serving.eviction.conftest import Bench, MemoryLocks, entry
 
 Facts = tuple[str, tuple[int, ...]]
-EACH = 3  # states of each moment
+EACH = 2  # states of each moment
 
 
 class Two:

@@ -1,4 +1,7 @@
-"""The compiled engine against the reference: same bytes, same tokens, same errors, for every kernel that runs here."""
+"""The compiled engine against torch: same bytes, tokens and errors, for every kernel that runs here, at the edges too.
+
+The oracle is the second reader, written from NUMERICS.md alone. (CUDA has tests of its own.)
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,9 +18,12 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import Weights
 from tests.plt_codec.cuts import cut
+from tests.second_reader.model import Model, tokens_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="the compiled engine was not built (no C compiler at install)")
 
+HEADS = {"d": 64, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 64, "layers": 1, "block": 96, "memory": 40}
+HEATS = {"mild heats": [0, 1, 1023, 65535], "wild heats": [1024, 65535, 65536, (1 << 31) - 1]}
 SHAPES = {
     "small": {},
     "odd": {"vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100, "memory": 37},
@@ -32,18 +38,22 @@ SHAPES = {
     "opposed": {"d": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
     "extreme": {"extreme": True},
     "extreme, wide": {"extreme": True, "d": 512, "head_dim": 64, "hidden": 1000, "layers": 1, "block": 128},
-    "gated": {"gated": True},
+    "gated": {"gated": True, "block": 32, "memory": 10},
     "gated, odd": {
         "gated": True, "vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100,
         "memory": 37,
     },
-    "gated, extreme": {"gated": True, "extreme": True},
+    "gated, extreme": {"gated": True, "extreme": True, "block": 32, "memory": 10},
     "gated, wide": {
         "gated": True, "d": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 416, "layers": 1, "block": 128,
     },
     "gated, widest": {
         "gated": True, "extreme": True, "d": 1024, "head_dim": 64, "hidden": 600, "layers": 1, "block": 128,
     },
+    "wide vocabulary": {
+        "vocab": 16384, "d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "hidden": 64, "block": 64, "memory": 16,
+    },
+    **dict.fromkeys(("all logits equal", "one class wins", "opposite keys", *HEATS), HEADS),
 }
 LAYOUTS = [(16, 4), (None, None), (1, 40), (4, 16), (16, 9), (3, 7), (64, 2)]
 LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
@@ -53,20 +63,33 @@ LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
 def model(name: str) -> Weights:
     """A random model of one of SHAPES.
 
-    "silent" has all multipliers 0; where queries are keys, or keys with the other sign ("alike", "opposed"), a
-    position's score with itself is near 24^2 * 64 = 36864 or its opposite, which do not fit 16 bits.
+    "silent" has all multipliers 0. Where queries are keys, or keys with the other sign ("alike", "opposed"), a
+    position's score with itself is near 24^2 * 64 = 36864 or its opposite, which do not fit 16 bits. With "opposite
+    keys" token 1 is minus token 0 and keys are queries: scores lie 2 * 192^2 > 2^16 apart.
     """
     weights = random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+    t = {key: tensor.copy() for key, tensor in weights.tensors.items()}
     if name in ("alike", "opposed"):
-        w, m = weights["layer.0.qkv.w"].copy(), weights["layer.0.qkv.m"].copy()
         for head in (0, 64):
-            w[head : head + 64] = w[128:192] * (1 if name == "alike" else -1)
-            m[head : head + 64] = m[128:192]
-        return Weights(weights.shape, {**weights.tensors, "layer.0.qkv.w": w, "layer.0.qkv.m": m})
-    if name != "silent":
-        return weights
-    silent = {k: v * 0 if k.endswith((".m", ".heat")) else v for k, v in weights.tensors.items()}
-    return Weights(weights.shape, silent)
+            t["layer.0.qkv.w"][head : head + 64] = t["layer.0.qkv.w"][128:192] * (1 if name == "alike" else -1)
+            t["layer.0.qkv.m"][head : head + 64] = t["layer.0.qkv.m"][128:192]
+    elif name == "opposite keys":
+        t["embed.w"][1], t["embed.m"][1] = -t["embed.w"][0], t["embed.m"][0]
+        t["layer.0.qkv.w"][4 * 64 : 6 * 64] = t["layer.0.qkv.w"][[*range(64), *range(128, 192)]]
+        t["layer.0.qkv.m"][:] = t["layer.0.qkv.m"][0]
+        t["table.phase"][:] = 1
+    elif name == "one class wins":  # a gap of 2^24: all others get a count of 1 or 2
+        t["class.b"][:] = -(1 << 24) + 1
+        t["class.b"][1] = (1 << 24) - 1
+    elif name in HEATS:
+        t["layer.0.heat"][:] = HEATS[name]
+    still = {"silent": (".m", ".heat"), "all logits equal": ("class.m", "class.b", "member.m", "member.b")}
+    return Weights(weights.shape, {k: v * 0 if k.endswith(still.get(name, ())) else v for k, v in t.items()})
+
+
+def ids_of(name: str, lengths: tuple[int, ...] | None = None) -> list[np.ndarray]:
+    """Random ids for a model; where keys shall be opposite, of tokens 0 and 1 alone."""
+    return sequences(2 if name == "opposite keys" else model(name).shape.vocab, lengths or LENGTHS)
 
 
 @cache
@@ -84,7 +107,7 @@ def sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray
 @cache
 def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
     """What the reference encodes."""
-    return reference(name).encode(sequences(model(name).shape.vocab), layouts=cut(lanes, steps))
+    return reference(name).encode(ids_of(name), layouts=cut(lanes, steps))
 
 
 def items(encoded: list[Encoded], lengths: tuple[int, ...] = LENGTHS) -> list[FrameItem]:
@@ -95,8 +118,7 @@ def items(encoded: list[Encoded], lengths: tuple[int, ...] = LENGTHS) -> list[Fr
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
-    coder = NativeCoder(model(name), threads=1, kernel=kernel)
-    tokens = sequences(coder.shape.vocab)
+    coder, tokens = NativeCoder(model(name), threads=1, kernel=kernel), ids_of(name)
     for lanes, steps in LAYOUTS[:1] if name != "small" else LAYOUTS:
         want = frames(name, lanes, steps)
         got = coder.encode(tokens, layouts=cut(lanes, steps))
@@ -105,6 +127,49 @@ def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
         assert [e.ideal_bits for e in got] == pytest.approx([e.ideal_bits for e in want])
         back = coder.decode(items(want))
         assert all(b.dtype == np.int64 and np.array_equal(b, t) for b, t in zip(back, tokens, strict=True))
+
+
+@cache
+def oracle(name: str) -> Model:
+    weights = model(name)
+    return Model(weights.shape.to_dict(), dict(weights.tensors))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_coded_the_oracle_decodes(name: str) -> None:
+    [tokens] = ids_of(name, (110,))
+    [coded] = NativeCoder(model(name), threads=1).encode([tokens], layouts=Layout(5, 19))
+    assert tokens_of(oracle(name), coded.data, 110, (5, 19)) == tokens.tolist()
+
+
+def test_opposite_keys_lie_further_apart_than_16_bits() -> None:
+    """The case is what it claims to be."""
+    second = oracle("opposite keys")
+    memory = second.blank()
+    second.run([0, 1], [0, 0], memory)
+    key, opposite = memory[0][0, :, 0].astype(np.int64)  # and the query of the first is its key
+    assert key @ (key - opposite) >= 1 << 16
+
+
+@cache
+def long_model() -> Weights:
+    return random_weights(3, d=16, layers=1, heads=2, kv_heads=1, head_dim=64, hidden=16, block=16384, memory=64)
+
+
+@cache
+def long_frames() -> list[bytes]:
+    """A block of 16384 tokens and one more, and a block of one token, as torch codes them."""
+    torch = TokenCoder(TorchEngine(long_model(), threads=1))
+    return [e.data for e in torch.encode(sequences(512, (16385, 1)), layouts=Layout(64, 256))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [kernel for kernel in kernels() if kernel != "plain"])  # it takes a minute
+def test_the_longest_block_and_the_shortest(kernel: str) -> None:
+    tokens, native = sequences(512, (16385, 1)), NativeCoder(long_model(), threads=2, kernel=kernel)
+    got = native.encode(tokens, layouts=Layout(64, 256))
+    assert [e.data for e in got] == long_frames()
+    assert [b.tolist() for b in native.decode(items(got, (16385, 1)))] == [one.tolist() for one in tokens]
 
 
 @pytest.mark.parametrize("kernel", kernels())
