@@ -15,7 +15,7 @@ import itertools
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
@@ -1027,7 +1027,7 @@ class Archive:
             NotFound: there is no such session, tenant or base, or it was erased.
             OnHold: a hold keeps something of it.
             ArchiveError: sessions stand on the base, or damage hides which segments other sessions share.
-            Fenced, StoreError: another erase ran at the same time, or the store failed.
+            Fenced, StoreError: others erased in the tenant all the time, or the store failed.
         """
         arguments.text_or_none(name=name, tenant=tenant, base=base)
         if base is not None:
@@ -1035,16 +1035,16 @@ class Archive:
                 raise UsageError("a base is erased alone: leave name, tenant and everything out")
         elif tenant is None or (name is None) != everything:
             raise UsageError("expected a tenant with either a name or everything=True, or a base")
-        from pltz.archive.maintenance.erase import Eraser
+        from pltz.archive.maintenance.erase import Eraser, again
 
         eraser = Eraser(self.parts.catalog, self.parts.writer)
         self.parts.writer.recent.clear()  # the tokens of sessions that are about to be erased
         if base is not None:
-            return eraser.base(base, dry_run=dry_run)
+            return again(lambda: eraser.base(base, dry_run=dry_run))
         with self.word_index().rekeyed(tenant or ""):
             if name is not None:
-                return eraser.session(tenant or "", name, dry_run=dry_run)
-            return eraser.tenant(tenant or "", dry_run=dry_run)
+                return again(lambda: eraser.session(tenant or "", name, dry_run=dry_run))
+            return again(lambda: eraser.tenant(tenant or "", dry_run=dry_run))
 
     def rekey(
         self,
@@ -1067,7 +1067,8 @@ class Archive:
             key_file, key_command, passphrase, passphrase_env, key: the new key, as of `open`.
             add: it opens the archive beside the others, as a key in escrow does.
             drop: of several keys all others end.
-            tenant: put its records again under other keys of its own, and destroy those; without a new key.
+            tenant: put its records, and those under its salts, again under other keys, and destroy those they had;
+                without a new key.
 
         Raises:
             UsageError: the archive is open or was opened without its key, or several keys open it.
@@ -1085,7 +1086,7 @@ class Archive:
         """
         from pltz.archive.encryption.keyring import Keyring
         from pltz.archive.encryption.rekey import Rekeyed, rekey
-        from pltz.archive.maintenance.erase import Eraser
+        from pltz.archive.maintenance.erase import Eraser, again
 
         arguments.text_or_none(tenant=tenant)
         self.parts.want_key()
@@ -1102,9 +1103,14 @@ class Archive:
             how = "add" if add else "drop" if drop else "change"
             catalog.listing.publish(record=catalog.record(Verb.KEY, 1, how=how))  # before: none is without a record
             return rekey(keys, secret, add=add, drop=drop)
-        with self.word_index().rekeyed(tenant or ""):
-            done = Eraser(catalog, self.parts.writer).renew(tenant or "")
-        return Rekeyed(len(keys.root.secrets), done.files, done.moved)
+        eraser, files, moved = Eraser(catalog, self.parts.writer), 0, 0
+        under = self.directory.salted(tenant or "")
+        for one in (tenant or "", *under):
+            # all may be under salts
+            with suppress(NotFound) if under else nullcontext(), self.word_index().rekeyed(one):
+                done = again(partial(eraser.renew, one))
+                files, moved = files + done.files, moved + done.moved
+        return Rekeyed(len(keys.root.secrets), files, moved)
 
     def hold(
         self, name: str | None = None, *, tenant: str | None = None, tag: tuple[str, str] | None = None

@@ -75,7 +75,7 @@ def entries(catalog: Catalog, expect: str | None = None) -> Iterator[AuditEntry]
     """
     tails, lacking, met = [catalog.listing.present.audit], None, expect is None
     try:
-        for found in _files(catalog):
+        for _, found in _files(catalog):
             tails.insert(0, found)
     except CorruptError as exc:
         lacking = exc
@@ -92,23 +92,33 @@ def entries(catalog: Catalog, expect: str | None = None) -> Iterator[AuditEntry]
         raise CorruptError(f"the audit has no record {expect}: it was written anew, or an older state came back")
 
 
-def _files(catalog: Catalog) -> Iterator[AuditTail]:
-    """Yield the records of each file, the newest first. Raises CorruptError where those before are not there."""
+def _files(catalog: Catalog) -> Iterator[tuple[bytes, AuditTail]]:
+    """Yield each file, the newest first: its name, and its records as far as the chain has them.
+
+    Raises CorruptError where those before are not there.
+    """
     after = catalog.listing.present.audit
     while after.file != NONE:
         for name in _names(catalog, after.file):
-            with suppress(FormatError, FileNotFoundError):
-                file = AuditFile.decode(catalog.store.read(object_names.audit(name), 0, MAX_SIZE))
-                if file.archive == catalog.listing.archive and file.tail.first < after.first <= file.tail.end:
-                    tail = file.tail if after.first == file.tail.end else file.tail.up_to(after.first)
+            with suppress(CorruptError):
+                if (found := _read(catalog, name)) and found.first < after.first <= found.end:
+                    tail = found if after.first == found.end else found.up_to(after.first)
                     if tail.last == after.before:
                         break
         else:
             path = object_names.audit(after.file)
             raise CorruptError(f"records 1 to {after.first} of the audit cannot be read: {path} is damaged or gone")
-        yield (after := tail)
+        yield name, (after := tail)
     if after.first or after.before != NONE:
         raise CorruptError(f"records 1 to {after.first} of the audit are not there")
+
+
+def _read(catalog: Catalog, name: bytes) -> AuditTail | None:
+    """Return the records of a file of this archive; None where it is damaged or gone."""
+    with suppress(FormatError, FileNotFoundError):
+        file = AuditFile.decode(catalog.store.read(object_names.audit(name), 0, MAX_SIZE))
+        return file.tail if file.archive == catalog.listing.archive else None
+    return None
 
 
 def _names(catalog: Catalog, name: bytes) -> Iterator[bytes]:
@@ -120,11 +130,12 @@ def _names(catalog: Catalog, name: bytes) -> Iterator[bytes]:
 def merge_files(catalog: Catalog) -> None:
     """Put the newest files together where FANOUT are not half full. Raises StoreError, WriterFailed.
 
-    A crash, or a put that is faster, leaves the new files to nobody, or the old ones. Where only appends are, all stay.
+    A crash, or a put that is faster, leaves the new files to nobody, or the old ones, until the next time. Where only
+    appends are, all stay.
     """
     listing, store, newest = catalog.listing, catalog.store, list[AuditTail]()
     with suppress(CorruptError):  # what is damaged stays as it is
-        for tail in () if listing.present.settings.append_only else _files(catalog):
+        for _, tail in () if listing.present.settings.append_only else _files(catalog):
             if len(tail.rows) > MAX_TAIL // 2:
                 break
             newest.insert(0, tail.up_to(tail.end))  # each record is checked
@@ -152,6 +163,34 @@ def merge_files(catalog: Catalog) -> None:
     listing.publish(naming)
     for name in set(old) - set(made) if named else ():
         store.delete(object_names.audit(name))
+    if named:
+        _sweep(catalog)
+
+
+def _sweep(catalog: Catalog) -> None:
+    """Delete files that nobody names: of a crash here, and of changes that others were faster than. Raises StoreError.
+
+    A larger file of the chain has their records, or another one in the place of their last. What somebody is about to
+    name is newer than the chain, or has whole files of it.
+    """
+    store = catalog.store
+    with suppress(CorruptError):  # beside what is damaged all stays
+        chain = dict(_files(catalog))
+        for name in object_names.holds_among(store.list(object_names.AUDIT)) - chain.keys():
+            left = _read(catalog, name) or AuditTail()
+            end = left.end
+            if any(
+                tail.first <= left.first < end <= tail.end
+                and (tail.size > left.size or tail.last != left.last)
+                and _digest_of(tail, end - 1) == _digest_of(left, end - 1)
+                for tail in chain.values()
+            ):
+                store.delete(object_names.audit(name))
+
+
+def _digest_of(tail: AuditTail, place: int) -> bytes:
+    """Return the digest of a record; of the one before the first, too. Raises CorruptError."""
+    return tail.up_to(place).last if place > tail.first else tail.before
 
 
 def _entry(catalog: Catalog, chained: ChainedRecord) -> AuditEntry:

@@ -32,7 +32,7 @@ from pltz.archive.catalog.lookup import Version, VersionName, as_sessions
 from pltz.archive.catalog.losses import PackState
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
-from pltz.archive.format.ids import TENANT
+from pltz.archive.format.ids import SALTED, TENANT
 from pltz.archive.format.index_file import MARKS, SESSIONS, key_of
 from pltz.archive.format.record import TICK_BITS
 from pltz.archive.humanize import counted, moment
@@ -305,6 +305,11 @@ class SessionDirectory:
             following = chosen[number + 1 : number + 2]
             if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):
                 yield v
+
+    def salted(self, tenant: str) -> list[str]:
+        """Return the tenants under salts of a tenant that have sessions, forgotten ones too: each is one of its own."""
+        found = {version.tenant for version in self.ls(history=True, forgotten=True)}
+        return sorted(one for one in found if one.startswith(tenant + SALTED))
 
     def want_whole(self, what: str, tenant: str | None = None) -> None:
         """Raise ArchiveError where a listing may lack sessions because packs or keys are damaged or gone.

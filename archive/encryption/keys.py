@@ -66,7 +66,7 @@ class Secret:
         """Return the secret of a passphrase, stretched by scrypt. Raises UsageError for an empty one."""
         if not words:
             raise UsageError("expected a passphrase, got an empty one")
-        return cls(words.encode(), SCRYPT)
+        return cls(words.encode(errors="surrogateescape"), SCRYPT)  # bytes of another encoding are as they are
 
     @classmethod
     def environment(cls, name: str) -> Secret:

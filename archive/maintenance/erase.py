@@ -31,6 +31,8 @@ keys only, so they are useless without the archive key.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -59,6 +61,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 T = TypeVar("T")
 
 AT_ONCE = "something of this tenant or base was erased at the same time: erase again"
+TURNS, PAUSE = 8, 0.1  # of an erase that others overtake, and seconds before the second at most; then twice as long
 PAST = 1 << 20  # generations by which new keys are ahead of lost ones: what comes back is older
 
 
@@ -616,16 +619,14 @@ class Eraser:
         Reads files, not indexes: packs, and the keys as they are on the disk now. ``before``: generation from which on
         roots may open. ``before``, ``units``: None is all. ``seen``: as of `_records`. ``own``: the generation put.
 
-        Raises ArchiveError where a record opens or older keys are there, Fenced where only those of another erase are.
+        Raises ArchiveError where a record opens or older keys are there.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
         left = [n for n in self.keys.folder.generations(fresh=False).get(domain, []) if n not in strange]
         self.keys.refresh()
         known = self.keys.of(domain)
-        if len(left) != 1 or known is None or known.generation != left[0]:
-            if known and left and own is not None and min(left) >= own:
-                raise Fenced(AT_ONCE)
-            raise ArchiveError("older keys are still there: erase again")
+        if known is None or min([known.generation, *left]) < (known.generation if own is None else own):
+            raise ArchiveError("older keys are still there: erase again")  # newer ones are of another erase
         records = unread = 0
         for record in self._records(domain, seen):
             if record is None:
@@ -672,6 +673,18 @@ class Eraser:
                 damaged = True
             if damaged:
                 yield None
+
+
+def again(work: Callable[[], T]) -> T:
+    """Return the result of an erase, which is begun again, after a pause, where another of its tenant was first.
+
+    Raises Fenced where others are first all the time.
+    """
+    for turn in range(1, TURNS):
+        with suppress(Fenced):
+            return work()
+        time.sleep(random.uniform(0, PAUSE * 2**turn))
+    return work()
 
 
 class Grounds:

@@ -97,7 +97,7 @@ def erase(
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
-    under = shared.salted(cold, tenant) if everything and tenant else []
+    under = cold.directory.salted(tenant) if everything and tenant else []
     _certify([certified(done, cold, under)] if certificate and not dry_run else [], certificate)
     for other in under:
         click.echo(printable(f"not erased: tenant {other}, under a salt of {tenant}"), err=True)
@@ -148,10 +148,12 @@ def _erase_matching(
         if not yes:
             click.confirm(f"Erase {counted(len(names), 'session')}? This cannot be undone", abort=True, err=True)
         done = []
-        for name in names:
-            done.append(cold.erase(name, tenant=tenant))
-            texts.append(certified(done[-1], cold))
-        _certify(texts, certificate)
+        try:
+            for name in names:
+                done.append(cold.erase(name, tenant=tenant))
+                texts.append(certified(done[-1], cold))
+        finally:  # those of before an error too
+            _certify(texts, certificate)
     for one in done:
         write_text(json.dumps(asdict(one)) if as_json else printable(f"{one.name}:") + "\n" + as_text(one, dry_run))
 

@@ -16,7 +16,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.humanize import moment
 from pltz.cli.archive.files import Folder
-from pltz.cli.archive.shared import is_of, salted, seconds_of
+from pltz.cli.archive.shared import is_of, seconds_of
 from pltz.plt_codec.errors import FormatError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def inventory(cold: "Archive", folder: Folder, chosen: "Iterable[Version]", aske
         "asked": asked._asdict(),
         "given": given,
         "not_given": refused,
-        "other_tenants": [] if asked.tenant is None else salted(cold, asked.tenant),
+        "other_tenants": [] if asked.tenant is None else cold.directory.salted(asked.tenant),
         "erased": sum([_erased(cold, tenant) for tenant in tenants]) if catalog.keys.cipher else None,
         "damaged": whole,
         "audit": {"record": audit.end, "digest": audit.last.hex()},

@@ -33,8 +33,9 @@ def rekey(
     tenants and bases are put again under it, so that whoever kept the present key opens none of them. Copies of keys/
     elsewhere open by the present key as before. With --add both open it, as where a second key lies in a safe.
 
-    With --tenant the records of a tenant are put again under other keys, and the present ones destroyed. Run again what
-    was cut off. Whoever goes on by a key that was changed is told so: start it again by the new one.
+    With --tenant the records of a tenant, and those under its salts, are put again under other keys, and the present
+    ones destroyed. Run again what was cut off. Whoever goes on by a key that was changed is told so: start it again by
+    the new one.
     """
     done = open_archive().rekey(key_file=new_key_file, key_command=new_key_command, add=add, drop=drop, tenant=tenant)
     what = f"{counted(done.moved, 'record')} put again, " if tenant is not None else ""

@@ -241,14 +241,6 @@ def is_of(period: Period, version: "Version | SessionVersion") -> bool:
     return (start is None or last >= start) and (end is None or first < end)
 
 
-def salted(cold: "Archive", tenant: str) -> list[str]:
-    """Return the tenants under salts of a tenant that have sessions, forgotten ones too: each is one of its own."""
-    from pltz.archive.format.ids import SALTED
-
-    found = {version.tenant for version in cold.directory.ls(history=True, forgotten=True)}
-    return sorted(one for one in found if one.startswith(tenant + SALTED))
-
-
 def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
     """Return the names of a tenant that are meant by one, as `choose` says. Raises NotFound where there is none."""
     from pltz.archive.errors import NotFound

@@ -137,12 +137,29 @@ def test_collect_puts_files_together_and_the_chain_stays(key: Any, most: int, mo
     def files() -> list[str]:
         return [path for path in disk.seen.files() if path.startswith("audit/")]
 
+    def begun(archive: TowerArchive, disk: SimDisk) -> bytes:
+        """Put the file of a change that is about to be swapped, and return its name."""
+        tail = archive.catalog.listing.present.audit.adding(AuditRecord(0, 1, 1, b"{}"))
+        data = AuditFile(archive.settings.archive, tail).encode()
+        disk.write_new(f"audit/{data[-SIZE:].hex()}", data)
+        return data[-SIZE:]
+
     for number in range(16):
         put(archive, f"n{number}")
+        if number == 8:
+            begun(archive, disk)  # others are faster
     found, beside, backup = told(archive), reopen(disk, key=key), disk.seen.files()
     assert len(files()) >= FANOUT
     for state in disk.left_by(lambda: merge_files(archive.catalog)):
-        assert told(reopen(SimDisk(state), key=key)) == found
+        killed = reopen(crashed := SimDisk(state), key=key)
+        assert told(killed) == found
+        for number in range(16, 24):
+            put(killed, f"n{number}")
+        coming = begun(killed, crashed)
+        merge_files(killed.catalog)
+        assert told(killed)[:16] == found
+        names = {bytes.fromhex(path[6:]) for path in crashed.seen.files() if path.startswith("audit/")}
+        assert names == {coming, *(name for name, _ in audit._files(killed.catalog))}
     few = 1 if most == MAX_TAIL else 6
     assert len(files()) <= few and told(archive) == found == list(entries(beside.catalog))  # it looked before
     for number in range(16, 32):

@@ -270,7 +270,12 @@ def test_a_change_is_asked_of_a_sealed_archive_and_recorded(tmp_path: Path) -> N
     for wrong in ({}, {"passphrase": "battery staple", "tenant": "default"}, {"tenant": "default", "add": True}):
         with pytest.raises(UsageError, match="expected a new key"):
             cold.rekey(**wrong)
-    assert cold.rekey(tenant="default").moved == 1 and cold.rekey(passphrase="battery staple") == Rekeyed(1, 1)
+    cold.put("greeting", "hello", tenant="under", salt="pepper")
+    cold.put("greeting", "hello", salt="pepper")
+    assert cold.rekey(tenant="default").moved == 2 and cold.rekey(tenant="under").moved == 1
+    with pytest.raises(NotFound):
+        cold.rekey(tenant="pepper")
+    assert cold.rekey(passphrase="battery staple") == Rekeyed(1, 3)
     again = pltz.Archive.open(tmp_path / "cold", passphrase="battery staple")
-    assert again.get("greeting").value == b"hello"
-    assert [entry.actor for entry in again.audit() if entry.verb == "key"] == ["ann", "ann"]
+    assert again.get("greeting").value == again.get("greeting", salt="pepper").value == b"hello"
+    assert [entry.actor for entry in again.audit() if entry.verb == "key"] == ["ann"] * 4
