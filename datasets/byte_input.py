@@ -22,6 +22,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
 LONG = 1 << 24  # bytes of a text from which it is not held in memory
+DENSEST = 1 << 12  # bytes that each byte of zstd may unpack to, beyond the largest session
 PACKED_CHUNK = 512  # bytes of compressed input per step: each 4 of them may unpack to 128 KiB
 
 
@@ -68,14 +69,17 @@ class ByteInput:
     def _unpack(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the contents of one or more zstd frames; of a cut one behind others, what there is of it.
 
-        An agent that writes a frame for each batch of events may have died within the last. Raises CorruptError.
+        An agent that writes a frame for each batch of events may have died within the last. Raises CorruptError,
+        TooLong for what would fill a disk.
         """
         unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW)
         frame = unpacker.decompressobj()
         whole, frames = False, 0  # whether the last frame is complete, so the data may end here
+        room = MAX_BYTES
         for block in blocks:
             for start in range(0, len(block), PACKED_CHUNK):
                 piece = block[start : start + PACKED_CHUNK]
+                room += DENSEST * len(piece)
                 while piece:
                     if frame.eof:
                         frame = unpacker.decompressobj()
@@ -85,6 +89,8 @@ class ByteInput:
                         raise CorruptError(f"{self.name}: expected zstd data: {exc}") from exc
                     if data:
                         yield data
+                    if (room := room - len(data)) < 0:
+                        raise TooLong(f"{self.name}: a byte unpacks to more than {DENSEST}: unpack the file first")
                     piece = frame.unused_data if frame.eof else b""
                     whole = frame.eof
                     frames += whole

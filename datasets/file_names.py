@@ -46,7 +46,8 @@ def stem_of(path: str) -> str:
     ('monday.v2', 'stdin')
     """
     name = unpacked(path)
-    return "stdin" if path == STDIN else name.rsplit(".", 1)[0] or name or path
+    stem = name.rsplit(".", 1)[0]
+    return "stdin" if path == STDIN else (stem if stem.strip(".") else name) or path
 
 
 def no_option(name: str) -> str:

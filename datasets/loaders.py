@@ -216,7 +216,7 @@ def _part(path: Path, inside: str, log: Path, options: ReadOptions) -> Recognise
         if found and found.is_log:
             return replace(found, file=str(log), part=inside)
     with path.open("rb") as stream:
-        mtime = os.fstat(stream.fileno()).st_mtime_ns
+        mtime = _mtime(os.fstat(stream.fileno()))
         data = ByteInput(stream, str(path), options.max_bytes, path).text(long=options.long)
     return Recognised(Session("text", data), "text", "text", str(log), str(path), len(data), mtime=mtime, part=inside)
 
@@ -245,6 +245,11 @@ def _unreadable(exc: OSError) -> NoReturn:
     raise UsageError(f"{exc.filename}: cannot be read: {exc.strerror}") from exc
 
 
+def _mtime(at: os.stat_result) -> int:
+    """Return when a file was changed last, in nanoseconds since 1970; 0 where that is before, or after 2262."""
+    return at.st_mtime_ns if 0 < at.st_mtime_ns < 1 << 63 else 0
+
+
 def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
     try:
         stream = path.open("rb")
@@ -254,7 +259,7 @@ def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
         before = os.fstat(stream.fileno())
         whole = path if path.is_file() else None  # a pipe is read once, front to back
         source = ByteInput(stream, str(path), options.max_bytes, whole)
-        source.mtime = before.st_mtime_ns
+        source.mtime = _mtime(before)
         yield from _of_source(source, options, path.suffixes[-2:])
         after = os.fstat(stream.fileno())
         if whole and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):

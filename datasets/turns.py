@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pltz.datasets.session_columns import moment
@@ -25,6 +26,7 @@ HIDDEN = ("thinking", "redacted_thinking", "reasoning")  # parts that a later re
 BESIDE = ("time", "pictures")  # keys of a message that no model is shown: seconds since 1970, and data: URLs
 TIMES = "timestamp", "time", "ts", "createdAt", "created_at", "create_time", "created"  # keys of the time of an event
 MILLISECONDS = 1 << 40  # numbers from here on are no seconds
+EARLIEST = 946_684_800  # 2000-01-01; what is before is no date, as seconds since a session began
 
 
 def text_of(content: Any) -> str:
@@ -51,8 +53,8 @@ def text_of(content: Any) -> str:
 def time_of(event: dict[str, Any]) -> int:
     """Return when an event was, in seconds since 1970; 0 where it does not say so.
 
-    >>> time_of({"timestamp": "1970-01-02T00:00:00Z"}), time_of({"time": {"created": 1767603600000}}), time_of({})
-    (86400, 1767603600, 0)
+    >>> time_of({"timestamp": "2026-01-05T09:00Z"}), time_of({"time": {"created": 1767603600000}}), time_of({"ts": 7.5})
+    (1767603600, 1767603600, 0)
     """
     for key in TIMES:
         time = event.get(key)
@@ -61,11 +63,10 @@ def time_of(event: dict[str, Any]) -> int:
         if isinstance(time, dict):
             return time_of(time)
         if isinstance(time, int | float) and time >= MILLISECONDS:
-            time /= 1000
-        try:
-            return moment(time, key)
-        except ContentError:
-            continue
+            time //= 1000
+        with suppress(ContentError):
+            if (found := moment(time, key)) >= EARLIEST:
+                return found
     return 0
 
 

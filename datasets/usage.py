@@ -83,7 +83,7 @@ def usage_of(value: Any) -> Usage:
             elif key in ("model", "modelID") and isinstance(item, str) and item and not item.startswith("<"):
                 models[item] = None
         if spent := _number(some, ("costUSD",)):
-            money[some.get("uuid", name)] = spent
+            money[some["uuid"] if isinstance(some.get("uuid"), str) else name] = spent
 
     walk(value, 0)  # what an object has at its first level is of the session: the sums of its messages
     sums = [sum(column) for column in zip(*counts.values(), strict=True)] or [0] * 4

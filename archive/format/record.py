@@ -17,7 +17,7 @@ from pltz.archive.format.ids import NO_SEGMENT, domain_id
 from pltz.models.session.session import KINDS, kind_number, writing_in
 from pltz.models.session.spelling import WRITINGS
 from pltz.plt_codec.container.frame import ALONE, PPMD, Method, tokenizer_of_bytes
-from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.limits import MAX_DENSITY, MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -140,6 +140,20 @@ class ContentFacts(NamedTuple):
 
 
 NOTHING = ContentFacts()
+
+
+def check_name(name: str) -> None:
+    """Check the name of a session, tenant or base. Raises UsageError where it is empty, ContentError."""
+    if not name:
+        raise UsageError("expected a name, found nothing")
+    if name.isascii() and len(name) <= MAX_NAME:
+        return
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as exc:
+        raise ContentError(f"the name {name!r} is not valid Unicode: use another one") from exc
+    if size > MAX_NAME:
+        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")
 
 
 def check_part(part: str) -> None:

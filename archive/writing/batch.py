@@ -22,7 +22,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import stays_erased
 from pltz.archive.format import ids
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT, U32
-from pltz.archive.format.record import MAX_NAME, MAX_TIME, Context, Record, pack_about
+from pltz.archive.format.record import MAX_TIME, Context, Record, check_name, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, Slices
 from pltz.archive.writing.segments import Beginning, PendingSegment, Row
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
@@ -145,8 +145,8 @@ def is_erased(keys: Encryption, domain: bytes, name: str, unerased: int | None =
 def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
     """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
     for tenant, base, codec, kind, target in {(s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions}:
-        _check_name(tenant)
-        _check_name(base)
+        check_name(tenant)
+        check_name(base)
         if codec is None and not codecs:
             raise UsageError("expected an archive with a codec to code sessions, found one without")
         if kind not in KINDS:
@@ -154,7 +154,7 @@ def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
         if target is not None and len(target) != SIZE:
             raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
     for s in sessions:
-        _check_name(s.name)
+        check_name(s.name)
         if not 0 <= s.shared <= len(s.segments):
             raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
         count = len(s.segments) + (s.after.count if s.after else 0)
@@ -166,19 +166,6 @@ def _check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
             )
         if s.time is not None and not 0 <= s.time < MAX_TIME:
             raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
-
-
-def _check_name(name: str) -> None:
-    if not name:
-        raise UsageError("expected a name, found nothing")
-    if name.isascii() and len(name) <= MAX_NAME:
-        return
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as exc:
-        raise ContentError("a name is not valid Unicode (a lone surrogate)") from exc
-    if size > MAX_NAME:
-        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")
 
 
 def _tower(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.format.record import NOTHING, ContentFacts, check_part
+from pltz.archive.format.record import NOTHING, ContentFacts, check_name, pack_about
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, Sliced
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec, PpmdCodec
@@ -182,7 +182,10 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     arguments.text_or_none(base=request.base, parent=request.parent)
     arguments.number_or_none(time=request.time)
     arguments.tags(request.tags)
-    check_part(request.part)
+    tenant = tenant_of(request.tenant, request.salt)
+    for name in (request.name, tenant, *([] if request.base is None else [request.base])):
+        check_name(name)
+    pack_about(request.part, request.content, request.tags)  # what cannot be stored is no fault of others
     session = as_session(request.session)
     target, tokenizer = request.target, request.tokenizer
     if target is not None and not isinstance(target, bytes):
@@ -204,7 +207,7 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     return PreparedRequest(
         request=request,
         session=session,
-        tenant=tenant_of(request.tenant, request.salt),
+        tenant=tenant,
         target=target or None,
         tokenizer=known,
         name=request.name,

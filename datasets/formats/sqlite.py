@@ -87,6 +87,10 @@ def _open(source: ByteInput, options: ReadOptions) -> Iterator[sqlite3.Connectio
         with tempfile.TemporaryDirectory() as folder:
             _copy(source.path, Path(folder, "base"))
             with closing(sqlite3.connect(Path(folder, "base"))) as base:
+                with suppress(sqlite3.Error):  # what is no database is told by whoever reads it
+                    base.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens the log as well
+                for path in Path(folder).iterdir():  # a kill leaves no copy of what was said
+                    path.unlink()
                 yield base
 
 
@@ -98,7 +102,8 @@ def _copy(path: Path, to: Path) -> None:
     """
     for _ in range(TRIES):
         before = _state(path)
-        settled = time.time_ns() - os.stat(path).st_mtime_ns > PAUSE * 5e8  # what is written later has another time
+        age = time.time_ns() - os.stat(path).st_mtime_ns
+        settled = not -6e10 < age < PAUSE * 5e8  # what is written later has another time
         for end in ("", "-journal", "-wal") if settled else ():
             with suppress(FileNotFoundError):
                 shutil.copyfile(f"{path}{end}", f"{to}{end}")

@@ -7,8 +7,9 @@ import pytest
 import zstandard
 from hypothesis import given, strategies as st
 
-from pltz.datasets.byte_input import CHUNK, ByteInput
+from pltz.datasets.byte_input import CHUNK, ByteInput, TooLong
 from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
 
 LIMIT = 1 << 20  # bytes
 
@@ -75,6 +76,8 @@ def test_gzip_that_unpacks_to_much_comes_in_pieces_and_is_whole() -> None:
     bomb.gunzip()
     with pytest.raises(UsageError, match="expected a file of at most"):
         bomb.rest()
+    with pytest.raises(TooLong, match="unpack the file first"):
+        source(zstandard.compress(bytes(MAX_BYTES)) * 2, MAX_BYTES, packed=True).text(long=True)
 
 
 def test_every_cut_of_a_member_is_damage() -> None:

@@ -38,6 +38,7 @@ def message(usage: dict[str, int], name: str = "m", model: str = "opus") -> dict
         ({"messages": [{"id": "1", "tokens": GEMINI, "model": "pro"}]}, Usage("", ("pro",), 8, 8, 4, 0)),
         ([{"data": {"modelMetrics": {"opus": {"requests": {"cost": 6}, "usage": COPILOT}}}}],
          Usage("", (), 10, 8, 60, 30)),
+        ([{"uuid": ["x"], "costUSD": 1}], Usage(cost=1.0)),
         # what was said is no count
         ([{"role": "user", "content": [{"usage": CLAUDE}]}, {"input": {"usage": CLAUDE}}], NOT_KNOWN),
         ([{"usage": {"input_tokens": True, "output_tokens": -1}}, {"usage": 7}, [[[[[[[["x"]]]]]]]], None], NOT_KNOWN),

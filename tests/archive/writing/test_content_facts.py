@@ -37,7 +37,9 @@ TOLD = "<environment_context>\n  <cwd>/x</cwd>\n</environment_context>\n"
     [
         (Session("chat", {"messages": [*ASKED, {"role": "assistant", "content": "No."}]}), "Where is it?", 2, (0, 0)),
         (Session("chat", ASKED), "Where is it?", 1, (0, 0)),
-        (Session("chat", {"conversations": [{"from": "human", "value": "Hi"}], "time": 7}), "Hi", 1, (7, 7)),
+        (Session("chat", {"conversations": [{"from": "human", "value": "Hi"}], "time": BEGAN}), "Hi", 1, (BEGAN,) * 2),
+        (Session("chat", [{**ASKED[1], "ts": 7.5}, {"role": "assistant", "content": "No.", "ts": 10**400}]),
+         "Where is it?", 2, (0, 0)),
         (Session("chat", [{**ASKED[1], "ts": 1_785_578_400_250}]), "Where is it?", 1, (BEGAN, BEGAN)),
         (Session("chat", EVENTS), "Find the bug.", 3, (BEGAN, BEGAN + 60)),
         (Session("text", "\n".join(map(json.dumps, EVENTS)).encode()), "Find the bug.", 3, (BEGAN, BEGAN + 60)),

@@ -110,7 +110,8 @@ def test_options_of_a_folder_stand_alone(run: Run, cold: Path, tmp_path: Path) -
         assert run("archive", "get", "-r", cold, "--newer-wins", "-o", *words).exit_code == 2
 
 
-ODD = ["new\nline", "tab\t", "back\\slash", "a:b", '"quoted"', "%25", "case", "Case", "end.", "x" * 240, "\u202eover"]
+ODD = ["new\nline", "tab\t", "back\\slash", "a:b", '"quoted"', "%25", "case", "Case", "end.", ".", "..", "x" * 240]
+ODD += ["\u202eover"]
 
 
 def test_names_come_back_byte_for_byte_where_the_file_system_has_them(run: Run, cold: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``pltz archive put``: what is stored when one session is refused or the command is interrupted."""
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -94,15 +95,18 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
 def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
     (logs / "garden/z.jsonl.gz").write_bytes(b'{"a":1}\n{"b":\n')
     (logs / "garden/empty.jsonl.gz").write_bytes(b"")
+    Path(os.fsdecode(b"%s/garden/\xff.jsonl" % os.fsencode(logs))).write_bytes(event("no Unicode", 0))
+    os.utime(logs / "shop/events.jsonl", (15e9, 15e9))  # in 2445
     names = ["garden/events", "garden/other", "shop/events"]
     for unchanged in (False, True):
         done = run("archive", "put", "-r", cold, logs, "--json")
         assert done.exit_code == 5 and "refused: " in done.stderr
         assert "z.jsonl.gz: expected gzip" in done.stderr and "empty.jsonl.gz: the gzip" in done.stderr
         *rows, last = [json.loads(line) for line in done.stdout.splitlines()]
-        assert last == {"not_stored": {"sessions_refused": 0, "files_refused": 2, "left_out": {}, "packings": []}}
+        assert last == {"not_stored": {"sessions_refused": 1, "files_refused": 2, "left_out": {}, "packings": []}}
+        assert "'garden/\\udcff' is not valid Unicode" in done.stderr
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
-    assert "3 sessions, 3 unchanged; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
+    assert "3 unchanged; 1 session refused; 2 files refused\n" in run("archive", "put", "-r", cold, logs).stderr
     (cold.parent / "alone").mkdir()
     (cold.parent / "alone/cut.jsonl.gz").write_bytes(b"")
     alone = run("archive", "put", "-r", cold, cold.parent / "alone")
