@@ -370,12 +370,20 @@ class KVStore:
     # ---- taking in
 
     def insert(
-        self, tenant: str, ids: Ids, session: PackedSession, *, apart: str = "", lost: KVCodec | None = None
+        self,
+        tenant: str,
+        ids: Ids,
+        session: PackedSession,
+        *,
+        apart: str = "",
+        lost: KVCodec | None = None,
+        lasting: bool = True,
     ) -> int:
         """Offer the full blocks of a session. Returns how many are new here.
 
         ``ids``: of its tokens, at least of those that are packed. ``lost``: a form that lost something of it, or of
-        what it was computed over. A full pool takes none, and nothing else happens. Raises UsageError for too few ids.
+        what it was computed over. ``lasting``: else what no session has is in memory alone. A full pool takes none, and
+        nothing else happens. Raises UsageError for too few ids.
         """
         pool = self._pool()
         if len(ids) < session.packed or session.pool is not pool:
@@ -402,8 +410,10 @@ class KVStore:
                         own = array[step * self.block : (step + 1) * self.block]
                         above = root if parent is None else parent.name
                         node = Node(name, above, parent, owner, own, step * self.block, blocks, lost=lost)
+                        node.lasting = lasting
                         self._enter(node)
                     added += 1
+                node.lasting |= lasting
                 parent = node
             self.trie.touch(parent, self._clock())
             self._stats.inserted += added
@@ -666,7 +676,8 @@ class KVStore:
         if self.folder is None:
             return
         waits = {name for one in self._waiting for name in one.names}
-        new = [n for n in nodes if n.lost is None and not self._filed(n.name) and n.name not in waits]
+        may = (n for n in nodes if n.lasting and n.lost is None)
+        new = [n for n in may if not self._filed(n.name) and n.name not in waits]
         for chain in (*chains([n for n in new if not n.spilled]), *chains([n for n in new if n.spilled])):
             seen = [node.mass for node in chain if node.mass is not None]
             mass = np.concatenate(seen) if len(seen) == len(chain) else None

@@ -54,7 +54,7 @@ class Node:
 
     ``ids``: its own, (block,). ``tenant``: its `KVFolder.owner`. ``above``: name of the block before it, or root.
     ``lost``: a form that it was in, and that lost something. ``mass``: (block,), the attention that each id received,
-    where that was seen. ``used``: seconds since 1970.
+    where that was seen. ``used``: seconds since 1970. ``lasting``: may be written into a file.
     """
 
     name: bytes
@@ -69,6 +69,7 @@ class Node:
     mass: NDArray[np.float32] | None = None
     used: float = 0.0
     pins: int = 0
+    lasting: bool = True
     children: dict[bytes, Node] = field(default_factory=dict)
 
 

@@ -5,7 +5,7 @@
 
 So any response can be gone on from, after a restart too, and by several. The ids of what was before are the session's
 own, and only what is new is rendered. The archive stores what is new, since a fork shares its beginning
-(`EvictionRequest.parent`). With `"store": false` nothing is left.
+(`EvictionRequest.parent`). With `"store": false` nothing is left but KV in memory.
 """
 
 from __future__ import annotations

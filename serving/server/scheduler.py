@@ -311,12 +311,15 @@ class Scheduler:
         return found
 
     def _offer_prefix(self, one: _Prefill) -> None:
-        """Offer the full blocks of a prompt to later ones. A failure loses KV only."""
+        """Offer the full blocks of a prompt to later ones, in memory where it is of no session.
+
+        A failure loses KV only.
+        """
         if not one.alike or one.lost is not None:
             return
-        session = one.cache.extract(0, one.alike if self._lossy else None)
+        session, lasting = one.cache.extract(0, one.alike if self._lossy else None), one.turn.session is not None
         try:
-            self.store.insert(self.tenant, [*one.turn.ids, *one.turn.new], session)
+            self.store.insert(self.tenant, [*one.turn.ids, *one.turn.new], session, lasting=lasting)
         except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
             log.warning("the beginning of a prompt is not shared: %s", exc)
         finally:

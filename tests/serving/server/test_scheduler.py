@@ -245,11 +245,15 @@ def test_kv_serves_only_the_ids_it_was_computed_from(texts: Texts, scheduler: Sc
 
 @pytest.mark.parametrize("kind", ["raw", "q4"])
 def test_kv_that_was_let_go_comes_back_from_files(texts: Texts, scheduler_of: Make, kind: str, tmp_path: Path) -> None:
-    """Let an idle session go, and take it back in this process and in the next one."""
+    """Let an idle session go, and take it back in this process and in the next one. No file has what is of none."""
     ids = texts[0]
     for number in range(2):
         scheduler = scheduler_of(kind, folder=tmp_path, disk_bytes=1 << 28)
         if not number:
+            run(scheduler, Turn(texts[1], GREEDY), Turn(texts[2], GREEDY, "two"))
+            while scheduler.store._reclaim(1 << 20, spilled=False):
+                scheduler.store.drain()
+            assert scheduler.blocks("two", texts[2])[0] and not scheduler.store.name("default", texts[1])
             replies = conversation(scheduler, ids, "one")
             ids = [*ids, *replies[0], 17, 4, 9, *replies[1]]
             [alone] = run(scheduler, Turn([*ids, 3], GREEDY, "one"))
