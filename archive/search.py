@@ -24,7 +24,6 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader
 from pltz.archive.errors import LostError
 from pltz.datasets.conversation import Conversation, ConversationTurn, conversations_of
-from pltz.models.session.long_text import LongText
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class SearchHit:
         tenant, name, version, part: the session that it is in, and the part of it.
         agent: name of the format of the log; "chat" of a chat; "" where there is no conversation.
         project: folder that the agent began in, where the log tells it.
-        turn: its number, as `pltz show --all` has it; 0 where there is none, or a log is a `LongText`.
+        turn: its number, as `pltz show --all --turns` takes it; 0 where there is none.
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
         line: what is around the words, on one line: the first that has most of them.
@@ -123,11 +122,10 @@ class SearchQuery:
     def hits(self, version: Version, session: Session) -> Iterator[SearchHit]:
         """Yield the turns of a session, of one part, that match."""
         place = version.tenant, version.name, version.version, version.part
-        long = isinstance(session.value, LongText)
         for talk, turn in turns_of(session):
             time = turn.time or last_of(version)
             if time >= self.since and self.is_about(version.name, talk) and (found := self._found(turn)):
-                number = 0 if long or not talk.agent else turn.number
+                number = turn.number if talk.agent else 0
                 yield SearchHit(*place, talk.agent, talk.usage.project, number, turn.role, time, *found)
 
     def is_about(self, name: str, talk: Conversation) -> bool:

@@ -61,20 +61,26 @@ def show(
     """Show the conversation of the session NAME: who said what, and when (UTC).
 
     NAME may end with *, where one session alone begins so. Calls of tools are a line each and their results are
-    folded, unless --full is given. Of a log the last branch is shown, and what is left out is said. A session without
-    a conversation is shown as its lines. On a terminal a pager has it; PAGER names another one.
+    folded, unless --full is given. Of a log the last branch is shown, and what is left out is said; of one over 64 MiB
+    the end, its turns counted back from -1, or --turns of all branches. A session without a conversation is shown as
+    its lines. On a terminal a pager has it; PAGER names another one.
     """
-    from pltz.datasets.conversation import NEAR, conversation_of
+    from pltz.datasets.conversation import conversation_of, numbered
     from pltz.datasets.pages import as_html, as_markdown, lines_of
+    from pltz.models.session.long_text import LongText
 
     chosen, marked = _range(asked, last), redactor(redact)
     cold = open_archive()
     name = one_meant(cold, name, tenant)
     found = cold.directory.version(name, tenant, number, part)
-    session = marked.session(cold.sessions.read(found)) if marked else cold.sessions.ends(found, NEAR)
-    talk = conversation_of(session, every=every)
+    session = cold.sessions.parted(found)
+    session = marked.session(session) if marked else session
+    if asked and isinstance(session.value, LongText):
+        talk, chosen = numbered(session, chosen), slice(None)
+    else:
+        talk = conversation_of(session, every=every, least=last or 1)
     turns = talk.turns
-    if not turns:
+    if not talk.agent:
         click.echo("no conversation could be read: the session is shown as its lines", err=True)
         turns = (lines_of(session),)
     picked = turns[chosen]
@@ -84,7 +90,7 @@ def show(
         write_text(json.dumps(_facts(title, found.version, talk, picked) | counts, ensure_ascii=True))
     elif form:
         _out(f"{line}\n" for line in (as_html if form == "html" else as_markdown)(title, talk.note, picked))
-    elif not talk.turns:
+    elif not talk.agent:
         _out(f"{turn.text}\n" for turn in picked)
     else:
         _out(_text(talk.note, picked, full))

@@ -12,9 +12,10 @@ last one alone. Each format says how (`InputFormat.conversation`). Who reads it,
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pltz.datasets import registry
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 PLAIN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "from", "value", "reasoning_content"))
 LISTS = "messages", "conversations", "conversation", "input", "output"  # keys of the messages of a chat
 WITHIN = "request", "body", "values", "kwargs", "response"  # keys of what holds a chat, as logged requests do
-NEAR = 1 << 24  # bytes of a `LongText` that are looked at together
+NEAR, FAR = 1 << 22, 1 << 24  # bytes of a `LongText` that are parsed together, some seven times as many; at most
 FIRST = 1 << 16  # bytes of a long log by which its format is known
 REMARK = "{:,} line{} cannot be read"
 
@@ -42,7 +43,7 @@ class ConversationTurn:
     """A turn: the words of one side without a break, or the result of one tool.
 
     Attributes:
-        number: from 1, its place in the conversation.
+        number: from 1, its place in the conversation; at the end of a long one from -1 back.
         role: system, user, assistant or tool, as far as the log has these.
         time: in seconds since 1970; 0: not known.
         calls: name and arguments of each tool that was called.
@@ -84,10 +85,11 @@ class Conversation:
         return f"shows {self.messages:,} messages, though {self.because}"
 
 
-def conversation_of(session: Session, *, every: bool = False) -> Conversation:
+def conversation_of(session: Session, *, every: bool = False, least: int = 1) -> Conversation:
     """Return the conversation of a session: of a log the last branch, or with ``every`` all that was said.
 
-    Of a `LongText` of more than `NEAR` bytes it is the end, and the note says so.
+    Of a `LongText` of more than `NEAR` bytes it is the end, and the note says so: with more than ``least`` turns, where
+    `FAR` bytes have these. They count back from -1.
 
     >>> found = conversation_of(Session("chat", {"messages": [{"role": "user", "content": "Hi"}]}))
     >>> found.agent, [(turn.role, turn.text) for turn in found.turns], found.note
@@ -98,13 +100,18 @@ def conversation_of(session: Session, *, every: bool = False) -> Conversation:
     if not isinstance(session.value, LongText) or len(session.value) <= NEAR:
         whole = session.value[:] if isinstance(session.value, LongText) else session.value
         return _conversation(*(_parsed(whole) if session.kind == "text" else _events(whole)), every)
-    begin = len(session.value) - NEAR
-    first, tail = session.value[:FIRST], session.value[begin:]
-    found = _conversation(*_of_lines(tail[tail.find(b"\n") + 1 :], _format_of(first)), every)
-    if not found.turns:
-        return found
-    bound = f"of its {len(session.value):,} bytes the last {NEAR:,} are looked at"
-    return Conversation(found.agent, found.turns, found.messages, "; ".join(filter(None, (bound, found.because))))
+    known, size = _format_of(session.value[:FIRST]), NEAR
+    while True:
+        tail = session.value[-size:]
+        begin = tail.find(b"\n") + 1 if size < len(session.value) else 0
+        found = _conversation(*_of_lines(tail[begin:], known), every)
+        if len(found.turns) > least or size >= min(FAR, len(session.value)):
+            break
+        size *= 4
+    bound = f"of its {len(session.value):,} bytes the last {len(tail):,} are looked at"
+    turns = tuple(replace(turn, number=turn.number - len(found.turns) - 1) for turn in found.turns)
+    because = "; ".join(filter(None, (bound, found.because)))
+    return replace(found, turns=turns, because=because) if turns else found
 
 
 def left_out(session: Session) -> str:
@@ -120,17 +127,26 @@ def left_out(session: Session) -> str:
 
 
 def conversations_of(session: Session) -> Iterator[Conversation]:
-    """Yield all that was said in a session, of a long log some megabytes at a time."""
+    """Yield all that was said in a session, of a long log some megabytes at a time. Turns are numbered through."""
     text = session.value
     if not isinstance(text, LongText) or len(text) <= NEAR:
         yield conversation_of(session, every=True)
         return
-    known, begin = _format_of(text[:FIRST]), 0
+    known, begin, before = _format_of(text[:FIRST]), 0, 0
     while begin < len(text):
-        end = min(begin + NEAR // 4, len(text))  # parsed, they are some seven times as many
-        end = text.find(b"\n", end, end + NEAR) + 1 or end  # a line that is longer is cut, and cannot be read
-        yield _conversation(*_of_lines(text[begin:end], known), True)
-        begin = end
+        end = min(begin + NEAR, len(text))
+        end = text.find(b"\n", end, end + FAR) + 1 or end  # a line that is longer is cut, and cannot be read
+        found = _conversation(*_of_lines(text[begin:end], known), True)
+        yield replace(found, turns=tuple(replace(turn, number=turn.number + before) for turn in found.turns))
+        begin, before = end, before + len(found.turns)
+
+
+def numbered(session: Session, chosen: slice) -> Conversation:
+    """Return turns of a session by their places, of all that was said. What is behind them is not looked at."""
+    first = next(each := conversations_of(session))
+    coming = (turn for talk in itertools.chain([first], each) for turn in talk.turns)
+    turns = tuple(itertools.islice(coming, chosen.start, chosen.stop))
+    return Conversation(first.agent, turns, turns[-1].number if turns else 0)
 
 
 def log_of(session: Session) -> tuple[str, Any]:
@@ -142,7 +158,7 @@ def log_of(session: Session) -> tuple[str, Any]:
     if session.kind == "ids":
         return "", None
     if isinstance(text, LongText):
-        known, value, _ = _of_lines(text[:NEAR], _format_of(text[:FIRST]))
+        known, value, _ = _of_lines(text[:FAR], _format_of(text[:FIRST]))
     else:
         known, value, _ = _parsed(text) if session.kind == "text" else _events(text)
     return (known.name, value) if known and known.noun == "agent log" else ("", None)

@@ -14,7 +14,6 @@ Which version a name has is found by `directory.SessionDirectory`.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LOG_SHARE, Chains, Heard, KnownSegment, Segments, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
+from pltz.archive.catalog.sources import Sources
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
@@ -34,7 +34,7 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs, CodecRegistry
 from pltz.coding.codecs.logs import LOG_TOKENIZER
 from pltz.coding.workers import START_BYTES, ahead
 from pltz.models.session import transcript
-from pltz.models.session.long_text import LongText
+from pltz.models.session.long_text import LongText, PartedText
 from pltz.models.session.session import Session, kind_of, writing_in
 from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -126,19 +126,18 @@ class TowerReader:
         chains = Chains(self.catalog, self.codecs)
         yield from (tokens for _, tokens in chains.walk(chains.path(version.leaf)))
 
-    def ends(self, version: Version, size: int) -> Iterator[Tokens | int]:
-        """Yield the tokens, (t,), of the first segment of a long version, then of those with its last ``size`` bytes.
+    def text(self, version: Version) -> LongText:
+        """Return the bytes of a long version, of which a slice decodes its segments and what these need of others.
 
-        Between them comes how many bytes are left out, which are decoded only as far as the others need them. Raises
-        the errors of `tower`.
+        Raises LostError, MissingPack, CorruptError; a slice raises the errors of `tower`.
         """
-        path = Chains(self.catalog, self.codecs).path(version.leaf)
-        places = [0, *itertools.accumulate(item.record.tokens for item in path)]
-        begin = max(0, bisect_right(places, places[-1] - size) - 1)
-        for records, left in (path[: min(1, begin)], places[begin] - places[min(1, begin)]), (path[begin:], 0):
-            yield from (tokens for _, tokens in Chains(self.catalog, self.codecs, needed=True).walk(records))
-            if left:
-                yield left
+        path, sources = Chains(self.catalog, self.codecs).path(version.leaf), Sources(self.catalog)
+
+        def read(first: int, last: int) -> Iterator[memoryview]:
+            chains = Chains(self.catalog, self.codecs, needed=True, sources=sources)
+            return (_bytes(tokens) for _, tokens in chains.walk(path[first:last]))
+
+        return PartedText(repr(version.name), [*itertools.accumulate(item.record.tokens for item in path)], read)
 
     def is_long(self, version: Version) -> bool:
         """Return whether a version is too long to be decoded at once."""
@@ -201,17 +200,14 @@ class SessionReader:
 
     def _long(self, version: Version) -> Session:
         """Return a session that is too long for memory, its bytes in a temporary file."""
-        return _filled(version, self._reader.pieces(version))
+        return Session("text", LongText.filled(repr(version.name), map(_bytes, self._reader.pieces(version))))
 
-    def ends(self, version: Version, size: int) -> Session:
-        """Return the session of a version; of a long one the first bytes and the last ``size``, and zeros between.
-
-        Raises the errors of `read`.
-        """
+    def parted(self, version: Version) -> Session:
+        """Return the session of a version, as `read`; a long one is decoded where slices are read, and raises then."""
         if version.lacks or not self._reader.is_long(version):
             return self.read(version)
         self._recorded([version])
-        return _filled(version, self._reader.ends(version, size))
+        return Session("text", self._reader.text(version))
 
     def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
@@ -241,6 +237,5 @@ class SessionReader:
         return replace(session, writing=writing) if writing else session
 
 
-def _filled(version: Version, pieces: Iterable[Tokens | int]) -> Session:
-    data = (piece if isinstance(piece, int) else piece.astype(np.uint8, copy=False).data for piece in pieces)
-    return Session("text", LongText.filled(repr(version.name), data))
+def _bytes(tokens: Tokens) -> memoryview:
+    return tokens.astype(np.uint8, copy=False).data

@@ -3,8 +3,9 @@
     sources = Sources(catalog)
     sources.of(parent, decode)(1_234_567, 300_000)     # the passage at a byte of the log that ends in a segment
 
-Segments are decoded one after the other, from the root to what is recalled, and stay in a temporary file. So each is
-decoded once, however many recall something of it, and memory holds none.
+A segment is decoded when something of it is recalled, and stays in a temporary file: so each once, and memory holds
+none. What it recalls itself is decoded while it waits. Where `WAITING` wait for each other already, all are decoded in
+a row from the root on, and none waits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.catalog.catalog import Catalog
 
+WAITING = 2  # segments that wait in memory for what they recall, some 25 MB each
+
 
 class Sources:
     """The contents of segments that others recall passages of. One thread uses it at a time. ``size``: their bytes."""
@@ -34,6 +37,7 @@ class Sources:
         self._catalog, self.size = catalog, 0
         self._places: dict[bytes, tuple[bytes, int]] = {NO_SEGMENT: (NO_SEGMENT, 0)}  # parent, and end in the log
         self._kept: dict[bytes, int] = {}  # place in the file
+        self._waiting = 0
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -66,9 +70,13 @@ class Sources:
             number = bisect_right(ends, place)
             if number == len(ends):
                 raise CorruptError(f"a log recalls byte {place}, which is not before it: damaged")
-            for name in path[: number + 1]:  # in a row: none waits for what it recalls itself
+            for name in path[0 if self._waiting == WAITING else number : number + 1]:
                 if name not in self._kept:
-                    answer = decode(name)
+                    self._waiting += 1
+                    try:
+                        answer = decode(name)
+                    finally:
+                        self._waiting -= 1
                     if isinstance(answer, PltzError):
                         raise answer
                     self.keep(name, answer)

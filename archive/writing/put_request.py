@@ -83,7 +83,7 @@ class PutReceipt:
             "log + ppmd". Of an unchanged log "log".
         opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
         unchanged: the archive had it already, and nothing was added.
-        kind: chat, text or ids.
+        kind: chat, log, text or ids, as of a listing.
         tokens: tokens of the session, in the vocabulary of its codec.
         tower: segments of the session, new and stored ones.
         target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
@@ -150,12 +150,8 @@ class PreparedRequest:
 
     @cached_property
     def is_log(self) -> bool:
-        """Return whether it is coded as the log of an agent, as all long ones are. Raises the errors of ``content``."""
-        if isinstance(self.session.value, LongText):
-            return True
-        if self.session.kind != "ids" and len(self.content) > limits.ZSTD_ABOVE:
-            return True
-        return len(self.content) > LEAST_ESCAPED and is_log(self.session, self.content)
+        """Return whether it is coded as the log of an agent. Raises the errors of ``content``."""
+        return coded_as_log(self.session, self.text)
 
     @property
     def text(self) -> Sliced:
@@ -171,6 +167,13 @@ class PreparedRequest:
             return len(self.text)
         except (PltzError, UnicodeError, TypeError, ValueError, AttributeError):  # `put` tells why
             return 0
+
+
+def coded_as_log(session: Session, content: Sliced) -> bool:
+    """Return whether a session is coded as the log of an agent, as all long ones are. ``content``: its bytes."""
+    if isinstance(content, LongText) or (session.kind != "ids" and len(content) > limits.ZSTD_ABOVE):
+        return True
+    return len(content) > LEAST_ESCAPED and is_log(session, content[:])
 
 
 def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> PreparedRequest:
@@ -228,7 +231,7 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
         size=committed.size,
         by_model=method.endswith("model") or method == "log",
         unchanged=committed.unchanged,
-        kind=cut.kind,
+        kind="log" if method.startswith("log") else cut.kind,
         tokens=committed.tokens,
         tower=committed.segments,
         target=request.target,
@@ -241,9 +244,9 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
 
 def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> PutReceipt:
     """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
-    kind = request.session.kind
+    kind = "ids" if request.session.kind == "ids" else "log"
     tokens = len(tower.tokens) if kind == "ids" else len(request.text)
-    by_model = kind != "ids" or codecs.by_model(ID_BYTES * tokens, grows=True)
+    by_model = kind == "log" or codecs.by_model(ID_BYTES * tokens, grows=True)
     return PutReceipt(
         tenant=request.tenant,
         name=request.name,
@@ -257,7 +260,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         tokens=tokens,
         tower=len(tower.segments),
         target=request.target,
-        method="log" if kind != "ids" else "model" if by_model else "ppmd",
+        method="log" if kind == "log" else "model" if by_model else "ppmd",
         part=request.part,
         **_dropped(request.request.tags),
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -36,23 +37,26 @@ class LongText:
             raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
 
     @classmethod
-    def filled(cls, name: str, pieces: Iterable[bytes | memoryview | int]) -> LongText:
+    def filled(cls, name: str, pieces: Iterable[bytes | memoryview]) -> LongText:
         """Return bytes that are written into a temporary file, which is gone with this object.
 
-        ``pieces``: a number is so many zeros, which take no room. Raises UsageError where its disk is full, and the
-        errors of ``pieces``.
+        Raises UsageError where its disk is full, and the errors of ``pieces``.
         """
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with this object
-        size = 0
+        text = cls(tempfile.TemporaryFile(), name, 0)  # noqa: SIM115  # it is closed with this object
+        text._size = text._write(pieces)
+        return text
+
+    def _write(self, pieces: Iterable[bytes | memoryview]) -> int:
+        """Write bytes into the temporary file, and return where they end."""
         try:
             for piece in pieces:
-                size = file.seek(piece, os.SEEK_CUR) if isinstance(piece, int) else size + file.write(piece)
+                self._file.write(piece)
                 del piece
-            file.flush()
+            self._file.flush()
         except OSError as exc:
-            where = tempfile.gettempdir()
-            raise UsageError(f"{name}: no room for {size:,} bytes in {where}: {exc.strerror} (set TMPDIR)") from exc
-        return cls(file, name, size)
+            room = f"no room for {self._file.tell():,} bytes in {tempfile.gettempdir()}"
+            raise UsageError(f"{self.name}: {room}: {exc.strerror} (set TMPDIR)") from exc
+        return self._file.tell()
 
     def pieces(self) -> Iterator[bytes]:
         """Yield all bytes, some at a time."""
@@ -92,3 +96,25 @@ class LongText:
             if (place := self[at : min(at + STEP, end)].find(byte)) >= 0:
                 return at + place
         return -1
+
+
+class PartedText(LongText):
+    """A text in parts, which are written into its temporary file when a slice needs them. One thread uses it at a time.
+
+    ``ends``: of the parts, in bytes. ``read``: yields those from one number on and before another.
+    """
+
+    def __init__(self, name: str, ends: Sequence[int], read: Callable[[int, int], Iterable[memoryview]]) -> None:
+        super().__init__(tempfile.TemporaryFile(), name, ends[-1])  # noqa: SIM115
+        self._begins, self._read, self._missing = [0, *ends[:-1]], read, set(range(len(ends)))
+
+    def __getitem__(self, place: slice) -> bytes:
+        """Return bytes by a slice of step 1. Raises the errors of ``read``, and as `LongText`."""
+        begin, end, _ = place.indices(self._size)
+        first, last = bisect_right(self._begins, begin) - 1, bisect_left(self._begins, end)
+        if missing := self._missing.intersection(range(first, last)):
+            first, last = min(missing), max(missing) + 1
+            self._file.seek(self._begins[first])
+            self._write(self._read(first, last))
+            self._missing.difference_update(range(first, last))
+        return super().__getitem__(place)

@@ -320,7 +320,7 @@ def test_an_older_state_of_a_log_adds_no_version_and_a_rewritten_one_does(place:
             cold = Archive.open(place)
         put = cold.put("log", Session("text", state), continues=True)
         found.append((put.version, put.unchanged))
-        assert cold.get("log", version=put.version).session.value.startswith(state) and put.kind == "text"
+        assert cold.get("log", version=put.version).session.value.startswith(state) and put.kind == "log"
     new, old = False, True
     assert found == [(1, new), (2, new), (3, new), (1, old), (2, old), (3, old), (3, old), (3, old), (4, new), (5, new)]
     assert cold.put("log", Session("text", whole), tags={"host": "b"}).version == 6  # a user's word is kept

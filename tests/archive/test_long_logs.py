@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.catalog import chain, reader
+from pltz.archive.catalog import chain, reader, sources
 from pltz.archive.copy import copy
 from pltz.archive.errors import LostError, Outdated
 from pltz.archive.format.ids import Tokens
@@ -123,17 +123,19 @@ def test_a_reader_keeps_what_the_next_slice_is_after(cold: Archive, log: Path, m
 
 
 @pytest.mark.parametrize("size", [1, SLICE, REACH, 1 << 30])
-def test_both_ends_are_read_without_what_is_between(cold: Archive, log: Path, coded: list[int], size: int) -> None:
+def test_a_slice_decodes_its_segments_and_what_they_stand_on(
+    cold: Archive, log: Path, coded: list[int], size: int
+) -> None:
     put(cold, log)
     [version] = cold.directory.ls()
     coded.clear()
-    content, found = log.read_bytes(), cold.sessions.ends(version, size).value
-    decoded = -sum(coded)
-    assert len(found) == len(content) and found[: SLICE // 2] == content[: SLICE // 2]
-    assert found[-size:] == content[-size:]
-    whole = size > len(content)
-    assert decoded == len(content) if whole else decoded < size + REACH + 3 * SLICE < len(content)
-    assert whole or set(found[2 * SLICE : 3 * SLICE]) == {0}
+    content, found = log.read_bytes(), cold.sessions.parted(version).value
+    assert len(found) == len(content) and not coded
+    for _ in range(2):
+        assert found[-size:] == content[-size:] and found[: SLICE // 2] == content[: SLICE // 2]
+        decoded = -sum(coded)
+        assert decoded == len(content) if size > len(content) else decoded < size + REACH + 3 * SLICE < len(content)
+    assert found == content and b"".join(found.pieces()) == content
 
 
 def test_a_put_that_is_cut_off_goes_on(cold: Archive, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +225,20 @@ def test_what_comes_again_is_stored_once_at_any_distance(cold: Archive, log: Pat
     assert put(cold, log).version == 2 and recalling(cold) > before > 3
     assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == pictured(200)
     assert cold.verify(decode=True).sound
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 2])
+def test_the_end_decodes_what_it_recalls_of_others(
+    cold: Archive, log: Path, coded: list[int], monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    monkeypatch.setattr(sources, "WAITING", waiting)
+    content = pictured(300)
+    log.write_bytes(content)
+    put(cold, log)
+    [version] = cold.directory.ls()
+    coded.clear()
+    assert cold.sessions.parted(version).value[-SLICE:] == content[-SLICE:]
+    assert -sum(coded) < (0.5 if waiting else 1) * len(content)
 
 
 def test_what_recalls_is_shrunk_copied_and_collected(

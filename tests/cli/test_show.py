@@ -1,5 +1,6 @@
 """``pltz show`` tells who said what, folds what is long, and lets nothing of a log reach the terminal."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
 from pltz.cli.ui.output import printable
 from tests.cli.commands import Run, lines
-from tests.datasets.test_conversation import CLAUDE, LOST, PI
+from tests.datasets.test_conversation import CLAUDE, LOST, PI, chain
 from tests.datasets.test_pages import HOSTILE
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -66,6 +67,23 @@ def test_a_uuid_alone_finds_the_log_that_ends_in_it(run: Run, place: Path) -> No
         cold.put(UUID, [{"role": "user", "content": "its own name"}])
     done = run("show", UUID)
     assert "its own name" in done.stdout and done.stderr == ""
+
+
+def test_of_a_long_log_the_end_is_shown_or_turns_by_number(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("conversation.NEAR", 1 << 12), ("conversation.FAR", 1 << 13)):
+        monkeypatch.setattr(f"pltz.datasets.{name}", size)
+    monkeypatch.setattr("pltz.archive.catalog.reader.MAX_TOKENS", 1 << 12)
+    with Archive.open(place) as cold:
+        cold.put("long", b"".join(json.dumps(row).encode() + b"\n" for row in chain([None, *range(199)])))
+    said = run("show", "long", "--last", 2).stdout
+    assert "the last 4,096" in said and said.endswith("\n-2  user\nturn 198\n\n-1  assistant\nturn 199\n")
+    [hit] = lines(run("search", '"turn 120"', "--json"))
+    assert run("show", "long", "--turns", hit["turn"]).stdout.splitlines()[-1] == "turn 120"
+    [found] = lines(run("show", "long", "--turns", "200..", "--json"))
+    assert [turn["text"] for turn in found["turns"]] == ["turn 199"] and found["agent"] == "claude-code"
+    assert run("show", "long", "--turns", "201").stdout.strip() == ""
 
 
 NUMBERED = [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("2", [2]), ("9..", [])]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pltz.datasets.conversation import conversation_of, conversations_of, messages_of
+from pltz.datasets.conversation import conversation_of, conversations_of, messages_of, numbered
 from pltz.datasets.turns import joined, without_tools
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
@@ -377,12 +377,19 @@ def test_lines_that_cannot_be_read_are_counted() -> None:
 
 def test_of_a_long_log_the_end_is_shown_and_all_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.datasets.conversation.NEAR", 1 << 12)
+    monkeypatch.setattr("pltz.datasets.conversation.FAR", 1 << 14)
     data = b"".join(json.dumps(row).encode() + b"\n" for row in chain([None, *range(199)]))
     long = Session("text", LongText.filled("x", [data]))
     found = conversation_of(long)
     assert found.agent == "claude-code" and found.turns[-1].text == "turn 199" and len(found.turns) < 40
     assert f"of its {len(data):,} bytes the last 4,096 are looked at" in found.note
-    assert [turn.text for part in conversations_of(long) for turn in part.turns] == [f"turn {n}" for n in range(200)]
+    assert [turn.number for turn in found.turns] == list(range(-len(found.turns), 0))
+    most = conversation_of(long, least=len(found.turns))
+    assert most.turns[-len(found.turns) :] == found.turns and "16,384 are looked at" in most.note
+    assert conversation_of(long, least=1000).turns == most.turns
+    every = [turn for part in conversations_of(long) for turn in part.turns]
+    assert [(turn.number, turn.text) for turn in every] == [(n + 1, f"turn {n}") for n in range(200)]
+    assert numbered(long, slice(7, 9)).turns == tuple(every[7:9]) and not numbered(long, slice(200, None)).turns
 
 
 def test_lines_that_are_no_events_are_left_out_and_counted() -> None:
