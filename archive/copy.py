@@ -57,13 +57,14 @@ class Copied:
     """A version and its result in the other archive.
 
     ``receipt``: None where the version was there, or would be copied in a dry run, or was ``erased`` here
-    since it was listed, or there before, or was forgotten and collected.
+    since it was listed, or there before, or was forgotten and collected, or where it is ``lost``: cannot be read here.
     """
 
     version: Version
     there: bool
     receipt: CommitReceipt | PutReceipt | None
     erased: bool = False
+    lost: PltzError | None = None
 
 
 def copy(
@@ -74,7 +75,6 @@ def copy(
     ``versions``: as `SessionDirectory.ls` or `find` lists them, histories oldest first, with all parts.
 
     Raises:
-        LostError: a version is damaged here; those before it were copied.
         BundleMismatch: an archive was not opened with a codec of the version's tokenizer.
         StoreError, WriterFailed, Fenced: as `Archive.put`.
         ArchiveError: a copy does not read back.
@@ -99,8 +99,8 @@ def copy(
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
         wanted = [v for v in some if not dry_run and v.id not in there]
         for version, found in zip(wanted, _sessions(source, wanted, to.codecs), strict=True):
-            if found is None:
-                yield Copied(version, False, None, erased=True)
+            if found is None or isinstance(found, FormatError):
+                yield Copied(version, False, None, erased=found is None, lost=found)
                 continue
             # a commit holds one version of a part of a session, and is bounded
             tower = found[0]
@@ -136,13 +136,16 @@ def _each(versions: Iterable[Version]) -> Iterator[Version]:
 
 def _sessions(
     source: OpenArchive, versions: Sequence[Version], codecs: CodecRegistry
-) -> Iterator[tuple[Tower, NewSession] | None]:
-    """Yield each version's tower and the session to put, in order; None where it was erased.
+) -> Iterator[tuple[Tower, NewSession] | FormatError | None]:
+    """Yield each version's tower and the session to put, in order; None where it was erased, an error where it is lost.
 
     Raises the errors of `copy`.
     """
     for version, tower in zip(versions, _all_towers(source, versions), strict=True):
-        yield _again(source, version, partial(_session, source, version, tower, codecs))
+        try:
+            yield _again(source, version, partial(_session, source, version, tower, codecs))
+        except FormatError as exc:
+            yield exc
 
 
 def _all_towers(source: OpenArchive, versions: Sequence[Version]) -> Sequence[Tower | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, TypeVar, cast
@@ -37,7 +37,7 @@ from pltz.coding.log.recall import Source
 from pltz.coding.workers import ahead
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.plt_codec.container.frame import CODING, TOWER, Method
-from pltz.plt_codec.errors import BundleMismatch, CorruptError, LimitError, PltzError
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, LimitError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
@@ -253,6 +253,15 @@ def _is_whole(catalog: Catalog, leaf: bytes, bad: Container[bytes], sizes: dict[
     return sizes[leaf] != LACKING
 
 
+@contextmanager
+def naming(version: Version) -> Iterator[None]:
+    """Name the session in what is raised where its records are damaged or gone."""
+    try:
+        yield
+    except FormatError as exc:
+        raise type(exc)(f"session {version.name!r}: {exc}") from exc
+
+
 class KnownSegment(NamedTuple):
     """A segment that the caller already has, so it is neither read nor decoded.
 
@@ -413,12 +422,11 @@ class Chains:
 
     def version(self, version: Version) -> Segments:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
-        tower = self.tower(version.leaf)
-        tower = tower[: len(tower) - version.lacks]
-        if tower and tower[-1][0][:LEAF] != version.leaf_prefix:
-            raise CorruptError(
-                f"version {version.version} of {version.name!r} does not end in the segment that it names: damaged"
-            )
+        with naming(version):
+            tower = self.tower(version.leaf)
+            tower = tower[: len(tower) - version.lacks]
+            if tower and tower[-1][0][:LEAF] != version.leaf_prefix:
+                raise CorruptError(f"version {version.version} does not end in the segment that it names: damaged")
         return tower
 
     def _tower(self, leaf: bytes) -> Segments:

@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import LOG_SHARE, Chains, Heard, KnownSegment, Segments, decodable_groups
+from pltz.archive.catalog.chain import LOG_SHARE, Chains, Heard, KnownSegment, Segments, decodable_groups, naming
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.catalog.sources import Sources
@@ -124,7 +124,8 @@ class TowerReader:
             yield from (tokens for _, tokens in self.tower(version).segments)
             return
         chains = Chains(self.catalog, self.codecs)
-        yield from (tokens for _, tokens in chains.walk(chains.path(version.leaf)))
+        with naming(version):
+            yield from (tokens for _, tokens in chains.walk(chains.path(version.leaf)))
 
     def text(self, version: Version) -> LongText:
         """Return the bytes of a long version, of which a slice decodes its segments and what these need of others.

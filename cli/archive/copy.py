@@ -8,6 +8,7 @@ import click
 from pltz.archive.humanize import counted
 from pltz.archive.work_part import WorkPart
 from pltz.cli.archive import shared
+from pltz.cli.archive.files import readable
 from pltz.cli.archive.parts import PartCommand, parted, report_of
 from pltz.cli.archive.shared import choose, facts, line_of, open_archive, redactor, show, tags_of, tell_redacted
 from pltz.cli.ui import options
@@ -66,8 +67,8 @@ def copy(
 
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
-    copied, and the exit code is 7 where parts of the archive are damaged. --redact copies last versions alone, and
-    keeps names as they are.
+    copied. Where one is damaged, it is named, the others are copied, and the exit code is 3, or 7 where damage may hide
+    others. --redact copies last versions alone, and keeps names as they are.
     """
     from pltz.archive.copy import copy as transfer
 
@@ -84,7 +85,7 @@ def copy(
     source.load()
     other.load()
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not (last or marked), part=part))
-    copied = there = erased = 0
+    copied = there = erased = lost = code = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
     rows = len({row.id for version in chosen for row in version.each})
     with Progress("copy", unit="versions", total=rows, shown=wanted(progress)) as bar:
@@ -92,19 +93,24 @@ def copy(
         for done in _redacted(source, chosen, other, marked, dry_run) if marked else copying:
             there += done.there
             erased += done.erased
-            copied += not (done.there or done.erased)
+            copied += not (done.there or done.erased or done.lost)
             bar.add(1)
+            if done.lost:
+                code = max(code, done.lost.exit_code)
+                lost += 1
             _show(done, dry_run, as_json)
-    # A copy of everything is whole only where no damage hid a version.
-    if not names:
-        source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
     told = tell_redacted(marked)
     if not as_json:
-        gone = f"; erased: {erased:,}" if erased else ""
+        gone = (f"; erased: {erased:,}" if erased else "") + (f"; not copied, as damaged: {lost:,}" if lost else "")
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     elif part:
-        show(report_of(part, {"copied": copied, "there": there, "erased": erased} | told), "", as_json)
+        counts = {"copied": copied, "there": there, "erased": erased, "lost": lost}
+        show(report_of(part, counts | told), "", as_json)
+    # A copy of everything is whole only where no damage hid a version.
+    if not names:
+        source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
+    click.get_current_context().exit(code)
 
 
 def _redacted(
@@ -118,9 +124,13 @@ def _redacted(
 
     rows = {(row.tenant, row.name, row.part): row for version in versions for row in version.each}
     erased: list[Version] = []
+    lost: list[Copied] = []
 
     def requests() -> "Iterator[PutRequest]":
-        for row, session in zip(rows.values(), source.sessions.read_many([*rows.values()]), strict=True):
+        for row, session in zip(rows.values(), readable(source, rows.values()), strict=True):
+            if isinstance(session, PltzError):
+                lost.append(Copied(row, False, None, lost=session))
+                continue
             shown = marked.session(session)
             size = len(shown.value if shown.kind == "text" else shown.to_bytes())
             about = facts_of(shown, size, row.content.mtime) if any(row.content) else row.content
@@ -135,7 +145,7 @@ def _redacted(
     for receipt in to.put_many(requests(), dry_run=dry_run, refused=refused):
         row = rows[receipt.tenant, receipt.name, receipt.part]
         yield Copied(row, receipt.unchanged, None if receipt.unchanged else receipt)
-    yield from (Copied(row, False, None, erased=True) for row in erased)
+    yield from [*(Copied(row, False, None, erased=True) for row in erased), *lost]
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
@@ -145,5 +155,8 @@ def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
     record = facts(version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
     if done.receipt is not None:
         record |= {"to_version": done.receipt.version, "bytes": done.receipt.size}
+    if done.lost:
+        record |= {"lost": str(done.lost)}
     if as_json or not done.there:
-        show(record, line_of(version) + ("  (erased, not copied)" if done.erased else ""), as_json)
+        why = "  (erased, not copied)" if done.erased else f"  (NOT copied: {done.lost})" if done.lost else ""
+        show(record, line_of(version) + why, as_json)

@@ -27,10 +27,11 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from pltz.archive.errors import NotFound
 from pltz.archive.humanize import counted
 from pltz.cli.ui.output import IN_MEMORY, Output, kept, printable, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress
-from pltz.plt_codec.errors import ContentError, UsageError, refusing
+from pltz.plt_codec.errors import ContentError, FormatError, MismatchError, PltzError, UsageError, refusing
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -43,6 +44,8 @@ Over = Literal["missing", "newer", "force"]
 FORBIDDEN = '\\:*?"<>|'  # in names of files, where a file system cannot have all of them
 LONGEST = 200  # bytes of a part of a path there; most file systems take 255
 NO_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # errors of a file system that cannot have a name
+OF_ONE = (ContentError, FormatError, MismatchError, NotFound)  # errors of one session, after which others are read
+ONE_BY_ONE = 256  # sessions: as many as are decoded together, at most
 SUFFIXES = (".jsonl", ".json", ".txt")  # of files of which only the content tells the suffix
 
 
@@ -106,14 +109,14 @@ class Folder:
                 bar.add(len(file.versions), skipped=True)
             else:
                 wanted.append(file)
-        read = _sessions(cold, wanted, bar)
+        read = readable(cold, [version for file in wanted for version in file.versions], bar)
         for file in wanted:
             members = itertools.islice(read, len(file.versions))
             code = max(code, self.put(file, members, bar))
             collections.deque(members, 0)  # the sessions that are left of this file
         return code
 
-    def put(self, file: StoredFile, sessions: "Iterator[Session | ContentError]", bar: Progress) -> int:
+    def put(self, file: StoredFile, sessions: "Iterator[Session | PltzError]", bar: Progress) -> int:
         """Write a file of these sessions. Return 0, or the exit code where it is refused, which is told."""
         code, place = 0, None
         try:
@@ -122,7 +125,7 @@ class Folder:
             with refusing(f"session {name!r}", "pltz archive get --format jsonl writes it as JSON"):
                 place, content = self._laid_out(file, sessions)
                 said = self._write(place, content, 0 if self._fresh else file.mtime)
-        except (UsageError, ContentError) as error:
+        except (UsageError, *OF_ONE) as error:
             code, self.refused = error.exit_code, self.refused + 1
             said = f"refused: {error}"
         why = said if said.startswith(("refused: ", "left: ")) else ""
@@ -145,9 +148,9 @@ class Folder:
         return None
 
     def _laid_out(
-        self, file: StoredFile, members: "Iterator[Session | ContentError]"
+        self, file: StoredFile, members: "Iterator[Session | PltzError]"
     ) -> tuple[PurePath, Iterator[bytes]]:
-        """Return the path of a file in the folder, and its content. Raises ContentError."""
+        """Return the path of a file in the folder, and its content. Raises what reading it had."""
         from pltz.datasets.file_forms import suffix_in, suffix_of
 
         first = want_session(next(members))
@@ -248,7 +251,7 @@ def write_in_place(
                 raise UsageError(f"session {version.name!r} was in a database: pltz resume brings it back")
             folder = folders.setdefault(home.root, Folder(home.root, over=over, redactor=redactor))
             code = max(code, folder.write(cold, parts_of(version, home.stem, home.suffix), bar))
-        except (UsageError, ContentError) as error:
+        except (UsageError, *OF_ONE) as error:
             code, refused = max(code, error.exit_code), refused + 1
             click.echo(printable(f"refused: {error}"), err=True)
     for (root, _), versions in waiting.items():
@@ -293,23 +296,42 @@ def _read(there: IO[bytes], size: int) -> bytes:
     return found
 
 
-def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session | ContentError]":
-    """Yield the sessions of files in their order; the error in place of one that is no session."""
-    versions = [version for file in files for version in file.versions]
-    read = cold.sessions.read_many(versions)
-    for version in versions:
-        try:
-            with refusing(f"session {version.name!r}", "pltz archive verify --decode tells more"):
-                session: Session | ContentError = next(read)
-        except ContentError as error:
-            session = error
+def readable(
+    cold: "Archive", versions: "Iterable[Version]", bar: Progress | None = None
+) -> "Iterator[Session | PltzError]":
+    """Yield the sessions of versions in their order; the error in place of one that cannot be read.
+
+    Where one of those that are decoded together cannot be read, some are read one by one. ``bar``: counts sessions.
+    """
+    left = collections.deque(versions)
+
+    def read() -> "Iterator[Session | PltzError]":
+        while left:
+            try:
+                with refusing("a session"):
+                    for session in cold.sessions.read_many(list(left)):
+                        left.popleft()
+                        yield session
+            except OF_ONE:
+                yield from (_read_alone(cold, left.popleft()) for _ in range(min(len(left), ONE_BY_ONE)))
+
+    for session in read():
         yield session
-        bar.add(1)
+        if bar:
+            bar.add(1)
 
 
-def want_session(session: "Session | ContentError") -> "Session":
+def _read_alone(cold: "Archive", version: "Version") -> "Session | PltzError":
+    try:
+        with refusing(f"session {version.name!r}", "pltz archive verify --decode tells more"):
+            return cold.sessions.read(version)
+    except OF_ONE as error:
+        return error
+
+
+def want_session(session: "Session | PltzError") -> "Session":
     """Return a session that was read. Raises the error that reading it had."""
-    if isinstance(session, ContentError):
+    if isinstance(session, PltzError):
         raise session
     return session
 

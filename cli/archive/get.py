@@ -114,7 +114,7 @@ def get(
     one that goes on where the stored version ends is left and named. Another one is refused: --newer-wins replaces it
     where it is older, or lacks the end of what is stored, and --force always, also one that goes on, which it names.
     Nothing in FOLDER is followed: what lies behind a link is refused. Refused files are named, the others are written,
-    and the exit code is 2, or 5 where a session itself cannot be written.
+    and the exit code is 2, or that of a session that cannot be read or written.
 
     Who asks for all of a person or a period gets it with --tag, --since, --until and --inventory.
 
@@ -170,8 +170,6 @@ def get(
             destination.write([_as_pltz(cold, chosen, device, threads, bar, marked)])
         elif destination:
             destination.write(_rendered(cold, chosen, blocks, form, bar, marked), whole=bool(names))
-    if not names:
-        cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
     found |= tell_redacted(marked)
     if into:
         report(report_of(part, found | counts), as_json)
@@ -179,6 +177,8 @@ def get(
         destination.report(json.dumps(report_of(part, found | {"bytes": destination.written})))
     elif destination and to != "-":
         destination.report(f"{to}: {counted(len(chosen), 'session')}{f', part {part}' if part else ''}")
+    if not names:
+        cold.directory.want_whole(f"went through {counted(len(chosen), 'session')}", tenant)
     click.get_current_context().exit(code)
 
 

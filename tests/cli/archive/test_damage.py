@@ -40,7 +40,7 @@ def test_where_packs_are_gone(run: Run, cold: Path, put: Put, tmp_path: Path) ->
         done = run("archive", command, "-r", cold)
         assert done.exit_code == 7 and "sessions may be missing: 1 pack" in done.stderr, done.output
     done = run("archive", "get", "-r", cold, "-o", tmp_path / "all.jsonl")
-    assert done.exit_code == 7 and "wrote 1 session, but" in done.stderr, done.output
+    assert done.exit_code == 7 and "went through 1 session, but" in done.stderr, done.output
     assert run("archive", "repair", "-r", cold).exit_code == 0 and run("archive", "get", "-r", cold, "b").exit_code == 0
     done = run("archive", "ls", "-r", cold)
     assert len(done.stdout.splitlines()) == 2 and not done.stderr
@@ -48,7 +48,7 @@ def test_where_packs_are_gone(run: Run, cold: Path, put: Put, tmp_path: Path) ->
 
 def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(run: Run, hurt: Path, tmp_path: Path) -> None:
     done = run("archive", "get", "-r", hurt, "-o", tmp_path / "all.jsonl")
-    assert done.exit_code == 7 and "wrote 2 sessions, but" in done.stderr, done.output
+    assert done.exit_code == 7 and "went through 2 sessions, but" in done.stderr, done.output
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
     assert run("archive", "init", "-r", tmp_path / "to").exit_code == 0
     done = run("archive", "copy", "-r", hurt, tmp_path / "to")
@@ -56,6 +56,29 @@ def test_get_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(run: Run, h
     assert sorted(v.name for v in TowerArchive.open(tmp_path / "to", []).ls()) == ["a", "c"]
     assert run("archive", "get", "-r", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 0
     assert run("archive", "get", "-r", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 3
+
+
+@pytest.mark.parametrize("words", [[], ["--redact"]])
+def test_a_session_that_cannot_be_read_stops_no_other(
+    run: Run, cold: Path, put: Put, tmp_path: Path, words: list[str]
+) -> None:
+    if words:
+        pytest.importorskip("detect_secrets", reason="needs the extra secrets")
+    for name in ("a", "b", "c"):
+        put(f"a text of {name}", "--name", name)
+    archive = TowerArchive.open(cold, [])
+    version = archive.version("b")
+    pack, bits = cold / "packs" / version.location.pack.hex(), archive.record(version.leaf).record.bitstring
+    flip(pack, pack.read_bytes().index(bits))
+    (cold / "parity" / pack.name).unlink()
+    done = run("archive", "get", "-r", cold, "-o", f"{tmp_path}/out/", *words)
+    assert done.exit_code in (3, 7) and "refused: session 'b': segment" in done.stderr, done.output
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.json", "c.json"}
+    run("archive", "init", "-r", tmp_path / "to")
+    done = run("archive", "copy", "-r", cold, tmp_path / "to", "--json", *words)
+    rows = {row["name"]: row.get("lost", "") for row in map(json.loads, done.stdout.splitlines())}
+    assert done.exit_code in (3, 7) and (rows["a"], rows["c"]) == ("", "") and "session 'b': segment" in rows["b"]
+    assert sorted(v.name for v in TowerArchive.open(tmp_path / "to", []).ls()) == ["a", "c"]
 
 
 def test_a_loss_is_reported_until_it_is_acknowledged(run: Run, cold: Path, put: Put) -> None:
