@@ -37,7 +37,7 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import PpmdCodec
 from pltz.coding.workers import START_BYTES, Later, ahead
 from pltz.plt_codec.container.frame import is_bytewise
-from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
+from pltz.plt_codec.errors import ContentError, FormatError, PltzError, TokenizerMismatch
 
 COMMIT_SESSIONS = 4096
 # parts of one session, and their bytes, that are in one commit: of more the last ones are another version
@@ -146,7 +146,7 @@ class Commits:
                 new = (request.tenant, request.name) in unseen
                 cut = self.cutter.cut(request, keep_opaque=keep_opaque, begun=begun, new=new)
             except PltzError as exc:
-                if refused is None or not isinstance(exc, ContentError | TokenizerMismatch):
+                if refused is None or not isinstance(exc, ContentError | TokenizerMismatch | FormatError):
                     if batch:
                         yield batch
                     raise

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -264,13 +265,14 @@ class SessionCutter:
         if begun.size == len(content) > 0:
             return last
         at = 0
-        for tokens in () if self._reader.is_long(last) else self._reader.pieces(last):
-            part = content[at : at + len(tokens)]
-            if tokens[: len(part)].astype(np.uint8).tobytes() != part:
-                break
-            at += len(part)
-            if at == len(content):
-                return last
+        with suppress(*UNREADABLE):  # it is put anew
+            for tokens in () if self._reader.is_long(last) else self._reader.pieces(last):
+                part = content[at : at + len(tokens)]
+                if tokens[: len(part)].astype(np.uint8).tobytes() != part:
+                    break
+                at += len(part)
+                if at == len(content):
+                    return last
         return None
 
     # ---- token ids that a served model saw

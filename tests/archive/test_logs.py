@@ -30,6 +30,7 @@ from tests.archive.kit import NewSession, Secret
 from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, inside
 from tests.coding.log.sources import from_sources
+from tests.files import flip
 
 
 def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -56,6 +57,17 @@ def put(cold: SessionArchive, count: int, **options: Any) -> PutReceipt:
 def place(tmp_path: Path) -> Path:
     SessionArchive.open(tmp_path / "cold", create=True)
     return tmp_path / "cold"
+
+
+@pytest.mark.parametrize("count", [40, 44, 30])
+def test_a_log_whose_stored_version_is_damaged_is_put_anew(place: Path, count: int) -> None:
+    put(cold := SessionArchive.open(place), 40)
+    [item] = peek(cold, "log")
+    pack = place / "packs" / item.location.pack.hex()
+    flip(pack, pack.read_bytes().index(item.record.bitstring))
+    (place / "parity" / pack.name).unlink()
+    cold = SessionArchive.open(place)
+    assert (put(cold, count).version, cold.get("log")) == (2, Session("chat", lines(count)))
 
 
 def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
