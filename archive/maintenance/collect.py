@@ -407,10 +407,10 @@ class Collector:
         try:
             for item in self.catalog.listing.scan(pack):
                 if isinstance(item, Damage):
-                    raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): collecting stops")
+                    raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): {STOPS}; run pltz archive repair")
                 self._count(census, item)
         except FormatError as exc:
-            raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
+            raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): {STOPS}; run pltz archive repair") from exc
         except FileNotFoundError:
             census.drop([pack])
             self.catalog.listing.note_stale()
