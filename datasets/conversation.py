@@ -100,11 +100,14 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     if not isinstance(session.value, LongText) or len(session.value) <= NEAR:
         whole = session.value[:] if isinstance(session.value, LongText) else session.value
         return _conversation(*(_parsed(whole) if session.kind == "text" else _events(whole)), every)
-    known, size = _format_of(session.value[:FIRST]), NEAR
+    size = NEAR
     while True:
         tail = session.value[-size:]
         begin = tail.find(b"\n") + 1 if size < len(session.value) else 0
-        found = _conversation(*_of_lines(tail[begin:], known), every)
+        known, value, odd = _of_lines(tail[begin:])
+        if known in (None, events.FORMAT):  # as of some the first event tells
+            known = _format_of(session.value[:FIRST]) or known
+        found = _conversation(known, value, odd, every)
         if len(found.turns) > least or size >= min(FAR, len(session.value)):
             break
         size *= 4

@@ -476,7 +476,11 @@ class Chains:
         """Return the tokens of one segment, (T,), decoded apart where it is not here any more."""
         if (known := self._answers.get(segment)) is not None:
             return known
-        return Chains(self.catalog, self.codecs, needed=True, sources=self._sources).answers([segment])[0]
+        chains = Chains(self.catalog, self.codecs, needed=True, sources=self._sources)
+        [answer] = chains.answers([segment])
+        for name in chains._coded:
+            self._sources.keep(name, cast("Tokens", chains._answers[name]))
+        return answer
 
     def _carried(self, at: bytes) -> Answer | Coded:
         """Return the nearest segment from one up that has tokens, as it was decoded."""
