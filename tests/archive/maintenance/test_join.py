@@ -1,6 +1,6 @@
 """The last turns of a session that grows are joined put by put: few records, few tokens coded anew, nothing changed.
 
-Crashes: test_schedules.py; against the model: test_machine.py.
+Crashes: test_schedules.py; against the model: test_guarantees.py.
 """
 
 from collections.abc import Sequence
