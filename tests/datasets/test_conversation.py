@@ -185,12 +185,6 @@ def test_what_the_model_was_shown(value: Any, wanted: list[Any]) -> None:
         assert messages_of(Session("text", rows)) == wanted
 
 
-def test_cline_as_it_was_shown() -> None:
-    found = messages_of(Session("chat", CLINE))
-    assert found is not None and [message["role"] for message in found] == ["user", "assistant"]
-    assert found[0] == ASKED and found[1]["content"] == "I look.\n\nIn line 1."
-
-
 AIDER = b"""# aider chat started at 2026-01-01 10:00:00
 
 #### an older chat
@@ -226,21 +220,6 @@ def test_markdown() -> None:
         {"role": "user", "content": "Where is\nthe bug?"}, TOLD, {"role": "user", "content": "Thanks"}
     ]
     assert messages_of(Session("text", SPECSTORY)) == [ASKED, TOLD]
-
-
-def test_calls_at_once_keep_all_their_results() -> None:
-    calls = [{"type": "tool_use", "id": f"t{n}", "name": "ls", "input": {"n": n}} for n in range(2)]
-    events = [claude(0, "user", "Look.", None)]
-    for n in range(2):  # one answer in two events, and the results beside the way
-        events.append(claude(1 + n, "assistant", [calls[n]], n))
-        events[-1]["message"]["id"] = "msg"
-    for n in range(2):
-        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": str(n)}
-        events.append(claude(3 + n, "user", [result], 1 + n))
-    events.append(claude(5, "assistant", "Done.", 4))
-    found = messages_of(Session("chat", events))
-    assert found is not None and [message["content"] for message in found] == ["Look.", "", "0", "1", "Done."]
-    assert len(found[1]["tool_calls"]) == 2
 
 
 @pytest.mark.parametrize("value", [

@@ -211,11 +211,6 @@ def test_a_log_in_markdown_is_one_text(format: str, tmp_path: Path) -> None:
     assert not remarks
 
 
-def test_lines_that_are_sessions_stay_sessions() -> None:
-    for value in ({"type": "qa", "timestamp": NOON, "messages": [USER]}, CLAUDE_CODE):  # a log is a line of an export
-        assert [one.session.value for one in read(lines([value, value]))[0]] == [value, value]
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt", "a"])
 def test_an_empty_file_is_told(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -287,16 +282,6 @@ def test_few_bytes_that_are_nested_deeply_never_become_many() -> None:
     number = writing_of(json.dumps(CHAT, indent=4).encode(), CHAT, 0)
     with pytest.raises(CorruptError, match="swell"):
         Session("chat", value, number).to_input_bytes()
-
-
-def test_lines_of_one_program_have_one_writing() -> None:
-    """Give lines without escapes the writing of those beside them, so that a file says it once."""
-    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("ascii", "é", "ascii", "日本")]
-    for ascii in (True, False):
-        data = b"".join(json.dumps(row, ensure_ascii=ascii).encode() + b"\n" for row in rows[1:])
-        assert len({found.session.writing for found in read(data, exact=True)[0]}) == 1
-    found, _ = read(b"".join(json.dumps(row).encode() + b"\n" for row in rows), exact=True)
-    assert {one.session.writing for one in found} == {10}
 
 
 LINE = b'{"messages":[{"role":"user","content":"Hi"}]}'

@@ -189,29 +189,6 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     assert list(load(tmp_path / "empty")) == []
 
 
-def test_what_is_left_out_of_a_folder_is_told(tmp_path: Path) -> None:
-    write(tmp_path, "in/a.txt", b"one")
-    write(tmp_path, "b.txt", b"two")
-    os.mkfifo(tmp_path / "in/pipe")
-    for name, to in (("broken", "nowhere"), ("folder", ".."), ("file", "../b.txt")):
-        (tmp_path / "in" / name).symlink_to(to)
-    told: list[str] = []
-    assert [one.session.value for one in recognise(tmp_path / "in", ReadOptions(warn=told.append))] == [b"one", b"two"]
-    assert [Path(text.partition(": ")[0]).name for text in told] == ["broken", "folder", "pipe"]
-
-
-def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_path: Path) -> None:
-    write(tmp_path, "a.jsonl.zst", lines(HI) + b"{")
-    write(tmp_path, "b.txt.gz", b"no gzip data")
-    write(tmp_path, "c.txt", b"three")
-    refused: list[str] = []
-    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=lambda why, file: refused.append(why)))]
-    assert found == [Session("text", b"three")]
-    assert ["a.jsonl.zst: expected zstd" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
-    with pytest.raises(CorruptError, match=r"a.jsonl.zst: expected zstd"):
-        list(recognise(tmp_path))
-
-
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(lines(HI, YO)))
     monkeypatch.setattr("sys.stdin", stdin)
@@ -236,18 +213,6 @@ def test_any_bytes_after_a_magic_are_sessions_or_a_named_error(data: bytes) -> N
             list(load(start + data))
         except PltzError:
             pass
-
-
-def test_the_samples() -> None:
-    sessions = sample_sessions()
-    tenants = json.loads(sample_path().with_name("tenants.json").read_bytes())
-    prompts = {bot["id"]: bot["text"] for bot in tenants["bots"]}
-    assert sample_path().is_file() and len(sessions) == 200 and len(tenants["communities"]) == 5 and len(prompts) == 20
-    rows = map(json.loads, sample_path().with_name("assignments.jsonl").read_bytes().splitlines())
-    for session, row in zip(sessions, rows, strict=True):
-        assert list(session.value) == ["id", "source", "license", "bot", "messages"]
-        assert (session.value["id"], session.value["bot"]) == (row["session"], row["bot"])
-        assert session.value["messages"][0] == {"role": "system", "content": prompts[row["bot"]]}
 
 
 def test_every_source_of_the_samples_is_attributed() -> None:

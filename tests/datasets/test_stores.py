@@ -364,23 +364,6 @@ def test_lines_that_change_a_chat_of_vscode(tmp_path: Path) -> None:
     assert found.format == "vscode-chat" and messages_of(found.session) == SAID_IN_VSCODE
 
 
-@pytest.mark.parametrize("head", [{"type": "session", "createdAt": 7}, {"type": "session/header"}])
-def test_a_log_of_deepseek_harness_is_a_frame_per_batch(head: dict[str, Any], tmp_path: Path) -> None:
-    def event(seq: int, type: str, role: str, text: str) -> dict[str, Any]:
-        message = {"role": role, "content": [{"type": "text", "text": text}]}
-        return {"seq": seq, "time": seq, "type": type, "data": {"turn": 1, "message": message}}
-
-    head = {**head, "version": 0, "id": "d1", "cwd": "/home/ada/shop"}
-    said = [event(1, "user/message", "user", "Where is the bug?"), event(2, "assistant/message", "assistant", "Here.")]
-    rows = [json.dumps(row).encode() + b"\n" for row in (head, *said)]
-    path = tmp_path / "session.jsonl.zstd"
-    path.write_bytes(b"".join(map(zstandard.compress, rows)))
-    [found] = read(path)
-    assert found.noun == "agent log" and found.session.value == b"".join(rows)
-    told = [(one["role"], one["content"]) for one in messages_of(found.session) or ()]
-    assert told == [("user", ASKED["content"]), ("assistant", "Here.")]
-
-
 def test_what_was_attached_is_named() -> None:
     chats = {**CHATGPT, "mapping": {"n1": SHOWN}, "current_node": "n1"}, {**CLAUDE_AI, "chat_messages": [GIVEN]}
     wanted = "What is this?\n[screen.png]", "[a.txt]\none\n\n[b.png]\n\nWhat is this?"
