@@ -52,24 +52,18 @@ def test_a_file_is_coded_as_its_level_says(
     assert [json.loads(line) for line in back] == [json.loads(line) for line in chats.read_text("utf8").splitlines()]
 
 
-@pytest.mark.parametrize(("level", "by_model"), [(None, False), (0, False), (2, False), (3, True), (6, True)])
-def test_the_text_of_a_log_is_coded_as_the_level_of_a_put_says(
-    run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch, level: int | None, by_model: bool
-) -> None:
-    how = heard(monkeypatch, Archive, "open")
-    chosen = [] if level is None else ["--level", level]
-    assert run("archive", "put", "-r", cold, chats, *chosen).exit_code == 0
-    assert how["model_logs"] is by_model and how["model_ids"] is (None if level is None else level != 0)
+PUTS = [(None, None, None, False), (0, None, None, False), (2, None, None, False), (6, None, None, True), *WAYS]
 
 
-@pytest.mark.parametrize(("level", "bundle", "layout"), [way[:3] for way in WAYS])
+@pytest.mark.parametrize(("level", "bundle", "layout", "by_model"), PUTS)
 def test_an_archive_is_put_into_as_the_level_says(
     run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch,
-    level: int, bundle: str, layout: str,
+    level: int | None, bundle: str | None, layout: str | None, by_model: bool,
 ) -> None:  # fmt: skip
     how = heard(monkeypatch, Archive, "open")
-    assert run("archive", "put", "-r", cold, chats, "--level", level).exit_code == 0
-    assert (how["bundle"], how["layout"]) == (bundle, layout)
+    assert run("archive", "put", "-r", cold, chats, *([] if level is None else ["--level", level])).exit_code == 0
+    assert how["model_logs"] is by_model and how["model_ids"] is (None if level is None else level != 0)
+    assert bundle is None or (how["bundle"], how["layout"]) == (bundle, layout)
 
 
 def test_level_0_is_of_no_file(run: Run, chats: Path, tmp_path: Path) -> None:

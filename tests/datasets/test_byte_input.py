@@ -51,7 +51,8 @@ def test_lines_are_those_of_the_bytes(lines: list[bytes], size: int, look: int) 
 PACKINGS = {"zstd": (ByteInput.unpack, zstandard.ZstdCompressor(write_checksum=True).compress),
             "gzip": (ByteInput.gunzip, gzip.compress)}  # fmt: skip
 EACH = pytest.mark.parametrize(("unpack", "pack"), PACKINGS.values(), ids=PACKINGS)
-Unpack, Pack = Callable[[ByteInput], None], Callable[[bytes], bytes]
+Unpack = Callable[[ByteInput], None]
+Pack = Callable[[bytes], bytes]
 
 
 @EACH
