@@ -94,6 +94,13 @@ class S3Server:
         """Return an unused prefix."""
         return BucketPlace(self.bucket, os.urandom(4).hex(), self.options)
 
+    def enter(self, patch: pytest.MonkeyPatch, cache: Path) -> str:
+        """Put the server and its credentials into the environment, and return the URL of an unused place."""
+        for name, value in self.options.items():
+            patch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return self.place().url
+
     def count(self, start: str) -> int:
         """Count the requests that begin with ``start``."""
         return sum(r.startswith(start) for r in self.requests)
@@ -189,6 +196,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         made = DirectoryStore(OsDisk(tmp_path / "cold") if request.param == "directory" else SimDisk())
     made.make()
     return made
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return an unused place of an archive: a path, or a URL with its server in the environment."""
+    if request.param == "directory":
+        return str(tmp_path / "cold")
+    server: S3Server = request.getfixturevalue("s3")
+    return server.enter(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture(scope="module", autouse=True)

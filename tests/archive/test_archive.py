@@ -18,7 +18,6 @@ from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
-from tests.archive.conftest import S3Server
 from tests.archive.towers import inside
 from tests.files import key_file
 
@@ -32,17 +31,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
     folder = tmp_path_factory.mktemp("bundle")
     write_bundle(folder, "tiny", random_weights(5, vocab=1024, block=128), tiny_tokenizer_json(1024), b"", {})
     return Bundle.load(folder)
-
-
-@pytest.fixture(params=["directory", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "cold")
-    server: S3Server = request.getfixturevalue("s3")
-    for name, value in server.options.items():
-        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return f"s3://{server.bucket}/{tmp_path.name}"
 
 
 @pytest.fixture

@@ -4,17 +4,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.kit import NewSession, TowerArchive
-
-if TYPE_CHECKING:
-    from tests.archive.conftest import S3Server
 
 WRITER = """
 import sys
@@ -40,18 +34,6 @@ for n in range(count):
         except ArchiveError as exc:
             print(f"collector: {exc}", file=sys.stderr)
 """
-
-
-@pytest.fixture(params=["directory", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the place of an archive: a path, or a URL with its server and credentials in the environment."""
-    if request.param == "directory":
-        return str(tmp_path / "cold")
-    s3: S3Server = request.getfixturevalue("s3")
-    for name, value in s3.options.items():
-        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return s3.place().url
 
 
 def start(place: str, who: str, count: int) -> subprocess.Popen[str]:

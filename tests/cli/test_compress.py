@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import UsageError
 from tests.cli.commands import Run, ok
 from tests.watch import noted
-
-
-def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) -> None:
-    ok(run("decompress", frozen, "-o", tmp_path / "back.jsonl"))
-    before, after = (chats.read_text("utf8").splitlines(), (tmp_path / "back.jsonl").read_text("utf8").splitlines())
-    assert [json.loads(line) for line in after] == [json.loads(line) for line in before] and '"n":1.0' in after[1]
 
 
 def test_summary(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
@@ -58,17 +51,6 @@ def test_several_texts_need_a_choice(run: Run, tiny: Path, tmp_path: Path) -> No
     assert run("decompress", tmp_path / "a.pltz", "--format", "ids").exit_code == 5
 
 
-def test_ids_of_another_tokenizer(
-    run: Run, tiny: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    tokenizer, ids, out = tmp_path / "tokenizer.json", tmp_path / "ids.json", tmp_path / "a.pltz"
-    tokenizer.write_bytes(tiny_tokenizer_json(700))
-    ids.write_text(json.dumps(list(range(100, 690))))
-    ok(run("compress", ids, "--format", "ids", "--tokenizer", tokenizer, "-o", out))
-    back = run("decompress", out, "--tokenizer", tokenizer)
-    assert json.loads(back.stdout) == list(range(100, 690))
-
-
 def test_a_target_keeps_its_own_ids(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
     assert run("compress", chats, "--target", "mini-llama", "-o", tmp_path / "a.pltz").exit_code == 5, "no messages"
     spoken = tmp_path / "spoken.jsonl"
@@ -78,17 +60,6 @@ def test_a_target_keeps_its_own_ids(run: Run, tiny: Path, chats: Path, tmp_path:
     assert Reader((tmp_path / "a.pltz").read_bytes()).header.target_fingerprint is not None
     back = run("decompress", tmp_path / "a.pltz", "--target", "mini-llama")
     assert all(isinstance(i, int) for i in json.loads(back.stdout.splitlines()[0]))
-
-
-def test_opaque_parts_are_refused_by_name(run: Run, tiny: Path, tmp_path: Path) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    line = {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]}
-    source, out = tmp_path / "a.jsonl", tmp_path / "a.pltz"
-    source.write_text(json.dumps(line))
-    refused = run("compress", source, "-o", out)
-    assert refused.exit_code == 5 and "image_url" in refused.stderr and not out.exists()
-    assert run("compress", source, "-o", out, "--keep-opaque").exit_code == 0
-    assert json.loads(run("decompress", out).stdout) == line
 
 
 def test_progress_is_on_stderr(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from pltz.coding.codecs import codec
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain, shortest
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, shortest
 from pltz.coding.drafts import shorter_after, ways_after
 from pltz.coding.workers import Workers
-from pltz.plt_codec.container.frame import COPIES
 from pltz.plt_codec.repeats import Copy, candidates
 from tests.coding.fake_coder import FakeBundle, FakeCoder
 
@@ -21,14 +20,6 @@ PASSAGE = RANDOM.integers(0, 1000, 200)
 @pytest.fixture
 def model(bundle: FakeBundle) -> BundleCodec:
     return BundleCodec(bundle, coder=FakeCoder(), reach=1024)
-
-
-def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:
-    plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
-    ways = ways_after(model, plain, 254, candidates(plain.tokens, PASSAGE, 254))
-    data, best = shortest(model, [(7, way) for way in ways])[7]
-    assert best.copies and best.literals == 3 and len(data) < 20
-    assert model.decode([Coded(data, 203, PASSAGE, COPIES)])[0].tolist() == plain.tokens.tolist()
 
 
 def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +50,3 @@ def test_both_ways_are_coded_only_where_it_is_not_clear_which_one_wins(model: Bu
     assert ways(400, 160, 4, 100) == [False]  # 15 for 27
     assert ways(400, 80, 2, 200) == [False, True]  # 15 for 13
     assert ways(3000, 2900, 1, 2000) == [False, True]  # perhaps too many tokens for a reader
-
-
-def test_a_codec_without_copies_has_one_way() -> None:
-    plain = Plain(np.zeros(300, np.uint8), NO_MARK)
-    assert ways_after(BytesCodec(), plain, 100, [[Copy(100, 200, 100)]]) == [plain] and shortest(BytesCodec(), []) == {}

@@ -127,23 +127,6 @@ def test_a_writing_of_a_newer_version_is_refused_by_name(codec: Codec) -> None:
             Session(kind, b"" if kind == "text" else [], writing)  # type: ignore[arg-type]
 
 
-def test_long_repeats_are_coded_once(codec: Codec) -> None:
-    """A log that says the same again, in every kind: fewer bytes than the tokens alone, and the same session."""
-    rng = np.random.default_rng(0)
-    page = max((m["content"] for s in sample_sessions() for m in s.value["messages"]), key=len)[:1500]
-    sessions = [
-        Session("text", f"{page}\nthen\n{page}\nand\n{page}".encode()),
-        chat(page, "Again.", page),
-        Session("ids", np.tile(rng.integers(40, 1000, 500), 3)),
-    ]
-    frozen = codec.compress(sessions)
-    reader = Reader(frozen)
-    for i in range(3):
-        frame = reader.frame(i)
-        assert frame.copied and frame.coded < 0.6 * frame.count and frame.by_model
-    assert codec.decompress(frozen) == sessions and codec.decompress(reader, [1]) == [sessions[1]]
-
-
 def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:
     """Damaged copies end in CorruptError, by their own rules or by the content check; never in another session."""
     session = Session("ids", np.tile(np.arange(40, 140), 4))
@@ -191,11 +174,6 @@ def test_another_bundle_is_refused_with_both_ids(codec: Codec, bundle: FakeBundl
         other.decompress(codec.compress([TALK]))
     assert bundle.id.hex() in str(caught.value) and bytes(16).hex() in str(caught.value)
     assert "bundle add" in str(caught.value)
-
-
-def test_the_target_is_named_in_the_file(codec: Codec) -> None:
-    frozen = codec.compress([TALK], target_fingerprint=b"T" * 16)
-    assert Reader(frozen).header.target_fingerprint == b"T" * 16
 
 
 @pytest.mark.parametrize("index", [-1, 2])

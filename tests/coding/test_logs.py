@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,7 @@ import pytest
 
 from pltz.coding.codec import Codec
 from pltz.coding.decode_limits import DecodeLimits
-from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log.log_coder import LogCoder, parse
-from pltz.coding.options import CodingOptions
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import transcript
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Kind
@@ -113,24 +108,3 @@ def test_json_with_escapes_that_is_kept_as_bytes_is_a_log(codec: Codec) -> None:
     assert [session.value for session in codec.decompress(data)] == lines
     english = json.dumps({"messages": [{"role": "user", "content": "Where is my bicycle? " * 30}]}).encode()
     assert not Reader(codec.compress([Session("text", english)])).info(0).log
-
-
-def test_chats_beside_a_log_are_tokenised_once_and_together(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    together, written = transcript.to_tokens_many, Session.to_bytes
-
-    def tokens(sessions: Sequence[Session], tokenizer: BundleTokenizer) -> Any:
-        asked.append(len(sessions))
-        return together(sessions, tokenizer)
-
-    def write(session: Session) -> bytes:
-        dumped.append(session)
-        return written(session)
-
-    dumped: list[Session] = []
-    monkeypatch.setattr(transcript, "to_tokens_many", tokens)
-    monkeypatch.setattr(transcript, "to_tokens", lambda *_: pytest.fail("a chat was tokenised by itself"))
-    monkeypatch.setattr(Session, "to_bytes", write)
-    found = HostWork(codec.bundle.tokenizer, b"").prepare([CHAT, LOGS[0], CHAT], CodingOptions())
-    assert asked == [2] and len(dumped) == 3
-    assert [isinstance(one, Prepared) and one.log for one in found] == [False, True, False]

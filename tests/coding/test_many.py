@@ -56,18 +56,6 @@ def counted(items: Sequence[Any], seen: list[int]) -> Iterator[Any]:
         yield item
 
 
-def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
-    monkeypatch.setattr(module, "GROUP", 4)
-    sessions = [ids(100)] * 30
-    codec.decompress(codec.compress(sessions, independent=True))
-    coder: Any = codec.coder
-    assert coder.encoded == [1200, 1200, 600]  # whole groups up to a thousand
-    assert coder.decoded == [1200, 1200, 600] + [1000] * 3  # to verify; then to read
-
-
 def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_BYTES", 4000)
     monkeypatch.setattr(module, "LEAST_BYTES", 0)

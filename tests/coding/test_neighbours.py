@@ -143,18 +143,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(known._sessions) <= 5000 // neighbours.LEAST_KEPT
 
 
-def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) -> None:
-    class Seen(NeighbourCoder):
-        def _encode(self, ids, context):  # type: ignore[no-untyped-def]
-            seen.append(context)
-            return super()._encode(ids, context)
-
-    seen: list[np.ndarray] = []
-    long = RANDOM.integers(300, 1000, 2000)
-    Codec(bundle, Seen()).compress([Session("ids", long), Session("ids", long[:1500])])
-    assert [len(context) for context in seen[:2]] == [0, 0] and seen[2].tolist() == [*long[:1023], 0]
-
-
 class Seeing(NeighbourCoder):
     """Notes the context of each call of `_encode` and `_decode`."""
 
@@ -216,20 +204,6 @@ def with_passages() -> list[Session]:
         Session("ids", np.concatenate([own[2], PASSAGES[1], own[3], PASSAGES[0], own[4]])),
         Session("ids", np.concatenate([own[5], PASSAGES[0], PASSAGES[1]])),
     ]
-
-
-def test_passages_of_a_context_are_copied(codec: Codec) -> None:
-    rows = with_passages()
-    data = codec.compress(rows)
-    reader = Reader(data)
-    assert contexts(reader) == [None, 0, 1]
-    first, second, third = reader
-    assert not first.copied and second.coded == 60 and third.coded == 20
-    assert second.unpacked() == [Copy(20, 90, 111), Copy(20, 90, 331)] and codec.decompress(data) == rows
-    for number in (2, 1, 0):
-        assert codec.decompress(reader, [number]) == [rows[number]]
-        assert codec.token_ids(reader, number).tolist() == rows[number].value.tolist()
-    assert not any(frame.copied for frame in Reader(codec.compress(rows, independent=True)))
 
 
 def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:

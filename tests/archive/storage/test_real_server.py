@@ -50,10 +50,7 @@ def test_a_server_killed_twice_under_four_writers_keeps_what_was_acknowledged(
     killed: tuple[int, ...], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3: S3Server = request.getfixturevalue("nodes" if killed else "s3")
-    for name, value in s3.options.items():
-        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    place = s3.place().url
+    place = s3.enter(monkeypatch, tmp_path / "cache")
     TowerArchive.create(place, [BytesCodec()])
     writers = [start(place, f"w{n}", 10_000) for n in range(1, 5)]  # w0 would collect
     for _ in range(2):

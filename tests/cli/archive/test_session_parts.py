@@ -62,16 +62,6 @@ def test_a_log_with_its_parts_is_one_session_and_comes_back(run: Run, cold: Path
     assert run("archive", "get", "-r", cold, NAME, "-o", into(back)).exit_code == 0 and files(back) == files(projects)
 
 
-def test_a_table_shows_title_and_turns(run: Run, cold: Path, tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "Where  is\nthe bug? " * 20}, {"role": "assistant", "content": "There."}]
-    chat = tmp_path / "chat.json"
-    chat.write_text(json.dumps({"messages": said, "timestamp": 1}))
-    assert run("archive", "put", "-r", cold, chat).exit_code == 0
-    [row] = lines(run("archive", "ls", "-r", cold, "--json"))
-    assert row["turns"] == 2 and row["said"] == [1, 1] and "Where is the bug?".startswith(row["title"])
-    assert row["title"] in run("archive", "ls", "-r", cold, "--long").stdout
-
-
 def test_a_name_is_one_of_the_session_with_its_parts(run: Run, cold: Path, projects: Path) -> None:
     assert run("archive", "put", "-r", cold, projects, "--name", "mine").exit_code == 0
     log = projects / "-home-me-shop/0f3a6c1e.jsonl"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.archive.maintenance.test_shrink import log
-from tests.cli.commands import Run, lines
+from tests.cli.commands import Run
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -29,17 +29,6 @@ def test_it_says_what_it_would_do_and_what_it_did(run: Run, filled: Path) -> Non
     done = json.loads(run("archive", "shrink", "-r", filled, "--json").stdout)
     assert done["shrunk"] + done["kept"] == 2 and done["left"] == done["unread"] == 0
     assert done["after"] <= done["before"]
-
-
-def test_parts_join(run: Run, filled: Path, tmp_path: Path) -> None:
-    files = []
-    for number in (1, 2):
-        (file := tmp_path / f"{number}.jsonl").write_text(
-            run("archive", "shrink", "-r", filled, "--part", f"{number}/2", "--json").stdout
-        )
-        files.append(file)
-    [total] = lines(run("archive", "join", *files))
-    assert total["fresh"] == total["shrunk"] + total["kept"] == 2
 
 
 def test_a_duration_that_is_none(run: Run, filled: Path) -> None:

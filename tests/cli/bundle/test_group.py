@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 from tests.cli.commands import Run
-from tests.files import flip
 
 
 def test_add_list_and_show(run: Run, tiny: Path, tmp_path: Path) -> None:
@@ -31,16 +30,6 @@ def test_show(run: Run, tiny: Path) -> None:
     found = json.loads(run("bundle", "show", "mini", "--json").stdout)
     assert found["vocabulary"] == 1024 and found["shape"]["block"] == 256 and found["card"] == {"licence": "none"}
     assert "licence" in run("bundle", "show", tiny / "bundles/mini").stdout
-
-
-def test_files_are_checked(run: Run, tiny: Path, tmp_path: Path) -> None:
-    found = json.loads(run("bundle", "show", "mini", "--json").stdout)
-    assert "tokenizer.json.zst" in found["files"]
-    copy = shutil.copytree(tiny / "bundles/mini", tmp_path / "copy")
-    path = copy / "weights-0.safetensors"
-    flip(path, -1)
-    done = run("bundle", "show", copy)
-    assert done.exit_code == 6 and done.stderr.startswith("error: ") and "weights-0" in done.stderr
 
 
 def test_unknown(run: Run, tiny: Path) -> None:

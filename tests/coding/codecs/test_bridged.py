@@ -81,22 +81,6 @@ def test_an_archive_of_a_targets_ids(bundle: Bundle, codecs: Codecs, tmp_path: P
         stranger.get("s0")
 
 
-def test_the_bitstring_is_what_the_format_says(bundle: Bundle, codecs: Codecs) -> None:
-    codec, coder = codecs("byte-level"), bundle.coder()
-    bridge = codec._bridge
-    ids = np.array(target("byte-level").encode("The capital of France is Paris.").ids)
-    above = np.array(target("byte-level").encode(PAGE[:300]).ids)
-    tokens, patch = bridge.to_bundle(ids)
-    assert patch == b""
-    [frame] = coder.encode([tokens])
-    assert codec.encode([Plain(ids, above)]) == [write_varint(2 * len(tokens)) + frame.data]
-    split = np.array([target("byte-level").token_to_id(letter) for letter in "Paris"])
-    tokens, patch = bridge.to_bundle(split)
-    head = write_varint(2 * len(tokens) + 1) + write_varint(len(patch)) + patch
-    assert codec.encode([Plain(split, NOTHING)]) == [head + coder.encode([tokens])[0].data]
-    assert codec.encode([Plain(NOTHING, above)]) == [b""]
-
-
 def test_hostile_bitstrings_are_refused(codecs: Codecs) -> None:
     codec = codecs("byte-level")
     hostile = [b"", b"\x80", b"\xff" * 9, b"\x01", b"\x01\x00", b"\x01\x7fab", b"\x02", b"\x00\x01"]

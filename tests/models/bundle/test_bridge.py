@@ -260,10 +260,6 @@ def test_the_bundle_s_own_ids_pass_through() -> None:
         same.from_bundle(ids, b"\x00")
 
 
-def test_another_vocabulary_is_no_identity() -> None:
-    assert not Bridge(bundle_json(more=1024), bundle()).identity and not any(bridge(kind).identity for kind in MAKERS)
-
-
 def test_fingerprint_is_of_the_meaning_not_of_the_layout() -> None:
     text = target("byte-level").to_str()
     tokenizer = Tokenizer.from_str(text)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
-from pltz.models.session.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens, to_tokens_many
+from pltz.models.session.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 from tests.examples import examples
 from tests.models.session.test_json_value import scalars
@@ -69,13 +68,6 @@ def test_ids_are_themselves(tiny_tokenizer: BundleTokenizer) -> None:
     assert from_tokens("ids", [0, 31, 32, 1023], tiny_tokenizer) == session
     with pytest.raises(TokenizerMismatch, match=r"0\.\.1023, found 1024"):
         to_tokens(Session("ids", [1024]), tiny_tokenizer)
-
-
-def test_many_of_all_kinds_give_what_each_gives_alone(tiny_tokenizer: BundleTokenizer) -> None:
-    sessions = [Session("ids", [40]), Session("text", b"hi"), *sample_sessions()[:3], Session("text", b"")]
-    together = to_tokens_many(sessions, tiny_tokenizer)
-    alone = [to_tokens(session, tiny_tokenizer) for session in sessions]
-    assert [tokens.tolist() for tokens in together] == [tokens.tolist() for tokens in alone]
 
 
 def shown(tokens: Iterable[int], tokenizer: BundleTokenizer) -> str:

@@ -60,12 +60,6 @@ class TestPrefill:
         assert logits.shape == (target.vocab_size,)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
-    def test_takes_arrays_as_well_as_lists(self, random_target: Target) -> None:
-        ids = some_ids(random_target, 10)
-        _, expected = random_target.prefill(ids)
-        for array in (np.array(ids, np.uint16), np.array(ids, np.int32), tuple(ids)):
-            assert torch.equal(random_target.prefill(array)[1], expected)
-
     @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
     def test_in_chunks_gives_the_same_kv_within_float_noise(self, target: Target, chunk: int) -> None:
         ids = some_ids(target, 150)
@@ -163,11 +157,6 @@ class TestGenerate:
             len(target.generate(cache, ids, 100, logits=logits)) == 4
         )  # the last needs no position of its own
         assert cache.get_seq_length() == POSITIONS
-
-    def test_of_nothing_is_nothing(self, random_target: Target) -> None:
-        cache, logits = random_target.prefill([40])
-        assert random_target.generate(cache, [40], 0, logits=logits) == []
-
 
 def first(prefilled: tuple[transformers.DynamicCache, torch.Tensor], ids: list[int]) -> tuple[Any, list[int]]:
     return prefilled[0], ids
