@@ -198,25 +198,6 @@ def opened_text(memory: AgentMemory, target: Target, agent: str) -> str:
     return opened(memory.folder.root, target).text(agent)
 
 
-def test_targets_and_kinds_of_pages_never_meet(target: Target, tmp_path: Path) -> None:
-    """The memory of a target is there again after another one ran in the same folder."""
-    shutil.copytree(target.folder, tmp_path / "model")
-    config = (tmp_path / "model" / "config.json").read_text()
-    (tmp_path / "model" / "config.json").write_text(config.replace("1e-06", "1e-05"))
-    other = Target.load(tmp_path / "model", dtype="float32")
-    folder = tmp_path / "agents"
-    memory = opened(folder, target)
-    first = memory.phase("ann", FIRST, **NEW)
-    for swapped in (opened(folder, target, "q8"), opened(folder, other)):
-        assert swapped.agents() == [] and swapped.phase("ann", FIRST, **NEW).match is None
-    memory = again(memory, target)
-    assert memory.text("ann") == FIRST + first.text
-    swapped.close()
-    shutil.copy(file_of(memory, "ann"), file_of(swapped, "ann"))
-    with pytest.raises(CorruptError, match="another form, target or name"):
-        opened(folder, other).phase("ann", SECOND, **NEW)
-
-
 def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Path) -> None:
     """One that is computed again may differ by float noise, and rows of another mean other numbers."""
     memory = opened(tmp_path, target)

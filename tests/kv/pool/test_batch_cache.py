@@ -72,23 +72,6 @@ def test_each_session_of_a_batch_continues_as_alone(target: Target, texts: list[
     assert pool.device.free == pool.device.blocks
 
 
-def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: list[list[int]]) -> None:
-    pool = BlockPool.of(target, "q4", 4096)
-    sessions = [session_of(target, pool, ids) for ids in texts]
-    cache = BatchKVCache.merge(sessions, keep=16)
-    first = generated(target, cache, cache.inputs(NEW), 70)
-    whole = generated(target, cache, cache.inputs([[row[-1]] for row in first]), 30)
-    again = BatchKVCache.merge(sessions, keep=16)
-    generated(target, again, again.inputs(NEW), 70)
-    last = [again.extract(row) for row in (2, 0)]
-    assert [one.tokens for one in last] == [300 + 2 + 69, 150 + 4 + 69]
-    other = BatchKVCache.merge(last, keep=16)
-    assert generated(target, other, other.inputs([[first[2][-1]], [first[0][-1]]]), 30) == [whole[2], whole[0]]
-    short = again.extract(0, 60)
-    assert (short.tokens, short.packed, len(short.blocks)) == (60, 60, 4)
-    assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60]) and again.extract(1, 3).kv().shape[3] == 3
-
-
 def test_beams_share_blocks(target: Target, texts: list[list[int]]) -> None:
     pool = BlockPool.of(target, "raw", 4096)
     session = session_of(target, pool, texts[0])
@@ -130,17 +113,3 @@ def test_what_is_refused(target: Target, texts: list[list[int]]) -> None:
         use_pages(target.model)
     with pytest.raises(UsageError, match="merge anew"):
         generated(target, cache, cache.inputs([[1]]), 2)
-
-
-def test_prefixes_serve_a_batch(target: Target, texts: list[list[int]]) -> None:
-    from pltz.kv.store.store import ANY, KVStore
-
-    pool = BlockPool.of(target, "q4", 4096)
-    store = KVStore(pool.form, pool)
-    store.insert("acme", texts[2], session_of(target, pool, texts[2]))
-    found = store.match("acme", texts[2], bound=ANY)
-    assert found is not None and found.tokens == 272
-    cache = BatchKVCache.merge([found], keep=16)
-    again = generated(target, cache, cache.inputs([[*texts[2][272:], 5]]), 20)
-    whole = BatchKVCache.merge([session_of(target, pool, texts[2])], keep=16)
-    assert again == generated(target, whole, whole.inputs([[5]]), 20)

@@ -58,21 +58,6 @@ def size(tmp_path: Path) -> int:
     return written(KVFolder(tmp_path / "probe", SPACE, BUDGET), file()).stat().st_size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("tokens", [0, 3, 20_000])
-def test_what_is_read_is_what_was_written(folder: KVFolder, dtype: torch.dtype, tokens: int) -> None:
-    one = file(3, tokens, dtype=dtype)
-    path, found = written(folder, one), read(folder, 3)
-    assert found is not None and (found.tenant, found.parent, found.start, found.label) == (
-        one.tenant, one.parent, 48, "a label",
-    )  # fmt: skip
-    assert {**found.head, **found.parts}.keys() == {**one.head, **one.parts}.keys()
-    assert all(torch.equal(found.parts[name], part) for name, part in one.parts.items())
-    assert torch.equal(found.head["ids"], one.head["ids"]) and folder.usage()[0] == path.stat().st_size
-    modes = {stat.S_IMODE(p.lstat().st_mode) for p in (folder.root.parent, *folder.root.parent.rglob("*"))}
-    assert modes == {0o700, 0o600}
-
-
 def test_the_least_recently_used_go_first_and_what_must_stay_never(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,16 +167,6 @@ def test_pinned_prefixes_stay_in_memory(tmp_path: Path) -> None:
     assert not tiers(store, IDS[:48]).get("device")
 
 
-def test_what_does_not_fit_the_device_goes_below(tmp_path: Path) -> None:
-    store = store_of(tmp_path, blocks=2, host=5)
-    assert keep(store, IDS[:64]) == 4 and tiers(store, IDS[:64]) == {"host": 4}
-    longer = [5, *IDS[:99]]
-    assert keep(store, longer) == 6, "to a file"
-    store.drain()
-    assert read(store, [*longer, 1]).tiers == {"disk": 96}
-    assert store.tier(store.name("acme", longer)) == "disk" and store.tier(b"x") == ""
-
-
 def test_a_prefix_of_more_blocks_than_python_has_frames_is_forgotten() -> None:
     store, ids = store_of(blocks=1200), list(range(1100 * 16))
     assert keep(store, ids) == 1100
@@ -185,18 +175,6 @@ def test_a_prefix_of_more_blocks_than_python_has_frames_is_forgotten() -> None:
 
 
 # ---- the folder
-
-
-def test_what_leaves_memory_is_written_in_runs_and_found_by_the_next_process(tmp_path: Path) -> None:
-    store = store_of(tmp_path, blocks=8)
-    for n in range(4):
-        keep(store, [n, *IDS[:63]])
-        store.drain()
-    store.close()
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2, "two are in memory"
-    again = store_of(tmp_path, blocks=8)
-    assert all(read(again, [n, *IDS[:64]]).tokens == 64 for n in range(2))
-    assert again.fetch("acme", [0, *IDS[:64]]) == 64 and tiers(again, [0, *IDS[:63]]) == {"device": 4}
 
 
 def test_a_session_of_which_a_part_is_in_host_memory_is_saved_as_it_is(tmp_path: Path) -> None:
@@ -219,17 +197,6 @@ def test_a_store_without_a_pool_keeps_files_and_writes_each_block_once(tmp_path:
     assert read(store, [*IDS[:40], 1]).tokens == 32, "a run serves those who share its beginning"
     with pytest.raises(UsageError, match="no pool"):
         store.match("acme", IDS)
-
-
-def test_files_of_another_process_are_found_as_they_come_and_go(tmp_path: Path) -> None:
-    store, other = store_of(tmp_path), store_of(tmp_path)
-    assert not read(store, IDS[:65]).tokens
-    keep(other, IDS[:64])
-    other.save("acme", IDS[:64])
-    other.drain()
-    assert read(store, IDS[:65]).tiers == {"disk": 64}
-    other.discard("acme", IDS[:64])
-    assert not read(store, IDS[:65]).tokens and not list(tmp_path.glob("*/*.safetensors"))
 
 
 @pytest.mark.parametrize("at", [0, 300, -1])

@@ -114,14 +114,6 @@ def test_every_session_thaws_as_if_new_however_often(
     assert len(as_if_new(thawer.thaw("a/0", version=1), kin).token_ids) < len(thawer.thaw("a/0").token_ids)
 
 
-def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) -> None:
-    for hot in (None, KVStore.open(kin, ROOM)):
-        for _ in range(2):
-            found = thawer_of(cold, kin, hot).thaw_many([Wanted(name) for name in NAMES])
-            for name, thawed in zip(NAMES, found, strict=True):
-                as_if_new(thawed, kin, ids_of(cold, name))
-
-
 def test_only_what_is_missing_is_decoded_and_prefilled(cold: SessionArchive, kin: Target, counted: Counted) -> None:
     thawer = thawer_of(cold, kin, counted.store(ROOM))
     first = thawer.thaw("a/1")
@@ -275,25 +267,6 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
             as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
     for one, name in zip(thawer.thaw_many([Wanted("chat"), Wanted("same")]), ("chat", "same"), strict=True):
         as_if_new(one, kin, ids_of(cold, name))
-
-
-def test_files_serve_the_next_process(cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path) -> None:
-    """Neither decode nor run again what files have."""
-    hot = KVStore.open(kin, **DISK, folder=tmp_path / "warm")
-    thawer_of(cold, kin, hot).thaw("a/1")
-    hot.close()
-    counted.take()
-    hot = counted.store(**DISK, folder=tmp_path / "warm")
-    again = thawer_of(cold, kin, hot).thaw("a/1")
-    assert counted.take() == (0, (len(again.token_ids) - 1) % 16 + 1, 1)
-    as_if_new(again, kin, ids_of(cold, "a/1"))
-    for path in (tmp_path / "warm").glob("*/*.safetensors"):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    hot = counted.store(**DISK, folder=tmp_path / "warm")
-    as_if_new(thawer_of(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
-    assert counted.take()[0] >= len(again.token_ids) and hot.stats().tiers["disk"].damaged == 2
 
 
 CHANGES: dict[str, Callable[[KVFile], Any]] = {
