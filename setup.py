@@ -1,6 +1,7 @@
 """Build the compiled parts, for which there has to be a C compiler.
 
-Where those of KV or of a log's table cannot be built, the install succeeds: torch and Python do their work.
+Where one but those of PPMd and BPE cannot be built, the install succeeds: torch does the engine's work and Python the
+rest.
 """
 
 import os
@@ -87,6 +88,7 @@ setup(
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=["-pthread", *EXTRA],
             libraries=["m"],
+            optional=True,
         ),
         Extension(
             "pltz.plt_codec.container._block_columns",

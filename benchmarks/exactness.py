@@ -1,11 +1,11 @@
-"""Exactness across machines: hashes of the frames of fixed sequences.
+"""Exactness across machines: hashes of the reference engine's frequencies on fixed sequences.
 
-    python -m pltz.benchmarks.exactness --device cuda --bundle mini --golden tests/golden/frames.json
+    python -m pltz.benchmarks.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
 
-Each case is a model (random weights, random weights at their limits, a bundle) and a layout. Fixed sequences are
-encoded, side by side and each alone, and decoded again. All frames must hash to the golden value of the case, on any
-device and number of threads. `--write` records the values of this machine in a new file: for a new contract version or
-a new bundle, never to make a test pass.
+Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies
+of fixed sequences are computed in one pass and step by step. Both must hash to the golden value of the case, on any
+device, thread count and torch version. Other engines are compared with this one in tests. `--write` records the
+values of this machine in a new file: for a new contract version or a new bundle, never to make a test pass.
 Prints one line per case and a JSON line last. The exit code is 1 on a mismatch.
 """
 
@@ -23,17 +23,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pltz.benchmarks.random_weights import random_weights
-from pltz.coding.parts import Coder
-from pltz.models.bundle.bundle import Bundle, coder_of
-from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.types import FrameItem
-from pltz.plt_codec.weights import Weights
+from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec.engines.torch import Memory, TorchEngine
+from pltz.plt_codec.lanes import LANE_MARK, Layout
+from pltz.plt_codec.weights import CLASS, Weights
 
 Ints = npt.NDArray[np.int64]
 LAYOUTS = {"1 lane": Layout(1, 64), "4 lanes": Layout(4, 40), "16 lanes": Layout(16, 9)}
 LENGTHS = (1, 2, 17, 100, 230, 301)  # tokens; with the layouts above: one block and several, whole and cut
+
+
+def hashes(engine: TorchEngine, tokens: Ints, layout: Layout) -> tuple[str, str]:
+    """Return the hash of all frequencies of a sequence (T,), in coding order: in one pass, and step by step."""
+    found = [hashlib.blake2b(digest_size=12) for _ in range(2)]
+    memories = [Memory.empty(engine) for _ in range(2)]
+    for block in layout.blocks(len(tokens)):
+        own = tokens[block.start : block.start + block.tokens]
+        inputs = block.inputs(own, int(tokens[block.start - 1]) if block.start else LANE_MARK)
+        at, ids = block.targets(), own[block.targets().reshape(-1)[: block.tokens]]
+        whole = engine.run(inputs, block.start + at, memories[0])
+        steps = [engine.run(inputs[n : n + 1], block.start + at[n : n + 1], memories[1]) for n in range(block.steps)]
+        for number, x in enumerate((whole, torch.cat(steps))):
+            x = x[: block.tokens]
+            classes, members = engine.class_frequencies(x), engine.member_frequencies(x, ids // CLASS)
+            for row in zip(classes, members, strict=True):
+                for part in row:
+                    found[number].update(part.astype("<i4").tobytes())
+        memories = [memory.after(block, engine.shape.memory) for memory in memories]
+    return found[0].hexdigest(), found[1].hexdigest()
 
 
 def fixed_sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[Ints]:
@@ -71,16 +91,11 @@ def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
     return out
 
 
-def measure(coder: Coder, vocab: int, layout: Layout) -> set[str]:
-    """Return the hashes of the frames of one case: one element if all ways agree, and all frames decode."""
-    sequences = fixed_sequences(vocab)
-    together = coder.encode(sequences, layouts=layout)
-    alone = [coder.encode([ids], layouts=layout)[0] for ids in sequences]
-    items = [FrameItem(one.data, len(ids), one.layout) for one, ids in zip(together, sequences, strict=True)]
-    back = coder.decode(items)
-    whole = all(np.array_equal(found, ids) for found, ids in zip(back, sequences, strict=True))
-    hashes = {hashlib.blake2b(b"".join(f.data for f in way), digest_size=16).hexdigest() for way in (together, alone)}
-    return hashes | (set() if whole else {"not decoded"})
+def measure(weights: Weights, layout: Layout, device: str) -> set[str]:
+    """Return all hashes of one case: one element if everything agrees."""
+    engine = TorchEngine(weights, device)
+    rows = [hashes(engine, tokens, layout) for tokens in fixed_sequences(weights.shape.vocab)]
+    return {hashlib.blake2b(" ".join(way).encode(), digest_size=16).hexdigest() for way in zip(*rows, strict=True)}
 
 
 def main() -> int:
@@ -97,7 +112,7 @@ def main() -> int:
         for title, layout in LAYOUTS.items():
             weights = make()
             case = f"contract {weights.contract}, {name}, {title}"
-            found = measure(coder_of(weights, a.device), weights.shape.vocab, layout)
+            found = measure(weights, layout, a.device)
             if a.write and case not in golden and len(found) == 1:
                 golden[case] = next(iter(found))
             ok = found == {golden.get(case)}
@@ -107,8 +122,9 @@ def main() -> int:
         a.golden.write_text(json.dumps(golden, indent=1) + "\n")
     print(
         json.dumps(
-            {"device": a.device, "python": platform.python_version(), "machine": platform.machine(),
-             "mismatches": bad, "seconds": round(time.time() - begin, 1)}
+            {"device": a.device, "gpu": torch.cuda.get_device_name() if a.device.startswith("cuda") else None,
+             "torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads(),
+             "machine": platform.machine(), "mismatches": bad, "seconds": round(time.time() - begin, 1)}
         )
     )  # fmt: skip
     return 1 if bad else 0

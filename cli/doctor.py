@@ -1,12 +1,12 @@
 """``pltz doctor``: what pltz finds on this machine, and a self-test that decoding gives back what was coded."""
 
+import importlib.util
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -182,11 +182,16 @@ def _texts(count: int) -> list[str]:
 def engines(weights: "Weights") -> "dict[str, Callable[[], Coder]]":
     """Return the engines that run here, by name: a function that makes the coder of these weights."""
     from pltz.plt_codec.engines.cuda import device
-    from pltz.plt_codec.engines.native.coder import NativeCoder, kernels
+    from pltz.plt_codec.engines.native import coder as native
 
-    made: dict[str, Callable[[], Coder]] = {
-        f"compiled, {kernel}": partial(NativeCoder, weights, kernel=kernel) for kernel in kernels()
-    }
+    made: dict[str, Callable[[], Coder]] = {}
+    if native.available():
+        made["compiled"] = lambda: native.NativeCoder(weights)
+    if importlib.util.find_spec("torch"):
+        from pltz.plt_codec.engines.token_coder import TokenCoder
+        from pltz.plt_codec.engines.torch import TorchEngine
+
+        made["torch"] = lambda: TokenCoder(TorchEngine(weights))
     if device.count():
         from pltz.plt_codec.engines.cuda.coder import CudaCoder
 

@@ -52,7 +52,7 @@ class Parts(Protocol):
 
 
 class Coder(Protocol):
-    """A coder of bundle tokens to bits and back (`pltz.plt_codec.engines.native.coder.NativeCoder`)."""
+    """A coder of bundle tokens to bits and back (`pltz.plt_codec.engines.token_coder.TokenCoder`)."""
 
     def encode(
         self,

@@ -4,7 +4,7 @@ The plain install codes sessions, keeps archives and reads both. It has neither 
 gigabytes:
 
     pltz           put, get, ls, verify, compress, decompress
-    pltz[thaw]     + torch, transformers: a session's KV, rebuilt by a target model
+    pltz[thaw]     + torch, transformers, constriction: a session's KV, rebuilt by a target model; the reference engine
     pltz[train]    + torch, transformers: bundles of one's own
 """
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a token coder, whichever engine it uses (native/coder.py, cuda/coder.py)."""
+"""The inputs and outputs of a token coder, whichever engine it uses (token_coder.py, coder.py)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.benchmarks.peers.llama_model import NATS, NORMED, RESIDUAL, LlamaModel, embedding
-from pltz.benchmarks.peers.range_coder import RangeDecoder, RangeEncoder
+from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder
 from pltz.plt_codec.weights import CLASS, PRECISION
 
 if TYPE_CHECKING:

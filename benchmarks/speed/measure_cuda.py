@@ -1,9 +1,10 @@
 """Test and measure the CUDA engine on a GPU: `python -m pltz.benchmarks.speed.measure_cuda [--bundle BUNDLE]`.
 
-Frames are compared with those of the engine on the CPU. Then encoding and decoding are timed, also of sessions that
-grew in turns (the best of some runs, host time included), then each kernel of one batch. Without a bundle the weights
-are random, in the shape of one. Encoding is compared with `torch._int_mm` on the same matrices in the same run. It
-ends with a line of JSON. Unlike `python -m pltz.benchmarks speed` it needs no text and times each kernel.
+Frames are compared with those of the compiled CPU engine (of torch on the GPU where that is not built). Then
+encoding and decoding are timed, also of sessions that grew in turns (the best of some runs, host time included),
+then each kernel of one batch. Without a bundle the weights are random, in the shape of one. Encoding is compared
+with `torch._int_mm` on the same matrices in the same run. It ends with a line of JSON. Unlike
+`python -m pltz.benchmarks speed` it needs no text and times each kernel.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.rows import ROWS
-from pltz.plt_codec.engines.native.coder import NativeCoder
+from pltz.plt_codec.engines.native.coder import NativeCoder, available
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import layout_of
 from pltz.plt_codec.types import FrameItem
+from pltz.plt_codec.weights import Weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "mini": {"d": 384, "layers": 7, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664, "memory": 2048},
@@ -82,6 +86,11 @@ def timed(work: Callable[[], T], repeats: int = 3) -> tuple[T, float]:
         result = work()
         best = min(best, time.perf_counter() - start)
     return result, best
+
+
+def other_engine(weights: Weights) -> NativeCoder | TokenCoder:
+    """Return the engine to compare with: the compiled one, or torch on the GPU."""
+    return NativeCoder(weights) if available() else TokenCoder(TorchEngine(weights, "cuda"))
 
 
 def grown(
@@ -146,7 +155,7 @@ def main() -> None:
     rate = products.macs / products.seconds()
     ours = weights.shape.macs * out["encode_tokens_s"]
     found(int_mm_gmacs_s=rate / 1e9, encode_over_int_mm=ours / rate)
-    want = NativeCoder(weights).encode(sessions[:CHECKED])
+    want = other_engine(weights).encode(sessions[:CHECKED])
     found(same_frames=all(a.data == b.data for a, b in zip(want, frames, strict=False)))
     items = [FrameItem(f.data, options.tokens) for f in frames]
     right = True

@@ -405,10 +405,13 @@ def length_cells(found: dict[str, Any]) -> list[str]:
 
 
 def cpu_engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
-    """Return name and coder of each kernel that runs here, the fastest first."""
+    """Return name and coder of each engine that runs here, the compiled ones first, fastest first."""
     from pltz.plt_codec.engines.native.coder import NativeCoder, kernels
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
 
-    return {f"compiled, {k}": NativeCoder(weights, threads, k) for k in kernels()}
+    compiled: dict[str, Coder] = {f"compiled, {k}": NativeCoder(weights, threads, k) for k in kernels()}
+    return compiled | {"torch": TokenCoder(TorchEngine(weights, "cpu", threads))}
 
 
 def measure_engines(

@@ -46,11 +46,16 @@ def cpu_name() -> str:
 
 
 def engine_name(coder: object) -> str:
-    """Return ``cuda``, or ``compiled`` with its instruction set; for None, a codec's choice on the CPU."""
-    from pltz.plt_codec.engines.native.coder import KERNEL_VARIABLE, kernels
+    """Return ``torch``, ``cuda``, or ``compiled`` with its instruction set; for None, a codec's choice on the CPU."""
+    if coder is None:
+        from pltz.plt_codec.engines.native.coder import KERNEL_VARIABLE, kernels
 
-    kernel = getattr(coder, "kernel", None) or os.environ.get(KERNEL_VARIABLE) or kernels()[0]
-    return kernel if kernel == "cuda" else f"compiled, {kernel}"
+        found = kernels()
+        return f"compiled, {os.environ.get(KERNEL_VARIABLE) or found[0]}" if found else "torch"
+    if type(coder).__module__.startswith("pltz.plt_codec.engines.cuda"):
+        return "cuda"
+    kernel = getattr(coder, "kernel", None)
+    return "torch" if kernel is None else f"compiled, {kernel}"
 
 
 def device_name(device: str) -> str:

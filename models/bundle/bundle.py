@@ -24,13 +24,16 @@ from pltz.models.bundle.folder import CARD, DICTIONARY, FORMAT, HEAD, PACKED, PL
 from pltz.models.bundle.locations import described, how_to_get
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
+from pltz.plt_codec.extras import need
 from pltz.plt_codec.weights import Weights
 
 if TYPE_CHECKING:
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
     from pltz.plt_codec.engines.native.coder import NativeCoder
+    from pltz.plt_codec.engines.token_coder import TokenCoder
 
 DEFAULT = "mini"
+ENGINE_VARIABLE = "PLTZ_ENGINE"
 PART = 15_500_000  # bytes of weights in one file of a bundle, before compression
 
 
@@ -96,41 +99,47 @@ class Bundle:
             f"frozen with bundle {described(bundle_id)}, which is not here (have {have}): {how_to_get(bundle_id)}"
         )
 
-    def coder(self, device: str = "cpu", threads: int | None = None) -> NativeCoder | CudaCoder:
+    def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
         """Return the fastest coder for these weights, see `coder_of`."""
         return coder_of(self.weights, device, threads)
 
 
-def coder_of(weights: Weights, device: str = "cpu", threads: int | None = None) -> NativeCoder | CudaCoder:
-    """Return the coder for a device, cpu or cuda or cuda:n. The bits are the same.
+def coder_of(weights: Weights, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
+    """Return the fastest coder: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
-    Where the kernels do not compile for a GPU, the CPU codes in its place, with a warning.
+    The environment variable PLTZ_ENGINE set to `torch` forces the reference engine.
 
     Raises:
-        UsageError: there is no such device, or it cannot run the kernels.
-        ModelError: memory does not suffice.
+        UsageError: torch is needed and not installed, or the device makes no sense here.
     """
-    from pltz.plt_codec.engines.native.coder import NativeCoder
+    from pltz.plt_codec.engines.native import coder as native
 
-    if device.partition(":")[0] == "cuda":
+    if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
+        if native.available():
+            return native.NativeCoder(weights, threads)
+        _warn_once("no compiled engine here (no C compiler at install)")
+    if device.partition(":")[0] == "cuda" and os.environ.get(ENGINE_VARIABLE) != "torch":
         from pltz.plt_codec.engines.cuda import device as gpu
 
-        if not gpu.count():
-            raise UsageError(f"device {device!r} needs an NVIDIA driver and the extra: pip install 'pltz[cuda]'")
-        from pltz.plt_codec.engines.cuda.coder import CudaCoder
+        if gpu.count():
+            from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
-        try:
-            return CudaCoder(weights, device)
-        except gpu.CompileError as exc:
-            _warn_once(str(exc))
-    elif device != "cpu":
-        raise UsageError(f"expected the device cpu, cuda or cuda:n, found {device!r}")
-    return NativeCoder(weights, threads)
+            try:
+                return CudaCoder(weights, device)
+            except (UsageError, ModelError) as exc:
+                _warn_once(f"the CUDA engine does not run here ({exc})")
+        else:
+            _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
+    need("thaw", "coding without a compiled engine", "torch", "constriction")
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
+
+    return TokenCoder(TorchEngine(weights, device, threads))
 
 
 @functools.cache
 def _warn_once(why: str) -> None:
-    warnings.warn(f"pltz: {why}; the CPU codes the same bits", stacklevel=3)
+    warnings.warn(f"pltz: {why}, torch codes the same bits slowly", stacklevel=3)
 
 
 def _identities() -> Iterator[str]:

@@ -9,13 +9,14 @@ import pytest
 
 import pltz
 from pltz.datasets.loaders import sample_path
+from pltz.plt_codec.engines.native.coder import available
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.extras import need
 
 # An import of a name that stands in sys.modules as None fails as that of a package that is not installed.
 PLAIN = """
 import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
+sys.modules["torch"] = sys.modules["transformers"] = sys.modules["constriction"] = None
 sys.argv = ["pltz", *sys.argv[1:]]
 from pltz.cli.main import main
 main()
@@ -23,7 +24,7 @@ main()
 
 
 def plain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of pltz without torch and transformers."""
+    """Run a command of pltz without torch, transformers and constriction."""
     command = [sys.executable, "-c", PLAIN, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
 
@@ -33,6 +34,7 @@ def test_an_absent_package_names_its_extra() -> None:
         need("thaw", "a thaw", "sys", "no_such_package")
 
 
+@pytest.mark.skipif(not available(), reason="the plain install codes with the compiled engine")
 def test_the_plain_install_archives_and_reads(tmp_path: Path) -> None:
     lines = sample_path().read_bytes().splitlines(keepends=True)
     (tmp_path / "chats.jsonl").write_bytes(b"".join(lines[:2]))

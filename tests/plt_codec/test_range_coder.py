@@ -1,13 +1,12 @@
-"""The ends of frames: constriction's coder, cut by plt_codec/range_coder.py, against a separate integer coder."""
+"""The range coder wrapper against a separate integer coder (plt_codec/range_coder.py)."""
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pltz.benchmarks.peers.range_coder import RangeDecoder, RangeEncoder
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.range_coder import STATE, WORD, most_words
+from pltz.plt_codec.range_coder import STATE, WORD, RangeDecoder, RangeEncoder, ideal_bits, most_words
 from tests.examples import examples
 
 TOTAL = 1 << 24
@@ -52,8 +51,7 @@ def test_round_trip_and_shortest_end(seed: int, rows: int, n: int, peak: float) 
     if len(data) > max(0, 4 * words - 1):  # one byte less cannot name a point of the interval
         shift = 8 * (8 + 4 * words - len(data) + 1)
         assert (-(-lower >> shift) << shift) >= lower + width
-    ideal = float((24 - np.log2(f[np.arange(rows), symbols])).sum())  # bits
-    assert STATE // WORD + words <= most_words(len(data)) and len(data) * 8 <= ideal * 1.001 + 16
+    assert STATE // WORD + words <= most_words(len(data)) and len(data) * 8 <= ideal_bits(symbols, f) * 1.001 + 16
     if rows:
         decoder = RangeDecoder(data)
         assert decoder.decode(f).tolist() == symbols.tolist() and not decoder.spent

@@ -11,7 +11,7 @@ from pltz.plt_codec.weights import Weights
 @pytest.mark.parametrize("name", ["class.b", "member.b"])
 @pytest.mark.parametrize("bias", [-(1 << 31), (1 << 31) - 1, -(1 << 24), 1 << 24])
 def test_a_bias_beyond_the_bound_is_refused(name: str, bias: int) -> None:
-    """Among them -2^31, whose absolute value in int32 is itself: engines coded other bits with it."""
+    """Among them -2^31, whose absolute value in int32 is itself: native and torch coded other bits with it."""
     known = random_weights(1, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
     tensors = {key: tensor.copy() for key, tensor in known.tensors.items()}
     tensors[name][0] = bias
@@ -23,23 +23,6 @@ def test_a_bias_beyond_the_bound_is_refused(name: str, bias: int) -> None:
 
 @pytest.mark.parametrize("vocab", [128, 129, 1 << 17])
 def test_a_vocabulary_of_no_two_classes_or_too_many_is_refused(vocab: int) -> None:
-    """A range coder has no symbols of one class: one engine coded them, and another ended in ValueError."""
+    """A range coder has no symbols of one class: native coded them, and the reference engine ended in ValueError."""
     with pytest.raises(ModelError, match="vocab"):
         random_weights(1, vocab=vocab)
-
-
-@pytest.mark.parametrize("name, change, message", [
-    ("embed.w", lambda t: t.astype(np.int16), "expected int8"), ("layer.0.qkv.m", lambda t: -t, "negative"),
-    ("class.w", lambda t: np.full_like(t, -128), "-127..127"), ("table.exp", lambda t: t[::-1].copy(), "table.exp"),
-    ("table.cos", lambda t: t * 2, "table.cos"), ("member.b", lambda t: t + (1 << 25), "biases"),
-    ("layer.1.down.w", None, "missing"),
-])
-def test_broken_tensors_are_refused(name: str, change: object, message: str) -> None:
-    good = random_weights(1)
-    tensors = dict(good.tensors)
-    if change is None:
-        del tensors[name]
-    else:
-        tensors[name] = change(tensors[name])  # type: ignore[operator]
-    with pytest.raises(ModelError, match=message):
-        Weights(good.shape, tensors)

@@ -26,7 +26,8 @@ from pltz.models.session import json_value, spelling, transcript
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.engines.native.coder import NativeCoder
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, PltzError
 from pltz.plt_codec.lanes import Layout
 from tests.coding.log import forged
@@ -189,7 +190,7 @@ def test_neighbours_copies_and_writings_of_a_file() -> None:
 @pytest.mark.parametrize("layout", [(1, 512), (1, 64), (4, 40)], ids=["default", "1 lane", "4 lanes"])
 def test_frames_of_random_models(gated: bool, extreme: bool, layout: tuple[int, int]) -> None:
     weights = random_weights(7, block=128, memory=48, gated=gated, extreme=extreme)
-    coder, model = NativeCoder(weights), Model(weights.shape.to_dict(), dict(weights.tensors))
+    coder, model = TokenCoder(TorchEngine(weights)), Model(weights.shape.to_dict(), dict(weights.tensors))
     rng = np.random.default_rng(3)
     for length, before in ((1, 0), (100, 60), (301, 0)):
         tokens, context = rng.integers(0, 512, length), rng.integers(0, 512, before)

@@ -15,6 +15,7 @@ from pltz.models.session import json_value
 from pltz.models.session.transcript import from_tokens
 from pltz.plt_codec import ppmd
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.range_coder import RangeDecoder as ProductDecoder
 from pltz.plt_codec.zstd import Fallback
 from tests.loaded import module_at
 from tests.second_reader import chat
@@ -96,10 +97,12 @@ def test_ppmd_bytes() -> None:
 @pytest.mark.parametrize("vector", read("range_coder"), ids=lambda vector: vector["case"])
 def test_range_coder(vector: dict[str, Any]) -> None:
     data, refused = bytes.fromhex(vector["bytes"]), vector.get("refused", False)
-    decoder = RangeDecoder(data)
+    decoder, product = RangeDecoder(data), ProductDecoder(data)
     for low, frequency in vector["symbols"]:
         cumulative = np.unique([0, low, low + frequency, 1 << 24])
-        assert cumulative[decoder.symbol(cumulative)] == low
+        symbol = decoder.symbol(cumulative)
+        assert cumulative[symbol] == low and product.decode(np.diff(cumulative)[None]).tolist() == [symbol]
+    assert product.spent == refused
     if refused:
         with pytest.raises(Damaged):
             decoder.end()

@@ -206,7 +206,7 @@ enum {
     BM = 128,
     BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
     PRODUCT_SHARED = (BM + BN) * 64 * 6
-}; /* rows.py: 96 KB */
+}; /* range_coder.py: 96 KB */
 
 /* 128 rows times 128 channels a CTA, 64 x 32 a warp. Channels come in multiples of 64: in the last CTA half may be
  * missing. a (rows, K), w tiles, out (rows, stride). TO_GATED: tiles of gate and up take turns, out is (rows, stride /

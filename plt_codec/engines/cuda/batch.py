@@ -276,7 +276,7 @@ class SequenceBatch(RowBuffers):
         self.begin()
 
     def _error(self, code: int, session: int) -> CorruptError:
-        """Return the error that the device found, in the words of native/coder.py."""
+        """Return the error that the device found, in the words of range_coder.py and token_coder.py."""
         if code == DAMAGED:
             return CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it")
         tokens = self.work[session].tokens

@@ -1,4 +1,4 @@
-"""Sequences to frames and back on a GPU, with the interface, frames and errors of `native.coder.NativeCoder`.
+"""Sequences to frames and back on a GPU, with the interface, frames and errors of `token_coder.TokenCoder`.
 
 Everything between token ids and stream words happens on the device. The host uploads a batch of sequences, repeats the
 same launches until nothing is left, and downloads tokens or words. The choice of batches and kernels changes no bit.
@@ -105,7 +105,7 @@ class CudaCoder:
         contexts: Sequence[Tokens | None] | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """Encode sequences of ids, each (T,), into a frame each; as `NativeCoder.encode`.
+        """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
 
         Raises:
             ContentError: ids are not one row of ids of the vocabulary.

@@ -1,4 +1,4 @@
-/* The range coder (FORMAT.md, "Frames"), both ways, in words of 32 bits. */
+/* The range coder of range_coder.py, both ways, in words of 32 bits. */
 #ifndef PLTZ_CODER_H
 #define PLTZ_CODER_H
 

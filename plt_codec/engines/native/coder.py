@@ -1,11 +1,10 @@
 """The compiled engine: the numeric contract, the layout and the range coder in C, called through ctypes.
 
-A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs all positions of
-a block at once, decoding step by step. A context (lanes.py) is run once for all sequences that stand behind it.
+`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several times
+faster. One C call codes a whole batch with no Python in between and without the GIL. The C sources are in native/. The
+instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made, and change no bit.
 
-One C call codes a whole batch with no Python in between and without the GIL. The C sources are in native/, which
-installation builds as the module `_native`. The instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen
-when a coder is made, and change no bit.
+Installation builds the module `_native` where a C compiler is available; `available()` says whether that worked.
 """
 
 from __future__ import annotations
@@ -70,16 +69,21 @@ class _Request(ctypes.Structure):
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    """Return the built module as a C library. Raises UsageError where it is not there, or is of another version."""
+def _library() -> ctypes.CDLL | None:
+    """Return the built module as a C library, or None.
+
+    None means that it was not built, does not load here, or is of another version.
+    """
     spec = importlib.util.find_spec("pltz.plt_codec.engines.native._native")
     path = os.environ.get(LIBRARY_VARIABLE) or (spec and spec.origin)
+    if not path:
+        return None
     try:
-        library = ctypes.CDLL(path or "pltz's part in C")
+        library = ctypes.CDLL(path)
         if library.pltz_interface() != INTERFACE:
-            raise OSError("it is of another version")
-    except (OSError, AttributeError) as exc:
-        raise UsageError(f"the engine in C cannot be used ({exc}): install pltz again") from exc
+            return None
+    except (OSError, AttributeError):
+        return None
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     for name, result, arguments in (
         ("pltz_kernel", ctypes.c_char_p, [ctypes.c_int]),
@@ -96,16 +100,23 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def available() -> bool:
+    """Return whether the compiled engine was built and loads here."""
+    return _library() is not None
+
+
 def kernels() -> list[str]:
-    """Return the kernels this machine can run, best first. Raises UsageError where the engine cannot be used."""
+    """Return the kernels this machine can run, best first; none where the engine is not available."""
     library, out = _library(), list[str]()
-    while name := library.pltz_kernel(len(out)):
+    while library is not None and (name := library.pltz_kernel(len(out))):
         out.append(name.decode())
     return out
 
 
 class NativeCoder:
     """A coder of sequences of bundle token ids in C.
+
+    It has the interface, frames and errors of `token_coder.TokenCoder`.
 
     Args:
         weights: the model.
@@ -115,12 +126,16 @@ class NativeCoder:
     Neither ``threads`` nor ``kernel`` changes a bit.
 
     Raises:
-        UsageError: the kernel does not run here, or the engine cannot be used.
+        UsageError: the kernel does not run here, or the engine is not available.
         ModelError: memory does not suffice.
     """
 
     def __init__(self, weights: Weights, threads: int | None = None, kernel: str | None = None):
         library = _library()
+        if library is None:
+            raise UsageError(
+                "the compiled engine was not built: install pltz where a C compiler is, or use the torch engine"
+            )
         if threads is not None and threads < 1:
             raise UsageError(f"expected at least 1 thread, got {threads}")
         self.shape = weights.shape
@@ -153,14 +168,7 @@ class NativeCoder:
         contexts: Sequence[Tokens | None] | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """Encode sequences of ids, each (T,), into a frame each.
-
-        Args:
-            sequences: ids of the bundle's vocabulary.
-            layouts: one for all sequences, or one of each; None: the default layout of each.
-            contexts: the tokens before each sequence, (m,) or None, which its decoder will know too. The last M
-                count.
-            progress: called with the number of tokens done since the last call.
+        """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
 
         Raises:
             ContentError: ids are not one row of ids of the vocabulary.
@@ -180,9 +188,6 @@ class NativeCoder:
 
     def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> list[npt.NDArray[np.int64]]:
         """Decode frames into their ids, each (tokens,).
-
-        With another context than the frame was encoded after, this returns other tokens or raises
-        CorruptError. Which of the two is up to chance, so the caller must check the content.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -260,7 +265,7 @@ def _requests(sides: list[_NativeSequence]) -> tuple[list[_Request], list[int]]:
 
 
 def _error(code: int, request: _Request) -> Exception:
-    """Return the error that a negative answer of pltz_run means, as CudaCoder tells it too."""
+    """Return the error that a negative answer of pltz_run means, in the words of range_coder.py and token_coder.py."""
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:

@@ -19,7 +19,6 @@ from safetensors.numpy import save
 from pltz.archive.encryption.box import seal
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.encryption.root_keys import RootKeys
-from pltz.benchmarks.peers.range_coder import RangeEncoder
 from pltz.benchmarks.random_weights import random_weights
 from pltz.coding.log.bit_coder import BitWriter
 from pltz.models.bundle import patch
@@ -30,8 +29,10 @@ from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec import ppmd
 from pltz.plt_codec.container.block import encode_block, pack
-from pltz.plt_codec.engines.native.coder import NativeCoder
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import CLASS, Weights
 from pltz.plt_codec.zstd import Fallback
@@ -155,7 +156,7 @@ def model(contract: int) -> dict[str, Any]:
         steps["members of 4"] = second.member_frequencies(x[0], following // CLASS)
         row = {"input": token, "position": place, "class of 4": following // CLASS}
         positions.append(row | {name: array.tolist() for name, array in steps.items()})
-    coder, frames = NativeCoder(weights), []
+    coder, frames = TokenCoder(TorchEngine(weights)), []
     for layout, before in ((None, []), (Layout(1, 64), []), (Layout(4, 8), []), (Layout(4, 8), BEFORE)):
         [frame] = coder.encode([np.array(TOKENS)], layouts=layout, contexts=[np.array(before, int)])
         named = [layout.lanes, layout.steps] if layout else None

@@ -13,7 +13,8 @@ import torch
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.transcript import to_tokens
-from pltz.plt_codec.engines.native.coder import NativeCoder
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError
 from pltz.training.data import dataloader
 from pltz.training.nets import checkpoint, net as nets
@@ -140,7 +141,7 @@ def test_a_grown_net_becomes_integers_that_compute_the_same() -> None:
     old_weights = export(checkpoint.rounded(state, SMALL))
     new_weights = export(checkpoint.rounded(grown(state, SMALL, new), new))
     ids = np.random.default_rng(3).integers(0, 256, 40)
-    one, other = (NativeCoder(w).encode([ids])[0] for w in (old_weights, new_weights))
+    one, other = (TokenCoder(TorchEngine(w)).encode([ids])[0] for w in (old_weights, new_weights))
     assert one.data == other.data and one.ideal_bits == other.ideal_bits
 
 

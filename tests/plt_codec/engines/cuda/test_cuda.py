@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pltz.benchmarks.random_weights import random_weights
+from pltz.models.bundle.bundle import coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.batch import by_context, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
@@ -33,6 +34,7 @@ from pltz.plt_codec.engines.cuda.work import (
     plan_slots,
 )
 from pltz.plt_codec.engines.native.coder import NativeCoder
+from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
@@ -134,9 +136,9 @@ def at_the_bounds(kind: str, tensor: str, v: np.ndarray, rng: np.random.Generato
 
 
 @cache
-def reference(name: str) -> NativeCoder:
-    """The engine in C on it: test_coder.py holds that its frames are the oracle's."""
-    return NativeCoder(model(name), threads=1)
+def reference(name: str) -> TokenCoder | NativeCoder | CudaCoder:
+    """The compiled engine on it, or torch's: test_coder.py holds that their frames are the same."""
+    return coder_of(model(name), threads=1)
 
 
 def sequences(name: str) -> list[np.ndarray]:
