@@ -60,7 +60,7 @@ HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
 ABOVE = Path("cli/above.py")  # names the commands of the rooms above the core, which load when they are called
 BY_NAME = {
-    "datasets/secrets.py", "plt_codec/offer.py", "cli/ui/groups.py", "cli/bench/codec/compressors.py",
+    "datasets/secrets.py", "plt_codec/offer.py", "cli/ui/groups.py", "benchmarks/peers/compressors.py",
     "benchmarks/peers/context_mixing.py",
 }
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it

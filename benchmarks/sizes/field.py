@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks.peers import context_mixing
+from pltz.benchmarks.peers import compressors as peers, context_mixing
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.codec import compressors as peers, corpus, measure
-from pltz.cli.bench.codec.compressors import Peer
+from pltz.cli.bench.codec import corpus, measure
+from pltz.cli.bench.codec.compressors import Peer, rendered
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -63,7 +63,7 @@ RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, pl
 @shared.limit_bytes(3000, ": the slow peers code some kB per second")
 @click.option("--file", "paths", multiple=True, metavar="FILE", help="Also measure this file (repeatable).")
 @options.count("--file-bytes", 30_000, "Bytes of each file, from its start.")
-@shared.peers(NAMES)
+@peers.option(NAMES)
 @options.BUNDLE
 @options.THREADS
 @options.PROGRESS
@@ -220,7 +220,7 @@ def by_pltz(group: SessionGroup, codec: "Codec", shown: bool) -> Spent:
 
 def by_peer(group: SessionGroup, peer: Peer, shown: bool) -> Spent:
     """Code each session alone."""
-    texts = [peers.rendered(session, RENDERING) for session in group.sessions]
+    texts = [rendered(session, RENDERING) for session in group.sessions]
     with Progress(peer.name, unit="sessions", total=2 * len(texts), shown=shown) as bar:
         start = busy()
         coded = [peer.encode(text) for text in watched(texts, bar)]

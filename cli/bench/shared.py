@@ -24,15 +24,3 @@ def limit_bytes(default: int, note: str = "") -> Decorator:
         metavar="N",
         help=f"Content bytes per source, at most{note}.",
     )
-
-
-def peers(names: tuple[str, ...]) -> Decorator:
-    """Return the option ``--peers``, by default all of them. The command takes it as ``names``."""
-    return click.option(
-        "--peers",
-        "names",
-        default=",".join(names),
-        show_default=True,
-        metavar="NAME,...",
-        help="Compressors to compare with.",
-    )

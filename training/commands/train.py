@@ -165,7 +165,7 @@ def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *,
     records = corpus.select((corpus.SampleSession(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:
         raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
-    others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)
+    others = [peers.zstd_peer(one) for one in [loaded.bundle.zstd_dict] if one]
     return {"limit_bytes": limit, **figures(loaded, records, others, shown=shown)}
 
 

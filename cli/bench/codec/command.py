@@ -30,22 +30,20 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=Command,
-    short_help="Bytes and speed, next to zstd, brotli, xz and PPMd.",
+    short_help="Bytes and speed, next to zstd.",
     examples=[
         "pltz bench codec",
         "pltz bench codec --data chats.jsonl.zst --limit-bytes 300000",
-        "pltz bench codec --bundle ./my-bundle --data held-out/ --peers zstd+dict --json",
+        "pltz bench codec --bundle ./my-bundle --data held-out/ --json",
     ],
 )
 @shared.DATA
 @shared.limit_bytes(300_000)
-@shared.peers(peers.NAMES)
 @options.coder_options
 @shared.JSON
 def codec(
     data: str | None,
     limit_bytes: int,
-    names: str,
     bundle: str | None,
     threads: int | None,
     device: str,
@@ -54,24 +52,21 @@ def codec(
 ) -> None:
     """Measure the codec and a bundle on sessions. The source of one is its id up to the last "-", or its file's name.
 
-    All bytes of the .pltz file count. Peers code each session alone at their best settings, without magic numbers,
-    checksums or lengths, in the rendering that suits them better. Every size, theirs and ours, is of data that was
-    decoded back and compared.
+    All bytes of the .pltz file count. zstd -19, without and with the bundle's dictionary, codes each session alone,
+    without magic numbers, checksums or lengths, in the rendering that suits it better. Every size, its and ours, is of
+    data that was decoded back and compared.
     """
     shown = wanted(progress)
     records = corpus.select(corpus.read(data), limit_bytes)
     if not records:
         raise UsageError(f"no session of at most {limit_bytes} content bytes: raise --limit-bytes")
     loaded = options.load_codec(bundle, device, threads)
-    others, missing = peers.build([name for name in names.split(",") if name], loaded.bundle.zstd_dict)
-    if missing:
-        click.echo(f"not measured, as not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
+    others = [peers.zstd_peer(b""), *(peers.zstd_peer(one) for one in [loaded.bundle.zstd_dict] if one)]
     result = {
         "benchmark": "codec",
         "data": data or "sample sessions",
         "limit_bytes": limit_bytes,
         **figures(loaded, records, others, shown=shown),
-        "peers_missing": missing,
         "machine": machine.describe(loaded.coder, device, threads),
     }
     if not as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.benchmarks.peers import llama_model
+from pltz.benchmarks.peers import compressors as peers, llama_model
 from pltz.benchmarks.sizes import field
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.errors import UsageError
@@ -62,3 +62,12 @@ def test_calls_that_measure_nothing(run: Run, tiny: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").touch()
     with pytest.raises(UsageError, match="empty"):
         field.read_file(str(tmp_path / "empty"), 10)
+
+
+@pytest.mark.parametrize("name", peers.NAMES)
+def test_peers_give_back_what_they_got(name: str) -> None:
+    [peer], missing = peers.build([name], b"a dictionary of common words and phrases " * 40)
+    assert not missing
+    for data in (*TEXTS, bytes(70_000)):
+        coded = peer.encode(data)
+        assert peer.decode(coded, len(data)) == data and peer.size(data) == len(coded)

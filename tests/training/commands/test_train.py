@@ -93,7 +93,7 @@ def test_train_measure_compress_decompress(run: Run, project: Path) -> None:
     data.mkdir()
     chats.rename(data / "some.jsonl")
     (data / "notes.txt").write_text("plain words\n" * 30)
-    words = ("--data", data, "--limit-bytes", 9000, "--peers", "zstd+dict", "--json")
+    words = ("--data", data, "--limit-bytes", 9000, "--json")
     done = ok(run("bench", "codec", "--bundle", output, *words))
     found = json.loads(done.stdout)
     assert found["bundle"] == card["id"] and found["peers"]["zstd+dict"]["settings"].startswith("level 19")
