@@ -57,7 +57,7 @@ from pltz.coding.log.recall import Passages
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
-from pltz.models.session.session import Session, kind_of
+from pltz.models.session.session import Session, kind_number, kind_of
 from pltz.plt_codec import limits
 from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import BundleMismatch, ContentError, FormatError, OpaqueContentError, TokenizerMismatch
@@ -100,7 +100,7 @@ class SessionCutter:
     def cut(
         self, request: PreparedRequest, *, keep_opaque: bool = False, begun: Tokenised | None = None, new: bool = False
     ) -> NewSession | Tower:
-        """Return a session cut into segments; of token ids that are stored alike, the stored version.
+        """Return a session cut into segments; of what is stored alike and need not be put again, the stored version.
 
         ``begun``: gives its tokens, where that was begun; errors as `tokens_to_store`. ``new``: none has its name.
 
@@ -111,8 +111,35 @@ class SessionCutter:
         if request.is_log:
             if not keep_opaque:
                 transcript.refuse_opaque(request.session)
-            return self._cut_log(request)
-        return self._cut_session(request, keep_opaque, begun, new)
+            found = self._cut_log(request)
+        else:
+            found = self._cut_session(request, keep_opaque, begun, new)
+        return found if new or isinstance(found, Tower) else self._as_moved(request, found) or found
+
+    def _as_moved(self, request: PreparedRequest, found: NewSession) -> Tower | None:
+        """Return the last version where a put would only repeat it, in a pack that is condemned; None else.
+
+        Nothing may rely on that pack. But the version is live, so a collector moves it.
+        """
+        condemned, own = self._catalog.listing.condemned, found.codec.tokenizer if found.codec else None
+        may_be = bool(condemned) and request.request.base is None
+        history = history_of(self._catalog, request.tenant, request.name) if may_be else None
+        version = self.last_version(request.tenant, request.name, request.part) if history else None
+        if not (history and history.has_newest and version and version.location.pack in condemned):
+            return None
+        kind = kind_number(found.kind, found.writing)
+        asked = own, kind, request.target or NONE, dict(request.request.tags), request.request.time or version.time
+        if asked != (version.tokenizer, version.kind, version.target, version.tags, version.time):
+            return None
+        if own == LOG_TOKENIZER:
+            same = self._last.vouches(version, request.text)
+            tower = Tower(version, [(version.leaf, np.zeros(0, np.uint8))])
+        elif (decoded := self._tower(version)) is not None:
+            same = np.array_equal(decoded.tokens, np.concatenate([decoded.tokens[:0], *found.segments]))
+            tower = decoded
+        else:
+            return None
+        return tower if same and self._last.stands(version) else None
 
     def last_version(self, tenant: str, name: str, part: str = "") -> Version | None:
         """Return the last version of a part of a session that is not forgotten; None where there is none."""

@@ -91,6 +91,16 @@ class LastTowers:
             begun = begun.and_then([segment], frozenset([pack]))
         return begun, ends, bool(names) or version.leaf == NO_SEGMENT
 
+    def vouches(self, version: Version, content: Sliced) -> bool:
+        """Return whether a version has a content and no more, as its records vouch, also those in condemned packs."""
+        at = 0
+        for name in self._names(version):
+            segment = self._alike(self._catalog.lookup.find(SEGMENTS, name)[0], content, at)
+            if segment.id != name or self._writer.proved.vouched_aside(segment) is None:
+                return False
+            at += len(segment.tokens)
+        return at == len(content)
+
     def _names(self, version: Version) -> list[bytes]:
         """Return the segments of a version's tower, the root first; none where one is gone."""
         names, leaf = list[bytes](), version.leaf

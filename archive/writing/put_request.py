@@ -243,9 +243,9 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
 
 
 def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> PutReceipt:
-    """Return the receipt of token ids, or of an older state of a log, that the archive has already."""
-    kind = "ids" if request.session.kind == "ids" else "log"
-    tokens = len(tower.tokens) if kind == "ids" else len(request.text)
+    """Return the receipt of what the archive has already, such as token ids or an older state of a log."""
+    kind = request.session.kind if len(tower.tokens) else "log"
+    tokens = len(tower.tokens) or len(request.text)
     by_model = kind == "log" or codecs.by_model(ID_BYTES * tokens, grows=True)
     return PutReceipt(
         tenant=request.tenant,

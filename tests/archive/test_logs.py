@@ -304,9 +304,12 @@ def test_a_log_in_a_condemned_pack_grows_by_lines(tmp_path: Path, coded: list[in
     assert cold.archive.stat().condemned == 2
     coded.clear()
     second = put(cold, 40 + more)
+    [other] = cold.put([put_other])
+    assert other.unchanged and other.version == 1
     old, new = (len(Session("chat", lines(count)).to_bytes()) for count in (40, 40 + more))
     assert [count for count in coded if count > 0] == ([new - old] if more else [])
-    assert -old in coded, "what is put again is proved again"
+    assert (-old in coded) == bool(more), "what is put again is proved again"
+    assert second.unchanged == (not more) and second.version == 1 + bool(more)
     assert second.size <= 1.3 * first.size and cold.get("log") == Session("chat", lines(40 + more))
     cold.archive.collect(small=1 << 20, grace=0)
     cold.archive.collect(small=1 << 20, grace=0)
