@@ -147,8 +147,21 @@ class Part:
     format: InputFormat | None = None
 
 
-def of_row(row: Mapping[str, Any], place: str) -> Part:
-    """Return the session of a row by the rules of table.py. Raises ContentError, UsageError."""
+def of_row(row: Mapping[str, Any], place: str, options: ReadOptions) -> Iterator[Part]:
+    """Yield the session of a row by the rules of table.py, or tell why there is none where somebody is to be told.
+
+    Else raises ContentError, UsageError.
+    """
+    try:
+        yield _of_row(row, place)
+    except (ContentError, UsageError) as exc:
+        if options.refused is None:
+            raise
+        options.refused(str(exc), WalkedFile(place, place))
+
+
+def _of_row(row: Mapping[str, Any], place: str) -> Part:
+    """Return the session of a row. Raises ContentError, UsageError."""
     values = list(row.values())
     if len(values) == 1 and isinstance(values[0], str | bytes):
         value = values[0]

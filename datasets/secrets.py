@@ -31,6 +31,8 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 
 PIECE: Final = 1 << 22  # bytes of a long text that are looked at together, and then to the end of a line
+NEAR: Final = 1 << 15  # bytes to each side of the end of a piece that are searched for a secret across it
+BEFORE: Final = 256  # bytes before a secret that may tell that it is one, as one behind it may
 LEAST: Final = 8  # characters of a group of a rule that is the secret; a shorter one is a prefix of it
 DETECTORS: Final = {  # of detect-secrets, by the mark that we give
     "artifactory-key": "artifactory:ArtifactoryDetector",
@@ -173,10 +175,14 @@ class Redactor:
 
 
 def pieces_of(text: LongText) -> Iterator[bytes]:
-    """Yield a long text in pieces that end with a line, where that is near."""
+    """Yield a long text in pieces that end with a line, where that is near, and in no secret."""
     begin = 0
     while begin < len(text):
         end = min(begin + PIECE, len(text))
         end = text.find(b"\n", end, end + PIECE) + 1 or end
+        near = max(begin, end - NEAR)
+        for found in secrets_in(text[near : end + NEAR].decode("latin-1")):
+            if near + found.begin - BEFORE < end <= near + found.end:
+                end = min(near + found.end + 1, len(text))
         yield text[begin:end]
         begin = end

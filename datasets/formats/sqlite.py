@@ -68,7 +68,7 @@ def _rows(base: sqlite3.Connection, name: str, options: ReadOptions) -> Iterator
     if len(set(names)) < len(names):
         raise UsageError(f"{name}: two columns of the query have one name: name them apart with AS")
     for number, row in enumerate(rows, 1):
-        yield of_row(dict(zip(names, row, strict=True)), f"{name}: row {number}")
+        yield from of_row(dict(zip(names, row, strict=True)), f"{name}: row {number}", options)
 
 
 @contextmanager

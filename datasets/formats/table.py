@@ -39,7 +39,7 @@ def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
         for rows in batches:
             for row in rows:
                 number += 1
-                yield of_row(row, f"{source.name}: row {number}")
+                yield from of_row(row, f"{source.name}: row {number}", options)
     except (pyarrow.ArrowException, OSError, EOFError) as exc:
         raise CorruptError(f"{source.name}: expected a table: {exc}") from exc
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -66,7 +67,7 @@ def test_what_is_no_secret_stays() -> None:
     assert Redactor().report() == "nothing"
 
 
-def test_sessions_are_marked_by_kind(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_sessions_are_marked_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, found = KEYS["aws-key"], Redactor()
     chat = Session("chat", {"messages": [{"role": "user", "content": f"it is\n{key}"}], "n": 1.50})
     assert found.session(chat).value == {
@@ -82,6 +83,12 @@ def test_sessions_are_marked_by_kind(tmp_path) -> None:  # type: ignore[no-untyp
     long = found.session(Session("text", LongText.of(path)))
     assert long.value == b'{"a":"[redacted: aws-key]"}\n\xff\x00 torn\n' * 200_000
     assert found.counts == {"aws-key": 200_002}
+    monkeypatch.setattr(secrets, "PIECE", 1 << 12)
+    for secret in (*KEYS.values(), PEM, "postgres://ada:hunter2secret@db"):
+        for cut in 1, 20, len(secret) - 1:
+            path.write_bytes(b"-" * ((1 << 12) - cut - 1) + f" {secret} ".encode() + b"-" * 9000)
+            long = found.session(Session("text", LongText.of(path)))
+            assert secret[-12:].encode() not in bytes(long.value[:]) and len(long.value) > 12_000
     with pytest.raises(ContentError, match="token ids cannot be redacted"):
         found.session(Session("ids", [1, 2]))
 

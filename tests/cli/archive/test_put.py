@@ -187,8 +187,9 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
         base.execute("UPDATE chats SET body = ? WHERE id = 2", (json.dumps(chat(1)),))
     assert [row["version"] for row in lines(run(*put, query, "--json"))] == [1, 1, 2]
-    bad = run(*put, "SELECT 7.5 AS name, body AS session FROM chats")
-    assert bad.exit_code == 5 and "as name, found float" in bad.stderr
+    some = run(*put, "SELECT CASE id WHEN 1 THEN 7.5 ELSE id + 7 END AS name, body AS session FROM chats", "--json")
+    assert some.exit_code == 5 and "refused: " in some.stderr and "row 2: expected a string or number as" in some.stderr
+    assert [row.get("name") for row in map(json.loads, some.stdout.splitlines())] == ["7", "9", None]
 
 
 def test_lines_that_are_no_json_are_counted(run: Run, cold: Path, tmp_path: Path) -> None:
