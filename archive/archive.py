@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -1185,6 +1186,8 @@ class Archive:
         from pltz.archive.catalog.audit import entries
 
         arguments.text_or_none(expect=expect)
+        if expect is not None and not re.fullmatch("[0-9a-f]{32}", expect):
+            raise UsageError(f"expected the digest of a record, 32 hex digits, found {expect!r}")
         self.parts.catalog.look()
         yield from entries(self.parts.catalog, expect)
 

@@ -146,7 +146,8 @@ def _want_archive(store: Store, place: str | os.PathLike[str] | Store) -> None:
     except FileNotFoundError as exc:
         if not remains(store):
             at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
-            raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
+            what = f"no archive {at} ({SETTINGS} is missing): is its disk there? pltz archive init makes a new one"
+            raise UsageError(what) from exc
 
 
 def open_or_create(place: str | os.PathLike[str], *, key: KeySource | None = None) -> OpenArchive:

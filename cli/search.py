@@ -76,9 +76,9 @@ def search(
         if not words:
             index = cold.word_index()
             index.catch_up(bar.reach)
-            parts = counted(len(index.facts()), "part")
-            click.echo(f"the index of words has {parts} of sessions, {size(index.size)}")
-            return
+            facts = {"parts": len(index.facts()), "bytes": index.size}
+            text = f"the index of words has {counted(facts['parts'], 'part')} of sessions, {size(facts['bytes'])}"
+            return shared.show(facts, text, as_json)
         hits = cold.search(
             " ".join(words),
             tenant=tenant,

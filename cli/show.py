@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import one_meant, open_archive, redactor, tell_redacted
 from pltz.cli.ui import options
@@ -83,7 +84,8 @@ def show(
     if not talk.agent:
         click.echo("no conversation could be read: the session is shown as its lines", err=True)
         turns = (lines_of(session),)
-    picked = turns[chosen]
+    if not (picked := turns[chosen]):
+        click.echo(f"{name!r} has {counted(len(turns), 'turn')}, none of them among {asked}", err=True)
     title = f"{name}/{part}" if part else name
     counts = tell_redacted(marked)
     if as_json:

@@ -21,7 +21,7 @@ from pltz.archive.errors import ManifestLost, NotFound, OnHold, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import AuditRecord, Verb
 from pltz.archive.format.hold import MAX_SIZE, SESSION, TAG, TENANT, Hold
-from pltz.archive.format.ids import SALTED, TENANT as DOMAIN
+from pltz.archive.format.ids import SALTED, TENANT as DOMAIN, utf8
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.manifest import MOST_HOLDS, Manifest
 from pltz.archive.format.record import unpack_about
@@ -178,10 +178,13 @@ class Holds:
         if name is not None and tenant is not None:
             domain = keys.context(DOMAIN, tenant).domain  # its keys are made where it has none yet
             session = keys.session_key(domain, name)
+        for word in tag or ():
+            utf8(word)  # no version has a tag that is no text
         note = {"tenant": tenant, "name": name, "tag": tag, "actor": author.actor, "reason": author.reason}
         store = self._listing.store
         row = Hold(kind, self._listing.archive, store.now() if time is None else time, b"", domain, session)
-        row = replace(row, note=keys.seal_note(json.dumps(note, ensure_ascii=False).encode(), row.head))
+        data = json.dumps(note, ensure_ascii=False).encode(errors="backslashreplace")
+        row = replace(row, note=keys.seal_note(data, row.head))
         if len(row.encode()) > MAX_SIZE:  # no reader would take it, nor the manifest with it
             raise UsageError(f"expected a hold of at most {MAX_SIZE} bytes: use a shorter name, tag or reason")
 

@@ -19,7 +19,7 @@ from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, KeyFile, KeyFol
 from pltz.archive.encryption.keys import KeySource
 from pltz.archive.encryption.root_keys import RootKeys, wrap_id
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
-from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key
+from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key, utf8
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import RUN, SEALED, Context, Record
 from pltz.archive.format.run import unpack_run
@@ -101,7 +101,7 @@ class Keyring:
 
     def domain(self, kind: int, name: str) -> bytes:
         """Return the id of a domain, 16 bytes."""
-        return keyed(self._names, b"pltz domain", [bytes([kind]), name.encode()], SIZE)
+        return keyed(self._names, b"pltz domain", [bytes([kind]), utf8(name)], SIZE)
 
     def domain_name(self, context: Context) -> str:
         keys = self._holding(context)
@@ -135,7 +135,7 @@ class Keyring:
         """Return the key by which a session is looked up: 8 bytes and 8 zeros."""
         keys = self.of(domain)
         key = keys.id_key if keys else self._names  # an unknown domain has no stored sessions
-        return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
+        return keyed(key, b"pltz session", [domain, utf8(name)], UNIT) + bytes(SIZE - UNIT)
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         """Return the number that stands for a part of the session with this key."""

@@ -42,7 +42,7 @@ def domain_id(kind: int, name: str) -> bytes:
     >>> domain_id(TENANT, "acme") == domain_id(BASE, "acme")
     False
     """
-    return digest(b"pltz domain", bytes([kind]), _utf8(name))
+    return digest(b"pltz domain", bytes([kind]), utf8(name))
 
 
 def segment_of(digest: bytes) -> bytes:
@@ -113,7 +113,7 @@ def _digest(state: hashlib.blake2b, tokens: Tokens, of_bytes: bool) -> bytes:
 def session_key(domain: bytes, name: str) -> bytes:
     """Return the key by which a session is looked up, 16 bytes. Raises ContentError for a name that is not Unicode."""
     state = _begun(b"pltz session", SIZE, domain).copy()
-    state.update(_utf8(name))
+    state.update(utf8(name))
     return state.digest()
 
 
@@ -134,7 +134,7 @@ def part_key(key: bytes, part: str, secret: bytes = b"") -> int:
 
     ``key``: of the session; ``secret``: id key of its domain in a sealed archive.
     """
-    state = hashlib.blake2b(key + _utf8(part), digest_size=PART_SIZE, key=secret, person=b"pltz part")
+    state = hashlib.blake2b(key + utf8(part), digest_size=PART_SIZE, key=secret, person=b"pltz part")
     return max(1, int.from_bytes(state.digest(), "little")) if part else 0
 
 
@@ -154,7 +154,7 @@ def checked(tokens: npt.ArrayLike) -> Tokens:
     return array if array.dtype == np.uint8 else array.astype(np.int64)
 
 
-def _utf8(name: str) -> bytes:
+def utf8(name: str) -> bytes:
     """Return a name as UTF-8.
 
     Raises ContentError for a name that was not text before it became a str, such as a file name in another encoding.

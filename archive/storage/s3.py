@@ -50,6 +50,7 @@ FRONT = 1 << 20  # and these first bytes, which tell where its pages are, come w
 NEAR = 1 << 20  # bytes between two ranges that come in one request
 CONFLICTS = 10  # attempts at a name that others are writing
 CUT = "list response body"  # in the error of a listing that ends early
+ENDPOINT = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?(/\S*)?", re.ASCII)
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")  # the latter in answers to DeleteObjects
 
@@ -445,8 +446,8 @@ def _connect(place: BucketPlace) -> S3Store:
     except ImportError as exc:
         raise StoreError("an archive in a bucket needs the package obstore: pip install 'pltz[s3]'") from exc
     endpoint = _endpoint(place)
-    if "@" in urlsplit(endpoint).netloc:
-        raise UsageError("the endpoint's URL holds credentials: put them into the environment")
+    if endpoint and not ENDPOINT.fullmatch(endpoint):
+        raise UsageError("expected the endpoint as https://host:port, with its credentials in the environment")
     span = timedelta(seconds=place.timeout)
     try:
         return S3Store(

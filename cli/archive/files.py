@@ -125,8 +125,8 @@ class Folder:
             with refusing(f"session {name!r}", "pltz archive get --format jsonl writes it as JSON"):
                 place, content = self._laid_out(file, sessions)
                 said = self._write(place, content, 0 if self._fresh else file.mtime)
-        except (UsageError, *OF_ONE) as error:
-            code, self.refused = error.exit_code, self.refused + 1
+        except (UsageError, PermissionError, *OF_ONE) as error:
+            code, self.refused = getattr(error, "exit_code", UsageError.exit_code), self.refused + 1
             said = f"refused: {error}"
         why = said if said.startswith(("refused: ", "left: ")) else ""
         self.fates.append((file, self.path / place if place else None, why))

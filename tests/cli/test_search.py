@@ -64,3 +64,4 @@ def test_without_words_the_index_is_brought_up_to_date(run: Run) -> None:
     done = run("search")
     assert done.stdout.startswith("the index of words has 2 parts of sessions, ")
     assert run("search", "--rebuild").stdout == done.stdout
+    assert lines(run("search", "--json"))[0].keys() == {"parts", "bytes"}

@@ -91,7 +91,9 @@ NUMBERED = [("2..3", [2, 3]), ("3..", [3, 4]), ("..1", [1]), ("2", [2]), ("9..",
 
 @pytest.mark.parametrize(("asked", "numbers"), NUMBERED)
 def test_turns_are_chosen_by_number(run: Run, asked: str, numbers: list[int]) -> None:
-    [found] = lines(run("show", "chat", "--turns", asked, "--json"))
+    done = run("show", "chat", "--turns", asked, "--json")
+    [found] = lines(done)
+    assert ("'chat' has 4 turns, none of them among" in done.stderr) == (not numbers)
     assert [turn["turn"] for turn in found["turns"]] == numbers and found["messages"] == 4
 
 

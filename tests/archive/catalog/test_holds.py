@@ -19,7 +19,7 @@ from pltz.archive.format.hold import VERSION, Hold
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.record import FORGET
 from pltz.archive.retention import Policy
-from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
+from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from tests.archive.kit import NewSession, SimDisk, TowerArchive, create, repaired
 from tests.archive.sealed import RAW, reopen
@@ -94,6 +94,9 @@ def test_a_hold_that_no_reader_would_take_is_not_placed() -> None:
     with pytest.raises(UsageError, match="at most 8192 bytes"):
         hold(archive, tenant="acme", tag=("matter", "7" * 9000))
     assert not reopen(disk).catalog.holds.rows
+    with pytest.raises(ContentError, match="not valid Unicode"):
+        hold(archive, tenant="acme", tag=("matter", "\udcff"))
+    assert archive.catalog.holds.place(Author("alice", "\udcff"), tenant="acme").reason == "\udcff"
 
 
 @pytest.mark.parametrize("note", [b"", b"[" * 7000, b"[]", b'{"tenant": 1}', b"\xff"])

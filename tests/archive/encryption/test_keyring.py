@@ -11,7 +11,7 @@ from pltz.archive.errors import Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, NO_SEGMENT, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from tests.archive.kit import DirectoryStore, Secret, SimDisk
 
 ARCHIVE = b"archive id 16 by"
@@ -49,6 +49,9 @@ def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryS
     digests = [keys.segment_digest(d, b"t" * 16, NO_SEGMENT, np.array(t)) for d in (acme, other) for t in ([1], [2])]
     assert len(set(digests)) == 4 and again.segment_digest(acme, b"t" * 16, NO_SEGMENT, np.array([1])) == digests[0]
     assert again.session_key(acme, "a") == keys.session_key(acme, "a") != keys.session_key(other, "a")
+    for made in (lambda name: keys.domain(BASE, name), lambda name: keys.session_key(acme, name)):
+        with pytest.raises(ContentError, match="not valid Unicode"):
+            made("\udcff")
 
 
 def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) -> None:

@@ -476,6 +476,9 @@ def test_what_goes_wrong_is_named_without_secrets(s3: S3Server) -> None:
 
     options = {**s3.options, "secret_access_key": "hunter2"}
     assert "no such bucket" in message(BucketPlace("nowhere", "", options))
+    for wrong in "junk", "s3.example.com", "http://", "http://a b", "http://u:hunter2@host", "ftp://host":
+        with pytest.raises(UsageError, match="expected the endpoint as https://host:port, with"):
+            ObjectStore(BucketPlace("cold", "", {**options, "endpoint": wrong}))
     nobody = {**options, "endpoint": "http://127.0.0.1:1"}
     assert "cannot be reached" in message(BucketPlace("cold", "", nobody, retries=0))
     s3.failing = "503 Slow Down"

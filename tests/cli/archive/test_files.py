@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
+from unittest.mock import Mock
 
 import pytest
 import zstandard
 
 from pltz.archive.catalog.reader import SessionReader
 from pltz.cli.archive.files import Paths, compared, safe
+from pltz.cli.ui.output import Output
 from pltz.datasets import file_forms
 from pltz.models.session.session import Session
 from tests.cli.commands import Run, chat, into, ok
@@ -219,6 +221,10 @@ def test_a_session_that_cannot_be_written_stops_no_other(
     done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"))
     assert done.exit_code == 5 and "refused: session 'chats/0': cannot be read (TypeError: no line)" in done.stderr
     assert len(files_in(tmp_path / "out")) == 3 and (tmp_path / "out" / "odd.jsonl").read_bytes() == put["odd.jsonl"]
+    monkeypatch.setattr(file_forms, "is_line", usual)
+    monkeypatch.setattr(Output, "write", Mock(side_effect=PermissionError(13, "not yours")))
+    done = run("archive", "get", "-r", cold, "-o", into(tmp_path / "out"))
+    assert done.exit_code == 2 and "refused: [Errno 13] not yours" in done.stderr and "1 file refused" in done.stdout
 
 
 def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_path: Path) -> None:

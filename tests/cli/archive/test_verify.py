@@ -60,6 +60,7 @@ def test_a_token_that_put_printed_tells_of_a_rollback(
     before = {path: path.read_bytes() for path in cold.rglob("*") if path.is_file()}
     last = put({"messages": [{"role": "user", "content": "Ho"}]}, "--name", "b")[-1]["token"]
     verified = lines(run("archive", "verify", "-r", cold, "--expect", last, "--json"))
+    assert run("archive", "audit", "-r", cold, "--expect", last).exit_code == 2  # no digest: nobody tampered
     assert verified[-1]["sound"] and verified[-1]["token"] == last
     for path in {path for path in cold.rglob("*") if path.is_file()} - before.keys():
         path.unlink()
