@@ -1,6 +1,7 @@
 """The keyring: keys come back with the secret alone, follow the changes of others, and stay destroyed."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryS
     digests = [keys.segment_digest(d, b"t" * 16, NO_SEGMENT, np.array(t)) for d in (acme, other) for t in ([1], [2])]
     assert len(set(digests)) == 4 and again.segment_digest(acme, b"t" * 16, NO_SEGMENT, np.array([1])) == digests[0]
     assert again.session_key(acme, "a") == keys.session_key(acme, "a") != keys.session_key(other, "a")
-    for made in (lambda name: keys.domain(BASE, name), lambda name: keys.session_key(acme, name)):
+    for made in (partial(keys.domain, BASE), partial(keys.session_key, acme)):
         with pytest.raises(ContentError, match="not valid Unicode"):
             made("\udcff")
 
