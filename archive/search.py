@@ -51,7 +51,7 @@ class SearchHit:
         tenant, name, version, part: the session that it is in, and the part of it.
         agent: name of the format of the log; "chat" of a chat; "" where there is no conversation.
         project: folder that the agent began in, where the log tells it.
-        turn: its number, as `pltz show --all --turns` takes it; 0 where there is none.
+        turn: its number, as `pltz show --turns` takes it; 0 where there is none.
         role: who said it; the kind of the session where there is no conversation.
         time: in seconds since 1970; of the session, where the turn has none.
         line: what is around the words, on one line: the first that has most of them.

@@ -60,9 +60,9 @@ def search(
     """Print sessions with turns that have all WORDS, the best first, a line each: where, when, who, what is around.
 
     Words are whole ones, in any case; bel* is a beginning, and "a phrase" stands within quotes. With --json all turns
-    that match are printed. The number of a turn is that of `pltz show --all --turns`. All branches and parts of the
-    last version are searched. An index of words in your cache folder is brought up to date first, by decoding what is
-    new; without WORDS that is all. Where sessions cannot be read, the others are searched, and the exit code is 7.
+    that match are printed. `pltz show --turns` takes the number of a turn. All branches and parts of the last version
+    are searched. An index of words in your cache folder is brought up to date first, by decoding what is new; without
+    WORDS that is all. Where sessions cannot be read, the others are searched, and the exit code is 7.
     """
     if secrets:
         if words or agent or role or tool or regex:
@@ -113,7 +113,7 @@ def _secrets(tenant: str | None, project: str, since: str | None, as_json: bool)
     with Progress("search", unit="parts of sessions", total=len(parts), shown=wanted(None)) as bar:
         for holder in holders(cold.sessions, parts, kinds_of_secrets, lambda: bar.add(1)):
             found += 1
-            place = "/".join(filter(None, (holder.name, holder.part)))
+            place = " --part ".join(filter(None, (holder.name, holder.part)))
             told = ", ".join(f"{count:,} {kind}" for kind, count in holder.kinds.items())
             with bar.hidden():
                 row = json.dumps(dataclasses.asdict(holder))
@@ -126,7 +126,7 @@ def line_of(hit: "SearchHit", more: int = 0) -> str:
     """Return a hit as one line, without what could steer a terminal. ``more``: turns of the part that match, too."""
     from pltz.datasets.pages import clean, when
 
-    place = "/".join(filter(None, (hit.name, hit.part)))
+    place = " --part ".join(filter(None, (hit.name, hit.part)))  # as `pltz show` takes it
     turn = f"  {hit.turn}" if hit.turn else ""
     folder = folder_of(hit.project)
     head = f"{hit.tenant}  {place}{turn}  {when(hit.time)}  {hit.agent or '-'}  {folder or '-'}  {hit.role}"

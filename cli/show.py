@@ -38,7 +38,7 @@ LINE = 160  # characters of a line of a call that is folded
 @shared.TENANT
 @shared.VERSION
 @click.option("--part", metavar="PATH", default="", help="Another part of the session, as the log of a sub-agent.")
-@click.option("--turns", "asked", metavar="N..M", help="Only turns N to M, or N alone; N.. and ..M too.")
+@click.option("--turns", "asked", metavar="N..M", help="Only turns N to M, or N; N.. and ..M too: of all branches.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N turns.")
 @click.option("--all", "every", is_flag=True, help="Also branches that were left, and what a compaction replaced.")
 @click.option("--full", is_flag=True, help="Fold nothing.")
@@ -62,9 +62,9 @@ def show(
     """Show the conversation of the session NAME: who said what, and when (UTC).
 
     NAME may end with *, where one session alone begins so. Calls of tools are a line each and their results are
-    folded, unless --full is given. Of a log the last branch is shown, and what is left out is said; of one over 64 MiB
-    the end, its turns counted back from -1, or --turns of all branches. A session without a conversation is shown as
-    its lines. On a terminal a pager has it; PAGER names another one.
+    folded, unless --full is given. Of a log the last branch is shown, of one over 64 MiB its end. What is left out is
+    said, and turns count back from -1 then. A session without a conversation is shown as its lines. On a terminal a
+    pager has it; PAGER names another one.
     """
     from pltz.datasets.conversation import conversation_of, numbered
     from pltz.datasets.pages import as_html, as_markdown, lines_of
@@ -79,23 +79,24 @@ def show(
     if asked and isinstance(session.value, LongText):
         talk, chosen = numbered(session, chosen), slice(None)
     else:
-        talk = conversation_of(session, every=every, least=last or 1)
+        talk = conversation_of(session, every=every or asked is not None, least=last or 1)
     turns = talk.turns
     if not talk.agent:
         click.echo("no conversation could be read: the session is shown as its lines", err=True)
         turns = (lines_of(session),)
     if not (picked := turns[chosen]):
-        click.echo(f"{name!r} has {counted(len(turns), 'turn')}, none of them among {asked}", err=True)
+        click.echo(f"{name!r} has {counted(talk.messages or 1, 'turn')}, none of them among {asked}", err=True)
+    note = talk.note + "; --turns 1.. shows all" * any(turn.number < 0 for turn in picked)
     title = f"{name}/{part}" if part else name
     counts = tell_redacted(marked)
     if as_json:
         write_text(json.dumps(_facts(title, found.version, talk, picked) | counts, ensure_ascii=True))
     elif form:
-        _out(f"{line}\n" for line in (as_html if form == "html" else as_markdown)(title, talk.note, picked))
+        _out(f"{line}\n" for line in (as_html if form == "html" else as_markdown)(title, note, picked))
     elif not talk.agent:
         _out(f"{turn.text}\n" for turn in picked)
     else:
-        _out(_text(talk.note, picked, full))
+        _out(_text(note, picked, full))
 
 
 def _range(turns: str | None, last: int | None) -> slice:

@@ -43,7 +43,7 @@ class ConversationTurn:
     """A turn: the words of one side without a break, or the result of one tool.
 
     Attributes:
-        number: from 1, its place in the conversation; at the end of a long one from -1 back.
+        number: from 1, its place in all that was said; where that is not all there, back from -1, the last.
         role: system, user, assistant or tool, as far as the log has these.
         time: in seconds since 1970; 0: not known.
         calls: name and arguments of each tool that was called.
@@ -89,7 +89,7 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     """Return the conversation of a session: of a log the last branch, or with ``every`` all that was said.
 
     Of a `LongText` of more than `NEAR` bytes it is the end, and the note says so: with more than ``least`` turns, where
-    `FAR` bytes have these. They count back from -1.
+    `FAR` bytes have these.
 
     >>> found = conversation_of(Session("chat", {"messages": [{"role": "user", "content": "Hi"}]}))
     >>> found.agent, [(turn.role, turn.text) for turn in found.turns], found.note
@@ -146,10 +146,13 @@ def conversations_of(session: Session) -> Iterator[Conversation]:
 
 def numbered(session: Session, chosen: slice) -> Conversation:
     """Return turns of a session by their places, of all that was said. What is behind them is not looked at."""
-    first = next(each := conversations_of(session))
-    coming = (turn for talk in itertools.chain([first], each) for turn in talk.turns)
-    turns = tuple(itertools.islice(coming, chosen.start, chosen.stop))
-    return Conversation(first.agent, turns, turns[-1].number if turns else 0)
+    first, found, last = next(each := conversations_of(session)), list[ConversationTurn](), 0
+    for turn in (turn for talk in itertools.chain([first], each) for turn in talk.turns):
+        last = turn.number
+        found += [turn] if last > chosen.start else []
+        if last == chosen.stop:
+            break
+    return Conversation(first.agent, tuple(found), last)
 
 
 def log_of(session: Session) -> tuple[str, Any]:
@@ -264,7 +267,8 @@ def _conversation(known: InputFormat | None, value: Any, odd: int, every: bool) 
                 messages = most
             elif len(messages) < count:
                 because = why
-        turns = tuple(_turn(number, message) for number, message in enumerate(messages, 1))
+        start = -len(messages) if len(messages) < count else 1
+        turns = tuple(_turn(number, message) for number, message in enumerate(messages, start))
         usage = usage_of(value) if every else NOT_KNOWN
     except MemoryError:
         raise

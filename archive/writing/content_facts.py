@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from pltz.archive.format.record import MAX_TITLE, ContentFacts
-from pltz.datasets.conversation import messages_of
+from pltz.datasets.conversation import conversation_of, messages_of
 from pltz.datasets.turns import text_of, time_of
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
@@ -27,6 +27,7 @@ LOOKED_AT = 64  # events from either end in which a time is looked for
 BEGINNING = 1 << 20  # bytes of a long log in which its title is looked for
 ENDS = 1 << 16  # bytes of either end of a log that is kept as a text, in which a time is looked for
 INJECTED = re.compile(r"\A(?:(?:# AGENTS\.md [^\n]*\s)?\s*<([\w-]+)>.*?</\1>\s*)+", re.DOTALL)  # by an agent
+CONTINUED = "This session is being continued from a previous conversation"  # of Claude Code, which compacted it
 LISTS = "messages", "conversations", "conversation"  # keys of the messages of a chat
 
 
@@ -42,6 +43,8 @@ def facts_of(session: Session, size: int, mtime: int = 0, *, is_chat: bool = Fal
     one = isinstance(session.value, dict)
     with suppress(Exception):  # a log of an agent may hold anything
         rows = _chat(begins) if is_chat and one else messages_of(begins) or _chat(begins)
+        if text_of(next((m["content"] for m in rows if m["role"] == "user"), "")).startswith(CONTINUED):
+            rows = [{"role": turn.role, "content": turn.text} for turn in conversation_of(begins, every=True).turns]
         messages = [m for m in rows if m["role"] in ("user", "assistant")]
         most = min(MAX_TITLE, size // TITLE_SHARE)
         title = ""
@@ -55,6 +58,8 @@ def facts_of(session: Session, size: int, mtime: int = 0, *, is_chat: bool = Fal
         words = " ".join(title[: 4 * MAX_TITLE].split())
         found = found._replace(title=words[:most].strip(), turns=0 if long else len(messages))
         times = sorted(filter(None, (_first(_events(session, last=last)) for last in (False, True)[one:])))
+        if messages and not times and session.kind == "text":  # a document
+            times = sorted(filter(None, (turn.time for turn in conversation_of(begins).turns)))
         found = found._replace(first=min(times, default=0), last=max(times, default=0))
     return found
 

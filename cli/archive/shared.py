@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -259,14 +260,17 @@ def meant(cold: "Archive", name: str, tenant: str) -> list[str]:
 def one_meant(cold: "Archive", name: str, tenant: str) -> str:
     """Return the one name that is meant, and print it where it is another. Raises NotFound for several, none.
 
-    It is meant by a beginning with ``*``, or, where no session is called so, by its end, as the UUID of a log.
+    It is meant by a beginning with ``*``, or, where no session is called so, by its end, as the UUID of a log. Of that
+    a beginning with ``*`` will do.
     """
     from pltz.archive.errors import NotFound
 
-    found = meant(cold, name, tenant)
-    if not name.endswith("*") and not cold.directory.sight(name, tenant).versions:
-        known = sorted({version.name for version in cold.directory.ls(tenant)})
-        found = [each for each in known if f"/{each}".endswith((f"/{name}", f"-{name}"))] or found
+    start, starred = name.removesuffix("*"), name.endswith("*")
+    known = cold.directory.ls(tenant) if starred or not cold.directory.sight(name, tenant).versions else ()
+    names = sorted({version.name for version in known})
+    found = [each for each in names if starred and f"/{start}" in f"/{each}"]
+    end = re.compile(f"[/_-]{re.escape(start)}" + ("" if starred else "$"))
+    found = found or [each for each in names if end.search(f"/{each}")] or meant(cold, name, tenant)
     if len(found) > 1:
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise NotFound(f"{counted(len(found), 'session')} are meant by {name!r}: {some}")

@@ -21,6 +21,11 @@ EVENTS = [
     {"type": "user", "uuid": "3", "parentUuid": "2", "sessionId": "s", "timestamp": "2026-08-01T10:01:00Z",
      "message": {"role": "user", "content": "Find the bug."}},
 ]  # fmt: skip
+AFTER = {**EVENTS[3], "uuid": "4", "parentUuid": None, "message": {"role": "user", "content": "This session is being"
+         " continued from a previous conversation that ran out of context."}}  # fmt: skip
+GEMINI = {"sessionId": "s", "projectHash": "p", "messages": [
+    {"id": "1", "type": "user", "content": "Hi", "timestamp": "2026-08-01T10:00:00Z"},
+    {"id": "2", "type": "gemini", "content": "Hello", "timestamp": "2026-08-01T10:00:07Z"}]}  # fmt: skip
 BEGAN = 1_785_578_400
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -45,6 +50,8 @@ TOLD = "<environment_context>\n  <cwd>/x</cwd>\n</environment_context>\n"
         (Session("text", "\n".join(map(json.dumps, EVENTS)).encode()), "Find the bug.", 3, (BEGAN, BEGAN + 60)),
         (Session("chat", [{"role": "user", "content": f"# AGENTS.md for x\n\n{TOLD}{TOLD}Hi"}]), "Hi", 1, (0, 0)),
         (Session("chat", [{"role": "user", "content": TOLD}, *ASKED]), "Where is it?", 2, (0, 0)),
+        (Session("chat", [*EVENTS, {**EVENTS[2], "uuid": "5"}, AFTER]), "Find the bug.", 5, (BEGAN, BEGAN + 60)),
+        (Session("text", json.dumps(GEMINI, indent=2).encode()), "Hi", 2, (BEGAN, BEGAN + 7)),
         (Session("text", b"words of a note"), "", 0, (0, 0)),
         (Session("ids", [1, 2]), "", 0, (0, 0)),
     ],
