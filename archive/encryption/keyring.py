@@ -16,10 +16,10 @@ from pltz.archive.encryption.box import KEY, UNIT, keyed, seal, subkey, unit_of,
 from pltz.archive.encryption.domain_keys import AGAIN, WHOLE, DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, KeyFile, KeyFolder
-from pltz.archive.encryption.keys import KeySource
+from pltz.archive.encryption.keys import Encryption, KeySource
 from pltz.archive.encryption.root_keys import RootKeys, wrap_id
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
-from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, Tokens, part_key, utf8
+from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, part_key, utf8
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import RUN, SEALED, Context, Record
 from pltz.archive.format.run import unpack_run
@@ -32,13 +32,11 @@ ERASED_MEANWHILE = "something of this tenant was erased meanwhile: nothing was a
 KEY_CHANGED = "the key of the archive was changed since it was opened: open it again, by the new key"
 
 
-class Keyring:
+class Keyring(Encryption):
     """The keys of a sealed archive, in memory. Raises KeyMismatch on opening with another secret.
 
     ``keeps``: puts leave key files that no longer count to the next erase, as they have no right to delete.
     """
-
-    cipher = SEALED
 
     def __init__(self, store: Store, archive: bytes, secret: KeySource, *, keeps: bool = False):
         self.store, self.archive, self._keeps = store, archive, keeps
@@ -73,7 +71,6 @@ class Keyring:
         self.root, self._wraps = root, {wrap_id(key): key for key in root.wraps}
 
     def refresh(self) -> None:
-        """Read the changes of others at the next use."""
         self._checked.clear()
         self._newer.clear()
         self._sought.clear()
@@ -82,7 +79,6 @@ class Keyring:
         self._fresh = False
 
     def check(self, domains: Iterable[bytes]) -> None:
-        """Raise Outdated where keys of these domains changed since the last refresh."""
         self._settle()
         if not all(self._current(self._domains[domain]) for domain in set(domains)):
             raise Outdated(ERASED_MEANWHILE)
@@ -100,7 +96,6 @@ class Keyring:
                 raise Outdated(ERASED_MEANWHILE)
 
     def domain(self, kind: int, name: str) -> bytes:
-        """Return the id of a domain, 16 bytes."""
         return keyed(self._names, b"pltz domain", [bytes([kind]), utf8(name)], SIZE)
 
     def domain_name(self, context: Context) -> str:
@@ -138,7 +133,6 @@ class Keyring:
         return keyed(key, b"pltz session", [domain, utf8(name)], UNIT) + bytes(SIZE - UNIT)
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
-        """Return the number that stands for a part of the session with this key."""
         keys = self.of(domain) if part else None
         return part_key(key, part, keys.id_key if keys else self._names)
 
@@ -163,10 +157,6 @@ class Keyring:
             raise Fenced(ERASED_MEANWHILE)
         if not self._keeps:
             self.shred(keys)
-
-    def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """Return the digest of a segment, 32 bytes. ``tokens``: (T,). Raises CorruptError where keys are missing."""
-        return self.segment_head(domain, tokenizer, parent).digest(tokens)
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
         """Return the bytes and the key hashed before the tokens. Raises CorruptError where keys are missing."""
@@ -195,7 +185,6 @@ class Keyring:
         return record._replace(bitstring=bitstring, name=name, about=b"", veil=veil)
 
     def bits(self, context: Context, record: Record) -> bytes:
-        """Return the bitstring of a stored record. Raises Erased, CorruptError."""
         if context.cipher != SEALED or record.id is None:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         head, box = _in_clear(record)
@@ -203,7 +192,6 @@ class Keyring:
         return head + unseal(self._key(context, record.id), box, about, "a bitstring")
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant, name and `record.pack_about` of a stored session. Raises Erased, CorruptError."""
         if context.cipher != SEALED:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         unit, box = record.veil[:UNIT], record.veil[UNIT:]

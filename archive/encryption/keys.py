@@ -155,10 +155,10 @@ class Secret:
         return Scrypt(salt=salt, length=KEY, n=1 << n, r=r, p=p).derive(self.material)
 
 
-class Encryption(Protocol):
-    """The keys of an archive: ids of its objects and fields of its records."""
+class Encryption:
+    """The keys of an archive: ids of its objects and fields of its records. What a subclass has not is refused."""
 
-    cipher: int
+    cipher = SEALED
 
     def refresh(self) -> None:
         """Read the changes of others at the next use."""
@@ -171,15 +171,18 @@ class Encryption(Protocol):
 
     def domain(self, kind: int, name: str) -> bytes:
         """Return the id of a domain, 16 bytes. Raises KeyMismatch without the key."""
+        raise _locked()
 
     def domain_name(self, context: Context) -> str:
         """Return the user's name for the domain of a stored record."""
+        raise _locked()
 
     def context(self, kind: int, name: str) -> Context:
         """Return the context for records of a domain, with codec and target left open.
 
         Makes the keys of a domain that has neither keys nor records. Raises KeyMismatch, MissingKeys, StoreError.
         """
+        raise _locked()
 
     def want(self, domain: bytes, who: str) -> None:
         """Raise MissingKeys where packs have records of a domain under keys that are not there, StoreError.
@@ -189,45 +192,58 @@ class Encryption(Protocol):
 
     def session_key(self, domain: bytes, name: str) -> bytes:
         """Return the key by which a session is looked up, 16 bytes."""
+        raise _locked()
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         """Return the number that stands for a part of the session with this key."""
+        raise _locked()
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """Return the digest of a segment, 32 bytes; the first 16 are its id. ``tokens``: (T,)."""
+        """Return the digest of a segment, 32 bytes; the first 10 are its id. ``tokens``: (T,)."""
+        return self.segment_head(domain, tokenizer, parent).digest(tokens)
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
         """Return the bytes hashed before the tokens, which follow as little-endian u32."""
+        raise _locked()
 
     def buried(self, domain: bytes, name: str) -> bool:
         """Return whether a session was erased, and is to stay so. Raises MissingKeys, StoreError."""
+        raise _locked()
 
     def erased_at(self, domain: bytes, name: str) -> int:
         """Return when a session or its whole domain was erased last, in ticks; below 2: never. Raises as `buried`."""
+        raise _locked()
 
     def unbury(self, domain: bytes, name: str) -> None:
         """Let an erased session be put again. Raises Fenced, MissingKeys, StoreError, WriterFailed."""
 
     def seal(self, context: Context, record: Record) -> Record:
         """Return the record as it is stored. Raises Erased, CorruptError."""
+        raise _locked()
 
     def bits(self, context: Context, record: Record) -> bytes:
         """Return the bitstring of a stored record. Raises Erased, KeyMismatch, CorruptError."""
+        raise _locked()
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
         """Return tenant, name and `record.pack_about` of a stored session. Raises Erased, CorruptError."""
+        raise _locked()
 
     def seal_note(self, note: bytes, about: bytes) -> bytes:
         """Return a note that people left in the archive, as it is stored beside ``about``. Raises KeyMismatch."""
+        raise _locked()
 
     def open_note(self, note: bytes, about: bytes) -> bytes:
         """Undo `seal_note`. Raises CorruptError, KeyMismatch without the key."""
+        raise _locked()
 
     def gone(self, context: Context, identity: bytes) -> bool:
         """Return whether the key of a segment or session was destroyed."""
+        return False
 
     def doomed(self, context: Context, identity: bytes) -> bool:
         """Return whether the key is about to be destroyed, so that nothing new may rely on it."""
+        return False
 
     def cache_keys(self, domain: bytes) -> list[bytes]:
         """Return keys, 32 bytes, for what a machine keeps of a domain outside of the archive, the newest first.
@@ -235,9 +251,10 @@ class Encryption(Protocol):
         The next erase of anything in the domain destroys them; there is none of an erased one. Without encryption it is
         no secret. Raises KeyMismatch, MissingKeys.
         """
+        raise _locked()
 
 
-class Plaintext:
+class Plaintext(Encryption):
     """The keys of an archive without encryption."""
 
     cipher = CLEAR
@@ -247,17 +264,8 @@ class Plaintext:
     segment_digest = staticmethod(identity.segment_digest)
     segment_head = staticmethod(identity.segment_head)
 
-    def refresh(self) -> None:
-        return
-
-    def check(self, domains: Iterable[bytes]) -> None:
-        return
-
     def domain_name(self, context: Context) -> str:
         return context.domain_name
-
-    def want(self, domain: bytes, who: str) -> None:
-        return
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return identity.part_key(key, part)
@@ -268,9 +276,6 @@ class Plaintext:
     def erased_at(self, domain: bytes, name: str) -> int:
         return 0
 
-    def unbury(self, domain: bytes, name: str) -> None:
-        return
-
     def seal(self, context: Context, record: Record) -> Record:
         return record
 
@@ -278,7 +283,7 @@ class Plaintext:
         return record.bitstring
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        return self.domain_name(context), record.name or "", record.about
+        return context.domain_name, record.name or "", record.about
 
     def seal_note(self, note: bytes, about: bytes) -> bytes:
         return note
@@ -286,48 +291,21 @@ class Plaintext:
     def open_note(self, note: bytes, about: bytes) -> bytes:
         return note
 
-    def gone(self, context: Context, identity: bytes) -> bool:
-        return False
-
-    def doomed(self, context: Context, identity: bytes) -> bool:
-        return False
-
     def cache_keys(self, domain: bytes) -> list[bytes]:
         return [bytes(KEY)]
 
 
-class LockedArchive(Plaintext):
-    """The keys of a sealed archive opened without its key: names are shown as their ids."""
+class LockedArchive(Encryption):
+    """The keys of a sealed archive opened without its key: names are shown as their ids, boxes moved as they are."""
 
-    cipher = SEALED
-
-    def domain(self, kind: int, name: str) -> bytes:  # type: ignore[override]
-        """Raise KeyMismatch: ids of domains need the key."""
-        raise _locked()
-
-    def context(self, kind: int, name: str) -> Context:
-        """Raise KeyMismatch: records need the key."""
-        raise _locked()
+    session_key = staticmethod(identity.session_key)
 
     def domain_name(self, context: Context) -> str:
         """Return a name made from the domain's id."""
         return f"sealed {context.domain.hex()}"
 
-    def buried(self, domain: bytes, name: str) -> bool:
-        """Raise KeyMismatch: who was erased needs the key."""
-        raise _locked()
-
-    def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """Raise KeyMismatch: ids of segments need the key."""
-        raise _locked()
-
-    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
-        """Raise KeyMismatch: ids of segments need the key."""
-        raise _locked()
-
-    def bits(self, context: Context, record: Record) -> bytes:
-        """Raise KeyMismatch: bitstrings need the key."""
-        raise _locked()
+    def seal(self, context: Context, record: Record) -> Record:
+        return record
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
         """Return tenant, name and part made from their ids, and nothing else."""
@@ -336,18 +314,6 @@ class LockedArchive(Plaintext):
 
     def part_key(self, domain: bytes, key: bytes, part: str) -> int:
         return int(part or "0", 16)
-
-    def seal_note(self, note: bytes, about: bytes) -> bytes:
-        """Raise KeyMismatch: notes need the key."""
-        raise _locked()
-
-    def open_note(self, note: bytes, about: bytes) -> bytes:
-        """Raise KeyMismatch: notes need the key."""
-        raise _locked()
-
-    def cache_keys(self, domain: bytes) -> list[bytes]:
-        """Raise KeyMismatch: there is no key."""
-        raise _locked()
 
 
 def _locked() -> KeyMismatch:
