@@ -131,6 +131,11 @@ class Disk(Protocol):
         """Wait so long."""
 
 
+def now() -> int:
+    """Return the seconds since 1970."""
+    return int(time.time())
+
+
 def ticks() -> int:
     """Return the time since 1970, in units of 2^-20 seconds."""
     return (time.time_ns() << 20) // 1_000_000_000
@@ -247,17 +252,10 @@ class OsDisk:
         found = os.statvfs(self._root)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
-    def now(self) -> int:
-        return int(time.time())
-
-    def ticks(self) -> int:
-        return ticks()
-
-    def random(self, size: int) -> bytes:
-        return os.urandom(size)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    now = staticmethod(now)
+    ticks = staticmethod(ticks)
+    random = staticmethod(os.urandom)
+    sleep = staticmethod(time.sleep)
 
     def _sync(self, path: str, flags: int) -> None:
         handle = os.open(self.root / path, flags | os.O_CLOEXEC)

@@ -23,7 +23,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -36,9 +36,9 @@ from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held, Reader
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
-from pltz.archive.storage.disk import OsFile, ticks
+from pltz.archive.storage.disk import OsFile
 from pltz.archive.storage.seen import GENERATION, SeenGenerations, place_folder
-from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
+from pltz.archive.storage.store import MOST_WHOLE, Content, Opened, Store
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class RangedObject:
         return self._front[offset : offset + size] if known else self._get(offset, size)
 
 
-class ObjectStore:
-    """A bucket, or a prefix in one. Implements `store.Store`.
+class ObjectStore(Store):
+    """A bucket, or a prefix in one.
 
     Args:
         place: a URL (``s3://bucket/prefix``) or a `BucketPlace`.
@@ -116,8 +116,6 @@ class ObjectStore:
 
     Raises UsageError for an invalid URL, StoreError where `obstore` is missing.
     """
-
-    remote = True
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class ObjectStore:
         self.seen = SeenGenerations(self._cache)
         self._sleep = sleep
         self._keeps_versions = True  # until an object turns out to have none
-        self.kept = list[str]()
+        self.kept: list[str] = []
 
     def make(self) -> None:
         """Check that the store gives a name only once, and replaces only what was compared. Raises StoreError.
@@ -153,7 +151,6 @@ class ObjectStore:
                 )
 
     def put(self, name: str, data: bytes) -> bool:
-        """Put an object as `Store.put` says. Raises StoreError."""
         for turn in range(CONFLICTS):
             if self._create(name, data):
                 return True
@@ -165,11 +162,7 @@ class ObjectStore:
             f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
         )
 
-    def put_spare(self, name: str, data: bytes) -> None:
-        self.put(name, data)
-
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
         import obstore
 
         if not size:
@@ -209,7 +202,6 @@ class ObjectStore:
         ]
 
     def view(self, name: str) -> memoryview:
-        """Return the whole object, in memory. Raises FileNotFoundError, StoreError, CorruptError."""
         import obstore
 
         def get() -> memoryview:
@@ -228,9 +220,6 @@ class ObjectStore:
         if folder_of(name) == INDEXES:
             return self._cached(name)
         return Held(self.view(name))
-
-    def stamp(self, name: str) -> None:
-        return None
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder, and tidy the cache where it lists indexes.
@@ -254,10 +243,6 @@ class ObjectStore:
         if folder == INDEXES:
             self._tidy(names)
         return names
-
-    def shred(self, name: str) -> None:
-        """Delete the object: a bucket cannot overwrite bytes, and one that keeps versions keeps this one."""
-        self.delete(name)
 
     def delete(self, name: str, *, lasting: bool = True) -> None:
         """Delete an object; a missing one is fine. Raises StoreError.
@@ -298,10 +283,6 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def earlier(self, register: str) -> Sequence[bytes]:
-        """Return none: a bucket keeps one."""
-        return []
-
     def swap(
         self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
     ) -> Content | None:
@@ -323,28 +304,6 @@ class ObjectStore:
             return Content(data, tag)
         self._sleep(wait)
         return self.load(register)  # a lost answer and a retry look like a refusal: then these are our bytes
-
-    def left(self, age: int) -> Sequence[str]:
-        """Return nothing: an object is put at once, so no temporary files are left."""
-        return []
-
-    def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def settle(self, folder: str) -> None:
-        """Do nothing: listed objects are durable in such a store."""
-
-    def want_room(self) -> None:
-        """Do nothing: a bucket is never full."""
-
-    def now(self) -> int:
-        return int(time.time())
-
-    def ticks(self) -> int:
-        return ticks()
-
-    def random(self, size: int) -> bytes:
-        return os.urandom(size)
 
     def _create(self, name: str, data: bytes) -> bool:
         """PUT if absent; return False where the name is taken."""

@@ -16,17 +16,19 @@ So that a full disk can be emptied, puts leave room on it: see `Store.want_room`
 from __future__ import annotations
 
 import errno
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pltz.archive.errors import FullError, StoreError, UnreadableError, WriterFailed, is_full, reason
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, folder_of
 from pltz.archive.humanize import size as size_of
-from pltz.archive.storage.disk import Disk, Stamp
+from pltz.archive.storage.disk import Disk, Stamp, now, ticks
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.plt_codec.errors import CorruptError
 
@@ -46,27 +48,31 @@ class Content(NamedTuple):
     tag: str
 
 
-class Store(Protocol):
-    """A store of whole, immutable objects, and of registers.
+class Store(ABC):
+    """A store of whole, immutable objects, and of registers. What a bucket has nothing to do for is done here.
 
     Listing is strongly consistent: it contains everything put before.
+
+    Attributes:
+        remote: whether each call is a request over a network.
+        kept: what was deleted through this object and can still be read, as versions that a bucket keeps.
+        seen: the generations of manifests that were seen here.
+        now: returns the seconds since 1970. ``ticks``: the same in units of 2^-20 seconds.
+        random: returns so many unpredictable bytes.
     """
 
-    @property
-    def remote(self) -> bool:
-        """Return whether each call is a request over a network."""
+    remote = True
+    kept: Sequence[str] = ()
+    seen: SeenGenerations
+    now: Callable[[], int] = staticmethod(now)
+    ticks: Callable[[], int] = staticmethod(ticks)
+    random: Callable[[int], bytes] = staticmethod(os.urandom)
 
-    @property
-    def kept(self) -> Sequence[str]:
-        """Return what was deleted through this object and can still be read, as versions that a bucket keeps."""
-
-    @property
-    def seen(self) -> SeenGenerations:
-        """Return the generations of manifests that were seen here."""
-
+    @abstractmethod
     def make(self) -> None:
         """Prepare an empty place for an archive. Raises StoreError, WriterFailed."""
 
+    @abstractmethod
     def put(self, name: str, data: bytes) -> bool:
         """Put an object, durable on return. Return False if the name stands for other bytes.
 
@@ -79,6 +85,7 @@ class Store(Protocol):
 
     def put_spare(self, name: str, data: bytes) -> None:
         """Put an object that a power cut may take again. Raises StoreError, WriterFailed."""
+        self.put(name, data)
 
     def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
         """Return a context in which puts and swaps of these contents, the same objects, take less time.
@@ -86,7 +93,9 @@ class Store(Protocol):
         A directory writes and syncs them together before it begins. Where it cannot, they are put as without it. Raises
         WriterFailed.
         """
+        return nullcontext()
 
+    @abstractmethod
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
 
@@ -95,13 +104,16 @@ class Store(Protocol):
 
         Raises the errors of `read`.
         """
+        return [self.read(name, offset, size) for offset, size in ranges]
 
+    @abstractmethod
     def view(self, name: str) -> memoryview:
         """Return the whole object, in memory.
 
         Raises the errors of `read`, and CorruptError for one larger than any of ours.
         """
 
+    @abstractmethod
     def open(self, name: str) -> File:
         """Return an object to read ranges of; it stays valid after a delete, but for a large index of a bucket.
 
@@ -113,13 +125,16 @@ class Store(Protocol):
 
         There it would be a request, and nothing can be written into an object. Raises FileNotFoundError, StoreError.
         """
+        return None
 
+    @abstractmethod
     def list(self, folder: str) -> dict[str, int]:
         """Return the names in a folder, without it, and sizes in bytes.
 
         Raises StoreError; a failure never gives an empty answer.
         """
 
+    @abstractmethod
     def delete(self, name: str, *, lasting: bool = True) -> None:
         """Delete an object, durably on return; a missing one is fine. Raises StoreError, WriterFailed.
 
@@ -127,11 +142,17 @@ class Store(Protocol):
         """
 
     def shred(self, name: str) -> None:
-        """Delete an object after overwriting its bytes where the store can. Raises StoreError, WriterFailed."""
+        """Delete an object after overwriting its bytes where the store can: a bucket may keep a version of it.
+
+        Raises StoreError, WriterFailed.
+        """
+        self.delete(name)
 
     def settle(self, folder: str) -> None:
         """Make everything listed in a folder durable, whichever process put it. Raises WriterFailed."""
+        return  # what a bucket lists is durable
 
+    @abstractmethod
     def load(self, register: str, known: Content | None = None) -> Content | None:
         """Return the content of a register, one that was acknowledged before the call or a later one; None without one.
 
@@ -144,7 +165,9 @@ class Store(Protocol):
 
         Raises StoreError.
         """
+        return []
 
+    @abstractmethod
     def swap(
         self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
     ) -> Content | None:
@@ -161,21 +184,14 @@ class Store(Protocol):
 
     def want_room(self) -> None:
         """Check that a disk has room for who frees some: forget, erase and collect do not ask. Raises FullError."""
+        return  # a bucket is never full
 
     def left(self, age: int) -> Sequence[str]:
         """Return names under ``tmp/`` not written to for ``age`` seconds, by the clock that dated them.
 
         Raises StoreError.
         """
-
-    def now(self) -> int:
-        """Return the seconds since 1970."""
-
-    def ticks(self) -> int:
-        """Return the time since 1970, in units of 2^-20 seconds."""
-
-    def random(self, size: int) -> bytes:
-        """Return unpredictable bytes."""
+        return []
 
 
 class Opened:
@@ -192,11 +208,10 @@ class Opened:
             raise _unread(self._name, exc) from exc
 
 
-class DirectoryStore:
+class DirectoryStore(Store):
     """A local directory over a `Disk`. ``cache``: folder, outside the archive, of the generations that were seen."""
 
     remote = False
-    kept: Sequence[str] = ()
 
     def __init__(self, disk: Disk, *, cache: Path | None = None):
         self.seen = SeenGenerations(cache)
@@ -211,11 +226,9 @@ class DirectoryStore:
         self._make("", *FOLDERS)
 
     def put(self, name: str, data: bytes) -> bool:
-        """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
         return self._put(name, data, lasting=True)
 
     def put_spare(self, name: str, data: bytes) -> None:
-        """Put an object as `put` does, without a sync of its folder. Raises the errors of `put`."""
         self._put(name, data, lasting=False)
 
     def _put(self, name: str, data: bytes, *, lasting: bool) -> bool:
@@ -250,7 +263,6 @@ class DirectoryStore:
                     self._drop(temporary)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
         try:
             return self.disk.read(name, offset, size)
         except FileNotFoundError:
@@ -258,19 +270,13 @@ class DirectoryStore:
         except OSError as exc:
             raise _unread(name, exc) from exc
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        """Return the bytes of several ranges, one after the other. Raises the errors of `read`."""
-        return [self.read(name, offset, size) for offset, size in ranges]
-
     def view(self, name: str) -> memoryview:
-        """Return the whole object, in memory. Raises the errors of `read`, and CorruptError for one too large."""
         file = self.open(name)
         if file.size > MOST_WHOLE:
             raise CorruptError(f"{name} has {file.size} bytes, more than any of ours: damaged")
         return memoryview(file.read(0, file.size))
 
     def open(self, name: str) -> Opened:
-        """Return an object to read ranges of. Raises FileNotFoundError, StoreError, UnreadableError."""
         try:
             return Opened(self.disk.open(name), name)
         except FileNotFoundError:
@@ -303,7 +309,6 @@ class DirectoryStore:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def delete(self, name: str, *, lasting: bool = True) -> None:
-        """Delete an object as `Store.delete` says. Raises StoreError, WriterFailed."""
         self._check()  # after a failed sync the remaining objects may not be durable
         try:
             self.disk.unlink(name)

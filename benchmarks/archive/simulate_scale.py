@@ -29,7 +29,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,9 @@ from pltz.archive.format.index_file import U64
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
-from pltz.archive.storage.disk import ticks
 from pltz.archive.storage.s3 import FRONT, MOST_KEPT, RangedObject
 from pltz.archive.storage.seen import SeenGenerations
-from pltz.archive.storage.store import Content
+from pltz.archive.storage.store import Content, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 
@@ -114,11 +113,8 @@ def priced(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "seconds": round(seconds, 3), "dollars": sum(PRICES[kind] * row[kind] for kind in PRICES)}
 
 
-class CountedBucket:
-    """A bucket in memory that counts requests and bytes. Implements `store.Store`; indexes are kept once read."""
-
-    remote = True
-    kept: Sequence[str] = ()
+class CountedBucket(Store):
+    """A bucket in memory that counts requests and bytes. Indexes are kept once read."""
 
     def __init__(self) -> None:
         self.seen = SeenGenerations()
@@ -134,9 +130,6 @@ class CountedBucket:
     def put(self, name: str, data: bytes) -> bool:
         self._count("PUT", written=len(data))
         return self._folder(name).setdefault(object_names.last_part(name), data) == data
-
-    def put_spare(self, name: str, data: bytes) -> None:
-        self.put(name, data)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         data = self._whole(name)[offset : offset + size]
@@ -163,9 +156,6 @@ class CountedBucket:
             self.cached.add(name)
         return Held(data)
 
-    def stamp(self, name: str) -> None:
-        return None
-
     def list(self, folder: str) -> dict[str, int]:
         found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
         self._count("LIST", max(1, -(-len(found) // LISTED)))
@@ -175,15 +165,10 @@ class CountedBucket:
         self._count("DELETE")
         self._folder(name).pop(object_names.last_part(name), None)
 
-    shred = delete
-
     def load(self, register: str, known: Content | None = None) -> Content | None:
         found = self.registers.get(register)
         self._count("GET", read=len(found.data) if found and found != known else 0)
         return found
-
-    def earlier(self, register: str) -> Sequence[bytes]:
-        return []
 
     def swap(
         self, register: str, data: bytes, before: Content | None, wait: float = 0.0, spare: bool = False
@@ -192,27 +177,6 @@ class CountedBucket:
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())
         return self.registers.get(register)
-
-    def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def settle(self, folder: str) -> None:
-        """Do nothing: what is put is durable."""
-
-    def want_room(self) -> None:
-        """Do nothing: a bucket is never full."""
-
-    def left(self, age: int) -> Sequence[str]:
-        return []
-
-    def now(self) -> int:
-        return int(time.time())
-
-    def ticks(self) -> int:
-        return ticks()
-
-    def random(self, size: int) -> bytes:
-        return os.urandom(size)
 
     def stored(self) -> int:
         """Return the bytes of all objects."""

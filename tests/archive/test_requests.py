@@ -73,8 +73,6 @@ class CountedStore(CountedBucket):
         self.requests["delete"] += 1
         self.objects.pop(name, None)
 
-    shred = delete
-
     def load(self, register: str, known: Content | None = None) -> Content | None:
         self.requests["load"] += 1
         return self.registers.get(register)
