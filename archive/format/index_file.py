@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, groupby, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,44 +68,57 @@ class Location(NamedTuple):
         return self._replace(row=0)
 
 
-class Lookup(Protocol):
-    """The interface of both kinds of index."""
+class Lookup(ABC):
+    """An index of either kind: columns of entries sorted by key.
 
-    @property
-    def packs(self) -> dict[bytes, int]:
-        """Return the packs covered: id -> bytes."""
+    Attributes:
+        packs: those covered, with their bytes. ``names``: their ids, by number.
+        starts: the address at which each of them begins, by number, and the end of the last.
+    """
 
-    def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return blocks that may hold an identity, in no order. Raises CorruptError where the index is damaged."""
+    packs: dict[bytes, int]
+    names: list[bytes]
+    starts: Sequence[int]
 
-    @property
-    def names(self) -> list[bytes]:
-        """Return the ids of the packs, by number."""
-
-    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """Return (N,) whether each of (N,) keys may be present; False is certain.
-
-        Raises CorruptError where the index is damaged.
-        """
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """Return the address at which each pack begins, by number, and the end of the last."""
-
-    def addressed(self, section: int) -> tuple[U64, U64]:
-        """Return all entries: keys (N,) and addresses (N,). Raises CorruptError."""
-
+    @abstractmethod
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         """Return all entries: keys, numbers of packs, and byte offsets of blocks in them, (N,) each.
 
-        Raises CorruptError.
+        Raises CorruptError where the index is damaged, as the others do.
         """
 
+    def addressed(self, section: int) -> tuple[U64, U64]:
+        """Return all entries: keys (N,) and addresses (N,)."""
+        keys, numbers, offsets = self.columns(section)
+        return keys, np.array(self.starts, np.uint64)[numbers] + offsets
+
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        """Yield all entries as (key, place). Raises CorruptError."""
+        """Yield all entries as (key, place)."""
+        for key, number, offset in zip(*(c.tolist() for c in self.columns(section)), strict=True):
+            yield key, Location(self.names[number], offset)
+
+    def find(self, section: int, identity: bytes) -> list[Location]:
+        """Return blocks that may hold an identity, in no order."""
+        keys, *places = self.columns(section)
+        first, last = (keys.searchsorted(np.uint64(key_of(identity)), side) for side in ("left", "right"))
+        rows = zip(*(column[first:last].tolist() for column in places), strict=True)
+        return [Location(self.names[number], offset) for number, offset in rows]
+
+    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
+        """Return (N,) whether each of (N,) keys may be present; False is certain."""
+        return _among(keys, self.columns(section)[0])
 
     def holds(self, section: int) -> bool:
         """Return whether it has any entry of a section."""
+        return len(self.columns(section)[0]) > 0
+
+
+def _among(keys: U64, known: U64) -> npt.NDArray[np.bool_]:
+    """Return (N,) whether each of (N,) keys is among some that are sorted, (M,)."""
+    if not len(known):
+        return np.zeros(len(keys), bool)
+    found: npt.NDArray[np.bool_] = known[np.minimum(known.searchsorted(keys), len(known) - 1)] == keys
+    return found
 
 
 def key_of(identity: bytes) -> int:
@@ -120,11 +134,6 @@ def keys_in(identities: Sequence[bytes]) -> U64:
     """
     halves = np.frombuffer(b"".join([identity[:8] for identity in identities]), ">u8")
     return halves.astype(np.uint64) >> np.uint64(64 - KEY_BITS)
-
-
-def _entries(index: Lookup, section: int) -> Iterator[tuple[int, Location]]:
-    for key, number, offset in zip(*(c.tolist() for c in index.columns(section)), strict=True):
-        yield key, Location(index.names[number], offset)
 
 
 def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
@@ -153,14 +162,6 @@ def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
     }
 
 
-class _SortedEntries(NamedTuple):
-    """Entries sorted by key: keys, numbers of their packs, and byte offsets there, (N,) each."""
-
-    keys: U64
-    numbers: U64
-    offsets: U64
-
-
 class Entries(NamedTuple):
     """Entries of a section of one pack: keys and byte offsets, (N,) each."""
 
@@ -185,17 +186,15 @@ def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
     }
 
 
-class MemoryIndex:
-    """An index in memory of packs that no file covers yet.
-
-    It holds runs of sorted entries. A run is merged into the one before it if that has at most twice its size.
-    """
+class MemoryIndex(Lookup):
+    """An index in memory of packs that no file covers yet, sorted when it is first asked after a pack was added."""
 
     def __init__(self) -> None:
-        self.packs: dict[bytes, int] = {}
-        self.names: list[bytes] = []
+        self.packs = {}
+        self.names = []
+        self.starts = range(1)
         self.sections: dict[bytes, Mapping[int, Entries]] = {}  # entries of each pack by section
-        self._runs: list[list[_SortedEntries]] = [[], [], []]
+        self._sorted: dict[int, tuple[U64, U64, U64]] = {}  # columns by section
 
     @property
     def count(self) -> int:
@@ -207,58 +206,23 @@ class MemoryIndex:
         return sum(len(keys) for keys, _ in self.sections.get(pack, {}).values())
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
-        """Add a pack of ``size`` bytes and its entries by section."""
-        self.packs[pack] = size
-        self.names.append(pack)
-        self.sections[pack] = sections
-        for section, (keys, offsets) in sections.items():
-            if not len(keys):
-                continue
-            order = np.argsort(keys, kind="stable")
-            runs = self._runs[section]
-            runs.append(_SortedEntries(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))
-            while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
-                runs[-2:] = [_merged(runs[-2], runs[-1])]
-
-    def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return blocks that may hold an identity."""
-        key, found = np.uint64(key_of(identity)), []
-        for run in self._runs[section]:
-            first, last = np.searchsorted(run.keys, key), np.searchsorted(run.keys, key, "right")
-            for at in range(int(first), int(last)):
-                found.append(Location(self.names[int(run.numbers[at])], int(run.offsets[at])))
-        return found
-
-    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """Return (N,) whether each of (N,) keys may be present."""
-        hit = np.zeros(len(keys), bool)
-        for run in self._runs[section]:
-            at = np.minimum(np.searchsorted(run.keys, keys), len(run.keys) - 1)
-            hit |= run.keys[at] == keys
-        return hit
-
-    def holds(self, section: int) -> bool:
-        """Return whether it has any entry of a section."""
-        return bool(self._runs[section])
-
-    @property
-    def starts(self) -> Sequence[int]:
-        return range(0, (len(self.names) + 1) * MAX_SIZE, MAX_SIZE)
-
-    def addressed(self, section: int) -> tuple[U64, U64]:
-        """Return all entries of a section: keys (N,) and addresses (N,)."""
-        keys, numbers, offsets = self.columns(section)
-        return keys, numbers * np.uint64(MAX_SIZE) + offsets
+        """Add a pack of ``size`` bytes and its entries by section, in place of those that it had."""
+        if pack not in self.packs:
+            self.names.append(pack)
+        self.packs[pack], self.sections[pack] = size, sections
+        self.starts = range(0, (len(self.names) + 1) * MAX_SIZE, MAX_SIZE)
+        self._sorted.clear()
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        """Return all entries of a section: keys, numbers of packs, and byte offsets in them, (N,) each."""
-        runs = self._runs[section] or [_SortedEntries(*(np.zeros(0, np.uint64) for _ in range(3)))]
-        keys, numbers, offsets = (np.concatenate(column) for column in zip(*runs, strict=True))
-        return keys, numbers, offsets
-
-    def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        """Yield all entries of a section as (key, place)."""
-        return _entries(self, section)
+        if section not in self._sorted:
+            nothing = Entries(*(np.zeros(0, np.uint64) for _ in range(2)))
+            each = [nothing, *(self.sections[name].get(section, nothing) for name in self.names)]
+            keys, offsets = map(np.concatenate, zip(*each, strict=True))
+            sizes = np.array([len(entries.keys) for entries in each[1:]], np.int64)
+            numbers = np.repeat(np.arange(len(self.names), dtype=np.uint64), sizes)
+            order = np.argsort(keys, kind="stable")
+            self._sorted[section] = keys[order], numbers[order], offsets[order]
+        return self._sorted[section]
 
 
 def table_of(file: File) -> bytes:
@@ -310,7 +274,7 @@ class _Page(NamedTuple):
     places: U64
 
 
-class FileIndex:
+class FileIndex(Lookup):
     """An index file. Each page is read and checked when it is first wanted.
 
     ``name``: which it has to have; empty allows any.
@@ -342,9 +306,9 @@ class FileIndex:
         table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
             raise CorruptError("a pack of the index is larger than packs are: damaged")
-        self.packs: dict[bytes, int] = dict(table)
+        self.packs = dict(table)
         self.names = [name for name, _ in table]
-        self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
+        self.starts = [0, *accumulate(size for _, size in table)]
         if self.starts[-1] >= MAX_BYTES:
             raise CorruptError("the packs of the index have more bytes than an index covers: damaged")
         self._counts: list[int] = counts
@@ -370,7 +334,6 @@ class FileIndex:
         return sum(self._counts)
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return blocks that may hold an identity. Raises CorruptError where a page of the index is damaged."""
         s = self._sections[section]
         if not s.size:
             return []
@@ -384,11 +347,9 @@ class FileIndex:
         return found
 
     def holds(self, section: int) -> bool:
-        """Return whether it has any entry of a section."""
         return self._counts[section] > 0
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """Return (N,) whether each key may be present. Raises CorruptError."""
         s = self._sections[section]
         hit = np.zeros(len(keys), bool)
         if not s.size or not len(keys):
@@ -398,30 +359,22 @@ class FileIndex:
         wanted, begins = np.unique(numbers, return_index=True)
         bounds = [*begins.tolist(), len(keys)]
         for (begin, end), (_, page) in zip(pairwise(bounds), self._unpacked(s, wanted.tolist()), strict=True):
-            if len(page.keys):
-                at = np.minimum(page.keys.searchsorted(rest[begin:end]), len(page.keys) - 1)
-                hit[order[begin:end]] = page.keys[at] == rest[begin:end]
+            hit[order[begin:end]] = _among(rest[begin:end], page.keys)
         return hit
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each. Raises CorruptError."""
         keys, places = self.addressed(section)
         starts = np.array(self.starts, np.uint64)
         numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
         return keys, numbers, places - starts[numbers]
 
     def addressed(self, section: int) -> tuple[U64, U64]:
-        """Return all entries of a section: keys (N,) and addresses (N,). Raises CorruptError."""
         s = self._sections[section]
         keys, places = np.empty(s.size, np.uint64), np.empty(s.size, np.uint64)
         for number, page in self._unpacked(s, range(len(s.entries) - 1)):
             part = slice(*s.entries[number : number + 2].tolist())
             keys[part], places[part] = page.keys | np.uint64(number << s.rest), page.places
         return keys, places
-
-    def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        """Yield all entries of a section as (key, place). Raises CorruptError."""
-        return _entries(self, section)
 
     def verify(self) -> bytes:
         """Check every byte and return the digest, which is the file's name. Raises CorruptError."""
@@ -563,14 +516,6 @@ def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -
     new = np.ones(len(key), bool)
     new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])
     return key[new], place[new]
-
-
-def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
-    keys = np.concatenate([first.keys, second.keys])
-    order = np.argsort(keys, kind="stable")
-    return _SortedEntries(
-        keys[order], *(np.concatenate(pair)[order] for pair in zip(first[1:], second[1:], strict=True))
-    )
 
 
 def _section(keys: U64, places: U64, total: int) -> tuple[bytes, list[bytes]]:

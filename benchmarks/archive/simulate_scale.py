@@ -41,7 +41,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
-from pltz.archive.format.index_file import U64
+from pltz.archive.format.index_file import U64, Lookup
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
@@ -330,8 +330,8 @@ def measured(count: int) -> dict[str, Any]:
     return row
 
 
-class SyntheticEntries:
-    """Entries of so many sessions, each with a segment, in packs of `COMMIT`. Implements `index_file.Lookup`."""
+class SyntheticEntries(Lookup):
+    """Entries of so many sessions, each with a segment, in packs of `COMMIT`."""
 
     def __init__(self, count: int) -> None:
         self.names = [n.to_bytes(16, "big") for n in range(-(-count // COMMIT))]
@@ -349,7 +349,7 @@ class SyntheticEntries:
 def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
     """Return what look-ups of a session and a segment ask of an index of so many, on average and at most."""
     entries = SyntheticEntries(count)
-    data = index_file.build([entries], entries.packs)  # type: ignore[list-item]
+    data = index_file.build([entries], entries.packs)
     found = list[tuple[int, int]]()
     sections = index_file.SESSIONS, index_file.SEGMENTS  # of the session, and of its prompt
     wanted = [entries.columns(section)[0] for section in sections]

@@ -19,7 +19,7 @@ from pltz.archive.catalog.listing import PackFront
 from pltz.archive.errors import NotFound
 from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import File, Held
-from pltz.archive.format.index_file import U64, FileIndex
+from pltz.archive.format.index_file import U64, FileIndex, Lookup
 from pltz.archive.format.object_names import folder_of, index, last_part, pack
 from pltz.archive.storage.s3 import FRONT, RangedObject
 from pltz.archive.storage.store import Content
@@ -110,8 +110,8 @@ class RangedStore(CountedStore):
         return RangedObject(len(data), get, memoryview(data)[:FRONT])
 
 
-class Names:
-    """An index over packs that are names alone. Implements `index_file.Lookup`.
+class Names(Lookup):
+    """An index over packs that are names alone.
 
     ``each``: segments and sessions of each pack, a block for every 100.
     """
@@ -146,7 +146,7 @@ def add_names(store: CountedStore, catalog: Catalog, count: int, each: int = 1) 
     store.objects |= {pack(name): b"" for name in names}
     made = {}
     for part in index_file.parts(dict.fromkeys(names, PACK_SIZE * each)):
-        data = index_file.build([Names([*part], each)], part)  # type: ignore[list-item]
+        data = index_file.build([Names([*part], each)], part)
         made[index_file.name_of(data)] = FileIndex.of(data)
         store.put(index(index_file.name_of(data)), data)
     catalog.listing.publish(lambda manifest: replace(manifest, indexes=manifest.indexes | made.keys()))
