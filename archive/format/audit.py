@@ -78,16 +78,12 @@ class AuditRecord(NamedTuple):
 
 
 class ChainedRecord(NamedTuple):
-    """A record in its chain: its place, from 1, and the digests of the one before it and of itself, 16 bytes each.
-
-    ``end``: where it ends in the rows of its tail, in bytes.
-    """
+    """A record in its chain: its place, from 1, and the digests of the one before it and of itself, 16 bytes each."""
 
     place: int
     before: bytes
     digest: bytes
     record: AuditRecord
-    end: int
 
 
 @dataclass(frozen=True)
@@ -128,12 +124,6 @@ class AuditTail:
         """Return what follows it, once a file has it."""
         return AuditTail(self.end, 0, self.last, self.last, file)
 
-    def up_to(self, place: int) -> AuditTail:
-        """Return its records up to one of them. Raises CorruptError."""
-        *_, last = (chained for chained in self.records() if chained.place <= place)
-        size, rows = place - self.first, self.rows[: last.end]
-        return replace(self, size=size, last=last.digest, rows=rows, note=None)
-
     def encode(self) -> bytes:
         """Return its bytes."""
         return TAIL.pack(self.first, self.size, self.before, self.last, self.file, len(self.rows)) + self.rows
@@ -150,7 +140,7 @@ class AuditTail:
             note = note if flags & SAME else self.rows[ends[-1] : end]
             about = tuple(self.rows[one:other] for one, other in pairwise(ends))
             record = AuditRecord(high << 32 | low, verb, number, note, flags & ~SAME, about)
-            found.append(ChainedRecord(self.first + len(found) + 1, before, own, record, end))
+            found.append(ChainedRecord(self.first + len(found) + 1, before, own, record))
             before, at = own, end
         if (before, len(found), at) != (self.last, self.size, len(self.rows)):
             raise CorruptError(f"the audit is changed behind record {self.first}: its digests do not follow each other")

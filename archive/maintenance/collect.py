@@ -33,7 +33,6 @@ from collections.abc import Collection, Mapping, Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pltz.archive.catalog.audit import merge_files
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
@@ -130,7 +129,6 @@ class Collector:
             if done.copied or done.deleted:
                 self.indexes.try_to_write()  # the collection stands; an index can be written later
             self._forget_gone()
-            merge_files(self.catalog)
         kept = (name for name in self.catalog.store.kept if object_names.folder_of(name) == object_names.PACKS)
         return replace(done, kept=tuple(kept))
 

@@ -12,16 +12,16 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.author import Author
-from pltz.archive.catalog import audit, listing
-from pltz.archive.catalog.audit import FANOUT, AuditEntry, entries, merge_files
+from pltz.archive.catalog import listing
+from pltz.archive.catalog.audit import AuditEntry, entries
 from pltz.archive.errors import WrongClock
-from pltz.archive.format.audit import MAX_TAIL, VERSION, AuditFile, AuditRecord, AuditTail
+from pltz.archive.format.audit import VERSION, AuditFile, AuditRecord, AuditTail
 from pltz.archive.format.clock import AGAIN, DAY, STEP, ArchiveClock
 from pltz.archive.retention import Policy
 from pltz.archive.writing.put_request import PutRequest
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
-from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, ZlibCodec, create
+from tests.archive.kit import DirectoryStore, NewSession, Repairer, SimDisk, TowerArchive, create
 from tests.archive.sealed import RAW, reopen
 
 KEYS = pytest.mark.parametrize("key", [None, RAW], ids=["open", "sealed"])
@@ -127,59 +127,6 @@ def test_files_take_over_and_every_change_of_them_is_found(key: Any, monkeypatch
     assert archive.verify().sound
 
 
-@pytest.mark.parametrize("most", [MAX_TAIL, 500])
-@KEYS
-def test_collect_puts_files_together_and_the_chain_stays(key: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "FULL", 50)
-    monkeypatch.setattr(audit, "MAX_TAIL", most)
-    disk, archive = made(key)
-
-    def files() -> list[str]:
-        return [path for path in disk.seen.files() if path.startswith("audit/")]
-
-    def begun(archive: TowerArchive, disk: SimDisk) -> bytes:
-        """Put the file of a change that is about to be swapped, and return its name."""
-        tail = archive.catalog.listing.present.audit.adding(AuditRecord(0, 1, 1, b"{}"))
-        data = AuditFile(archive.settings.archive, tail).encode()
-        disk.write_new(f"audit/{data[-SIZE:].hex()}", data)
-        return data[-SIZE:]
-
-    for number in range(16):
-        put(archive, f"n{number}")
-        if number == 8:
-            begun(archive, disk)  # others are faster
-    found, beside, backup = told(archive), reopen(disk, key=key), disk.seen.files()
-    assert len(files()) >= FANOUT
-    for state in disk.left_by(lambda: merge_files(archive.catalog)):
-        killed = reopen(crashed := SimDisk(state), key=key)
-        assert told(killed) == found
-        for number in range(16, 24):
-            put(killed, f"n{number}")
-        coming = begun(killed, crashed)
-        merge_files(killed.catalog)
-        assert told(killed)[:16] == found
-        names = {bytes.fromhex(path[6:]) for path in crashed.seen.files() if path.startswith("audit/")}
-        assert names == {coming, *(name for name, _ in audit._files(killed.catalog))}
-    few = 1 if most == MAX_TAIL else 6
-    assert len(files()) <= few and told(archive) == found == list(entries(beside.catalog))  # it looked before
-    for number in range(16, 32):
-        put(archive, f"n{number}")
-        if number == 26:
-            beside.catalog.look()
-    merge_files(beside.catalog)  # a newer file has those in it
-    beside.catalog.look()
-    merge_files(beside.catalog)
-    after = told(archive)
-    assert after[:16] == found and len(after) == 32 and len(files()) <= 2 * few
-    assert list(entries(archive.catalog, found[3].digest)) == after
-    back = SimDisk(disk.seen)  # the manifest of a backup names files that are part of another now
-    for path in [path for path in back.seen.files() if path.startswith("manifest/")]:
-        back.unlink(path)
-    for path in [path for path in backup if path.startswith("manifest/")]:
-        back.write_new(path, backup[path])
-    assert told(reopen(back, key=key)) == found
-
-
 @KEYS
 def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(key: Any) -> None:
     """By who may write the manifest: it follows, and tells nothing of what was cut off or left out of it."""
@@ -187,25 +134,13 @@ def test_a_chain_that_was_written_anew_lacks_the_digest_that_was_kept(key: Any) 
     for number in range(4):
         put(archive, f"n{number}")
     found, records = told(archive), [chained.record for chained in archive.catalog.listing.present.audit.records()]
-    cut = archive.catalog.listing.present.audit.up_to(3)
-    forged = functools.reduce(AuditTail.adding, [records[0], records[3]], AuditTail())
+    cut, forged = (functools.reduce(AuditTail.adding, rows, AuditTail()) for rows in (records[:3], records[::3]))
     for tail, last in (cut, 3), (forged, 2):
         archive.catalog.listing.publish(lambda manifest, tail=tail: replace(manifest, audit=tail))  # type: ignore[misc]
         catalog = reopen(disk, key=key).catalog
         assert len(list(entries(catalog))) == last and list(entries(catalog, found[0].digest))
         with pytest.raises(CorruptError, match="written anew, or an older state"):
             list(entries(catalog, found[3].digest))
-
-
-def test_files_of_an_append_only_archive_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "FULL", 50)
-    disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], append_only=True)
-    for number in range(9):
-        put(archive, f"n{number}")
-    before = {path for path in disk.seen.files() if path.startswith("audit/")}
-    archive.collect()
-    assert len(before) >= FANOUT and before <= disk.seen.files().keys()
 
 
 @KEYS
