@@ -388,13 +388,12 @@ class Chains:
     def path(self, leaf: bytes) -> list[Found]:
         """Return the records of a tower, from the root's on. Raises LostError, MissingPack, CorruptError."""
         path = list[Found]()
-        while leaf != NO_SEGMENT:
-            if not (found := self._find(leaf)):
-                raise self._absent(leaf)
+        for segment, found in self.catalog.lookup.tower(leaf):
+            if not found:
+                raise self._absent(segment)
             if len(path) == MAX_SEGMENTS:
                 raise CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             path.append(found[0])
-            leaf = found[0].record.parent
         return path[::-1]
 
     def _keep_last(self) -> None:

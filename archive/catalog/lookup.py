@@ -23,7 +23,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.ids import LEAF, version_id
+from pltz.archive.format.ids import LEAF, NO_SEGMENT, version_id
 from pltz.archive.format.index_file import (
     MARKS,
     SEGMENTS,
@@ -224,16 +224,23 @@ class RecordLookup:
         self._listing.gone += gone
         return gone
 
-    def chain(self, version: Version) -> list[bytes]:
-        """Return the ids of the segments of a version from the last one up, as far as their records are there.
+    def tower(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
+        """Yield each segment of a tower with its records, from the leaf up. It ends with one that has none, if any.
 
-        Runs have no records of theirs. Raises StoreError.
+        Segments within runs have none of their own, and are left out. Raises StoreError.
         """
-        ids, leaf = list[bytes](), version.leaf
-        while any(leaf) and (found := self.find(SEGMENTS, leaf)) and leaf not in ids[-1:]:
-            ids.append(leaf)
+        seen = set[bytes]()
+        while leaf != NO_SEGMENT:
+            found = [] if leaf in seen else self.find(SEGMENTS, leaf)  # in a circle none is above the others
+            yield leaf, found
+            if not found:
+                return
+            seen.add(leaf)
             leaf = found[0].record.parent
-        return ids
+
+    def chain(self, version: Version) -> list[bytes]:
+        """Return the ids of the segments of a version from the last one up, as `tower` finds those that are there."""
+        return [segment for segment, found in self.tower(version.leaf) if found]
 
     def own_record(self, version: Version) -> Found | None:
         """Return the record of a version where that has its last segment too; None where it has not, or is damaged.

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, decodable_groups
+from pltz.archive.catalog.chain import Chains, decodable_groups
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower, TowerReader
@@ -103,13 +103,11 @@ class LastTowers:
 
     def _names(self, version: Version) -> list[bytes]:
         """Return the segments of a version's tower, the root first; none where one is gone."""
-        names, leaf = list[bytes](), version.leaf
-        while leaf != NO_SEGMENT:
-            found = self._catalog.lookup.find(SEGMENTS, leaf)
-            if not found or len(names) == MAX_SEGMENTS:
+        names = list[bytes]()
+        for segment, found in self._catalog.lookup.tower(version.leaf):
+            if not found:
                 return []
-            names.append(leaf)
-            leaf = found[0].record.parent
+            names.append(segment)
         return names[::-1]
 
     def _alike(self, item: Found, content: Sliced, at: int) -> PendingSegment:
@@ -144,13 +142,5 @@ class LastTowers:
 
     def stands(self, version: Version) -> bool:
         """Return whether the records that a version is read from are there. A run has no records of its segments."""
-        if not self._catalog.lookup.is_sound(version.location):
-            return False
-        leaf = version.leaf
-        for _ in range(MAX_SEGMENTS):
-            if leaf == NO_SEGMENT:
-                return True
-            if not (found := self._catalog.lookup.find(SEGMENTS, leaf)):
-                return False
-            leaf = found[0].record.parent
-        return False
+        lookup = self._catalog.lookup
+        return lookup.is_sound(version.location) and all(found for _, found in lookup.tower(version.leaf))

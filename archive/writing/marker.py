@@ -20,8 +20,8 @@ from pltz.archive.catalog.lookup import Version, as_sessions, forgettable
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import Verb
-from pltz.archive.format.ids import NO_SEGMENT, TENANT
-from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.index_file import Location
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.record import FORGET, RUN, UNDELETE, Context, Mark, Record, segment_only, session_only
 from pltz.archive.writing.writer import ArchiveWriter
@@ -147,7 +147,7 @@ class Marker:
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
         """Yield the records that a version is read with and that lie only in condemned packs, parents first."""
         chain: list[Found] = []
-        for segment, places in self._needed(item.record.leaf):
+        for segment, places in self._catalog.lookup.tower(item.record.leaf):
             if not places:
                 raise ArchiveError("a segment of this version is already gone: it cannot be brought back")
             if all(p.location.pack in self._catalog.listing.condemned for p in places) and segment not in copied:
@@ -166,13 +166,5 @@ class Marker:
     def _places(self, version: Version) -> Iterator[Location]:
         item = self._catalog.lookup.head(version.location)
         yield item.location
-        for _, places in self._needed(item.record.leaf):
+        for _, places in self._catalog.lookup.tower(item.record.leaf):
             yield from (p.location for p in places)
-
-    def _needed(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
-        """Yield the records of each segment of a tower, from its leaf up."""
-        seen = {NO_SEGMENT}
-        while leaf not in seen:
-            seen.add(leaf)
-            yield leaf, (places := self._catalog.lookup.find(SEGMENTS, leaf))
-            leaf = places[0].record.parent if places else NO_SEGMENT
