@@ -145,16 +145,15 @@ class Catalog:
         self._read_at = begun
 
     def twice(self, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, called again after a refresh where packs vanished: a collector moved them."""
+        """Return the result of ``work`` by a stable listing, once more after a refresh where it lacks something.
+
+        What is there may be under keys made since the last refresh.
+        """
         try:
-            return work()
-        except (FileNotFoundError, LostError):
+            return self.listing.stable(work)
+        except LostError:
             self.refresh()
-            try:
-                with self.one_look(math.inf):  # the one just made: the manifest may still name what is gone
-                    return work()
-            except FileNotFoundError as exc:
-                raise LostError(f"{exc.filename} is gone: run pltz archive repair") from exc
+            return self.listing.stable(work)
 
     def decide(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which decides by one look and publishes what it decided.

@@ -49,7 +49,7 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
         starts = {pack: number << 30 for number, pack in enumerate(listing.packs)}
         return [len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))]
 
-    segments, sessions, marks = catalog.twice(counted)  # an index that is read by ranges may be replaced meanwhile
+    segments, sessions, marks = listing.stable(counted)  # an index that is read by ranges may be replaced meanwhile
     sizes = catalog.store.list(object_names.INDEXES)
     return Stat(
         archive=archive,

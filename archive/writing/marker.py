@@ -51,7 +51,7 @@ class Marker:
         back for the grace of a collection at least. Raises NotFound where one was collected, else the errors of
         `ArchiveWriter.put`.
         """
-        return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, FORGET)))
+        return self._catalog.decide(partial(self._mark, versions, FORGET))
 
     def undelete(self, versions: Sequence[Version]) -> int:
         """Bring forgotten versions back, with what they have of older ones, and return how many were forgotten.
@@ -59,7 +59,7 @@ class Marker:
         Raises NotFound, ArchiveError where they or their segments were collected, else the errors of
         `ArchiveWriter.put`.
         """
-        return self._catalog.twice(partial(self._catalog.decide, lambda: self._mark(versions, UNDELETE)))
+        return self._catalog.decide(partial(self._mark, versions, UNDELETE))
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         marking = self.of(versions, verb)
