@@ -4,10 +4,9 @@ A version keeps its moment and its time, so it has its place among those that th
 place in the tower and its domain, so shared segments stay shared. With the same tokenizer it also keeps its id. The
 other archive codes with its own codecs, so a copy also moves an archive to another bundle of the same tokenizer.
 
-A version is copied when the other archive has none with the same leaf, moment, time, tags, kind and target. A sealed
-archive has segment ids of its own; there the leaf's id is computed from the decoded tokens. So a killed copy
-is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and
-compared token by token before it is reported.
+A version is copied when the other archive has none with its id. A sealed archive has ids of its own; there the version
+is read, and the writer finds that it would put it again. So a killed copy is simply run again, and running it twice
+adds nothing. Each commit is read back from the other archive and compared token by token before it is reported.
 
 A hold on what is copied is placed in the other archive too, before anything of it is there, with its time, actor and
 reason. A version that a collector moves is looked up again. A version erased since it was listed is skipped and
@@ -17,21 +16,18 @@ reported, and so is one of a session that the other archive erased.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from pltz.archive.author import Author
 from pltz.archive.catalog.holds import LegalHold
-from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.format.ids import BASE, LEAF, NO_SEGMENT, TENANT, Tokens, segment_of
+from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.opener import OpenArchive
@@ -48,8 +44,6 @@ from pltz.plt_codec.identity import NONE
 
 AT_ONCE = 64  # versions decoded together
 COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ def copy(
         some = [v for v in some if v not in buried]
         if not dry_run:
             holds = _carried(holds, some, to)
-        there = _there(source, some, to)
+        there = _there(source, some, to, dry_run)
         if there:
             to.store.settle(MANIFEST)  # its writer may be between link and fsync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
@@ -143,7 +137,7 @@ def _sessions(
     """
     for version, tower in zip(versions, _all_towers(source, versions), strict=True):
         try:
-            yield _again(source, version, partial(_session, source, version, tower, codecs))
+            yield _session(source, version, tower, codecs)
         except FormatError as exc:
             yield exc
 
@@ -158,24 +152,16 @@ def _all_towers(source: OpenArchive, versions: Sequence[Version]) -> Sequence[To
 
 def _session(
     source: OpenArchive, version: Version, tower: Tower | None, codecs: CodecRegistry
-) -> tuple[Tower, NewSession]:
-    read = source.reader.tower(version) if tower is None else tower
+) -> tuple[Tower, NewSession] | None:
+    """Return a version's tower and the session to put; None where it was erased."""
+    with suppress(LostError, NotFound):
+        read = source.reader.tower(version) if tower is None else tower
+        return read, _new_session(source, read, codecs)
+    source.catalog.refresh()  # a collector may have moved it since it was listed
+    if _erased(source, version):
+        return None
+    read = source.reader.tower(version)
     return read, _new_session(source, read, codecs)
-
-
-def _again(source: OpenArchive, version: Version, work: Callable[[], T]) -> T | None:
-    """Call ``work``, and again where a collector moved its records. None: the version was erased. Raises its errors."""
-    for _ in range(ATTEMPTS):
-        try:
-            return work()
-        except (LostError, NotFound) as exc:
-            failure, before = exc, set(source.catalog.listing.packs)
-            source.catalog.refresh()
-            if _erased(source, version):
-                return None
-            if set(source.catalog.listing.packs) == before:  # no pack changed, so it is lost
-                break
-    raise failure
 
 
 def _erased(source: OpenArchive, version: Version) -> bool:
@@ -199,51 +185,21 @@ def _erased(source: OpenArchive, version: Version) -> bool:
     return all(known.id != version.id for known in source.directory.sight(version.name, version.tenant).versions)
 
 
-def _towers(source: OpenArchive, versions: Sequence[Version]) -> Iterator[Tower]:
-    """Yield towers decoded together; if one is lost, those before it are still yielded."""
-    try:
-        yield from source.reader.towers(versions)
-    except PltzError:
-        yield from map(source.reader.tower, versions)
+def _there(source: OpenArchive, versions: Sequence[Version], to: OpenArchive, dry_run: bool) -> set[bytes]:
+    """Return the ids of the versions that the other archive has. Of a sealed one a dry run alone tells, by their facts.
 
-
-def _there(source: OpenArchive, versions: Sequence[Version], to: OpenArchive) -> set[bytes]:
-    """Return the ids of the versions that the other archive has."""
-    leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
-    named_alike = not (source.settings.sealed or to.settings.sealed)
-    if named_alike or not leaves:
-        return {v.id for v in versions if v.leaf_prefix in leaves.get(v.id, ())}
-    there = set()
-    with suppress(PltzError):  # copying a lost version reports the loss
-        for tower in _towers(source, [v for v in versions if v.id in leaves]):
-            if _leaf_in(tower, source, to)[:LEAF] in leaves[tower.version.id]:
-                there.add(tower.version.id)
-    return there
-
-
-def _leaves_alike(version: Version, to: OpenArchive) -> set[bytes]:
-    """Return the first bytes of the leaves of equal versions in the other archive.
-
-    Equal versions have one name, part, moment, time, tags, kind and target.
+    Two versions of a part with the same facts were put at one moment, so this is exact but for such.
     """
-    known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
-    return {v.leaf_prefix for v in known if _facts(v) == _facts(version)}
+    there, sealed = set[bytes](), source.settings.sealed or to.settings.sealed
+    for version in () if sealed and not dry_run else versions:
+        known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
+        if any(_facts(v) == _facts(version) if sealed else v.id == version.id for v in known):
+            there.add(version.id)
+    return there
 
 
 def _facts(version: Version) -> tuple[str, int, int, dict[str, str], int, bytes, bytes]:
     return version.part, version.moment, version.time, version.tags, version.kind, version.target, version.tokenizer
-
-
-def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
-    """Return the id of a tower's leaf in the other archive. Raises CorruptError where it has no keys of its domains."""
-    shared, base = source.reader.base_of(tower)
-    own = to.keys.domain(TENANT, tower.version.tenant)
-    above = to.keys.domain(BASE, base or "base") if shared else own
-    leaf = NO_SEGMENT
-    for number, (_, tokens) in enumerate(tower.segments):
-        domain = above if number < shared else own
-        leaf = segment_of(to.keys.segment_digest(domain, tower.version.tokenizer, leaf, tokens))
-    return leaf
 
 
 def _commit(batch: Sequence[tuple[Tower, NewSession]], to: OpenArchive) -> Iterator[Copied]:
@@ -258,7 +214,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: OpenArchive) -> Itera
                 raise ArchiveError(
                     f"version {version.version} of {version.name!r} does not read back from the copy: verify it"
                 )
-            yield Copied(version, False, receipt)
+            yield Copied(version, receipt.unchanged, None if receipt.unchanged else receipt)
 
 
 def _put(version: Version, receipt: CommitReceipt, to: OpenArchive) -> Version:

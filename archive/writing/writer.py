@@ -361,7 +361,7 @@ class ArchiveWriter:
         """Return the stored version that a put would only repeat: of a copy that with its id, else the last one."""
         staying = [v for v in history.versions if not v.forgotten and v.part == draft.session.part]
         last = staying[-1:] if history.has_newest else []
-        known = last if draft.session.moment is None else [v for v in staying if v.id == draft.id]
+        known = last if draft.session.moment is None else [v for v in history.versions if v.id == draft.id]
         same = known and self._same(known[0], draft) and self.catalog.lookup.is_sound(known[0].location)
         return known[0] if same else None
 
