@@ -142,7 +142,7 @@ class Holds:
         store, listing = self._listing.store, self._listing
 
         def lacking() -> set[bytes]:
-            there = object_names.holds_among(store.list(object_names.HOLDS))
+            there = object_names.hold.listed(store.list).keys()
             listing.follow()  # after: a hold is in the manifest before it has an object
             return {name for name in there - self.rows.keys() if not foreign(name)}
 

@@ -79,7 +79,7 @@ class IndexKeeper:
         named = made | self._catalog.listing.present.indexes
         for name in old - named:
             self._store.delete(object_names.index(name))
-        for name in object_names.table_copies_among(self._store.list(object_names.PARITY)) - named:
+        for name in {name.hex() for name in object_names.table_copy.listed(self._store.list)} - named:
             self._store.delete(object_names.table_copy(name))
         for name in self._store.list(object_names.LISTS).keys() - self._catalog.listing.present.lists.keys():
             self._store.delete(object_names.session_list(name))

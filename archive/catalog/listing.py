@@ -165,7 +165,7 @@ class Listing:
     def read(self) -> None:
         """Look as `follow` does, and tell by a listing of packs/ which named packs are not there."""
         self._follow()
-        sizes = object_names.packs_listed(self.store.list(object_names.PACKS))
+        sizes = object_names.pack.listed(self.store.list)
         self._follow()  # after the listing: what was put meanwhile is named by now, what was taken out no more
         absent = self._named().keys() - sizes.keys()
         if self._showing:
@@ -180,7 +180,7 @@ class Listing:
 
         Raises the errors of `follow`.
         """
-        sizes = object_names.packs_listed(self.store.list(object_names.PACKS))
+        sizes = object_names.pack.listed(self.store.list)
         self._follow()  # after the listing: a pack that was put meanwhile is named by now, or is not listed
         return self._unnamed_of(sizes)
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 from pltz.archive.encryption.key_files import KeyFolder
-from pltz.archive.format.object_names import PACKS, key_pattern, pack, packs_listed
+from pltz.archive.format.object_names import key_pattern, pack
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.record import SEALED
 from pltz.archive.storage.store import Store
@@ -60,7 +60,7 @@ class KeyCheck:
     def roots(self) -> dict[bytes, set[bytes]]:
         """Return the roots that packs name, by domain. Packs that cannot be read are left out. Raises StoreError."""
         if self._roots is None:
-            sizes = self._packs() if self._packs else packs_listed(self.store.list(PACKS))
+            sizes = self._packs() if self._packs else pack.listed(self.store.list)
             self._tables = {name: self._tables[name] for name in self._tables.keys() & sizes.keys()}
             new = sorted(sizes.keys() - self._tables.keys())
             slices = [[(name, sizes[name]) for name in new[n::READERS]] for n in range(READERS if new else 0)]

@@ -2,16 +2,15 @@
 
 Spec: FORMAT.md, "Layout".
 
-    pack(id) --> "packs/<32 hex>"          packs_among(names of packs/ or parity/) --> ids
+    pack(id) --> "packs/<32 hex>"          pack.listed(store.list) --> ids and sizes
 
-Functions that read names take them as `Store.list` returns them, without the folder. They skip all others:
-files with other names are left alone.
+What reads names skips all others: files with other names are left alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 PACKS, INDEXES, LISTS, PARITY, LOST, HOLDS, AUDIT = "packs", "index", "list", "parity", "lost", "hold", "audit"
@@ -21,75 +20,38 @@ FOLDERS = (PACKS, PARITY, INDEXES, LISTS, LOST, HOLDS, AUDIT, KEYS, MANIFEST, DA
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
 
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9a-f]{16}")
-_INDEX_COPY = re.compile(r"index-([0-9a-f]{32})")
 _KEY_FILE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
 
 
-def pack(identity: bytes) -> str:
-    """Return the name of a pack.
+class ObjectKind:
+    """A kind of objects whose names have a digest. ``begin``: of their names in the folder.
 
-    >>> pack(bytes(16))
-    'packs/00000000000000000000000000000000'
-    """
-    return f"{PACKS}/{identity.hex()}"
-
-
-def parity(identity: bytes) -> str:
-    """Return the name of the parity of a pack."""
-    return f"{PARITY}/{identity.hex()}"
-
-
-def packs_among(names: Iterable[str]) -> set[bytes]:
-    """Return the ids of the packs among the names in ``packs/``, or of the packs whose parity is in ``parity/``.
-
-    >>> packs_among(["00" * 16, "archive.json"]) == {bytes(16)}
+    >>> pack(bytes(16)), table_copy("0f" * 16)
+    ('packs/00000000000000000000000000000000', 'parity/index-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f')
+    >>> parity.listed(lambda folder: {"00" * 16: 7, "archive.json": 9}) == {bytes(16): 7}
     True
     """
-    return {bytes.fromhex(name) for name in names if _DIGEST.fullmatch(name)}
+
+    def __init__(self, folder: str, begin: str = "") -> None:
+        self._folder, self._path = folder, f"{folder}/{begin}"
+        self._pattern = re.compile(rf"{begin}([0-9a-f]{{32}})")
+
+    def __call__(self, digest: bytes | str) -> str:
+        """Return the name of the object with this digest, 16 bytes or 32 hex."""
+        return self._path + (digest if isinstance(digest, str) else digest.hex())
+
+    def listed(self, listing: Callable[[str], Mapping[str, int]]) -> dict[bytes, int]:
+        """Return digests and sizes in bytes of those that are there. ``listing``: lists a folder, as `Store.list`."""
+        found = ((self._pattern.fullmatch(name), size) for name, size in listing(self._folder).items())
+        return {bytes.fromhex(match[1]): size for match, size in found if match}
 
 
-def packs_listed(sizes: Mapping[str, int]) -> dict[bytes, int]:
-    """Return the ids and sizes in bytes of the packs in a listing of ``packs/``."""
-    return {bytes.fromhex(name): size for name, size in sizes.items() if _DIGEST.fullmatch(name)}
-
-
-def index(digest: str) -> str:
-    """Return the name of an index file. ``digest``: its digest, 32 hex.
-
-    >>> index("0f" * 16)
-    'index/0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
-    """
-    return f"{INDEXES}/{digest}"
-
-
-def indexes_among(names: Iterable[str]) -> set[str]:
-    """Return the digests, 32 hex, of the index files among the names in ``index/``."""
-    return {name for name in names if _DIGEST.fullmatch(name)}
-
-
-def session_list(digest: str) -> str:
-    """Return the name of a list of sessions. ``digest``: its digest, 32 hex.
-
-    >>> session_list("0f" * 16)
-    'list/0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
-    """
-    return f"{LISTS}/{digest}"
-
-
-def table_copy(digest: str) -> str:
-    """Return the name of the copy of an index's pack table. ``digest``: of the index, 32 hex.
-
-    >>> table_copy("0f" * 16)
-    'parity/index-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
-    """
-    return f"{PARITY}/index-{digest}"
-
-
-def table_copies_among(names: Iterable[str]) -> set[str]:
-    """Return the digests, 32 hex, of the indexes of which copies of pack tables are among the names in ``parity/``."""
-    return {match[1] for name in names if (match := _INDEX_COPY.fullmatch(name))}
+pack, parity = ObjectKind(PACKS), ObjectKind(PARITY)  # by the id of the pack
+index, table_copy = ObjectKind(INDEXES), ObjectKind(PARITY, "index-")  # by the digest of the index
+session_list = ObjectKind(LISTS)
+lost_keys = ObjectKind(LOST)  # what a lost pack had
+hold, audit = ObjectKind(HOLDS), ObjectKind(AUDIT)
 
 
 def numbers_among(names: Iterable[str]) -> set[int]:
@@ -99,38 +61,6 @@ def numbers_among(names: Iterable[str]) -> set[int]:
     {10}
     """
     return {int(name, 16) for name in names if _NUMBER.fullmatch(name)}
-
-
-def lost_keys(digest: bytes) -> str:
-    """Return the name of the object that lists what a lost pack had. ``digest``: of the object.
-
-    >>> lost_keys(bytes(16))
-    'lost/00000000000000000000000000000000'
-    """
-    return f"{LOST}/{digest.hex()}"
-
-
-def hold(identity: bytes) -> str:
-    """Return the name of a hold.
-
-    >>> hold(bytes(16))
-    'hold/00000000000000000000000000000000'
-    """
-    return f"{HOLDS}/{identity.hex()}"
-
-
-def holds_among(names: Iterable[str]) -> set[bytes]:
-    """Return the ids of the holds among the names in ``hold/``, or of the files among those in ``audit/``."""
-    return {bytes.fromhex(name) for name in names if _DIGEST.fullmatch(name)}
-
-
-def audit(name: bytes) -> str:
-    """Return the name of a file of the audit. ``name``: its digest.
-
-    >>> audit(bytes(16))
-    'audit/00000000000000000000000000000000'
-    """
-    return f"{AUDIT}/{name.hex()}"
 
 
 class KeyFileName(NamedTuple):

@@ -195,7 +195,7 @@ class Collector:
         for pack in sorted(listing.present.gone.keys() - self._deleted):
             store.delete(object_names.parity(pack))
             store.delete(object_names.pack(pack))
-        left = object_names.packs_listed(store.list(object_names.PACKS))
+        left = object_names.pack.listed(store.list)
 
         def forgetting(manifest: Manifest) -> Manifest:
             indexed = set[bytes]().union(*(index.packs for index in listing.indexes.values()))
@@ -426,8 +426,8 @@ class Collector:
     def _sweep(self) -> None:
         """Delete parity of packs that are neither named nor there: a slow writer put it after they were collected."""
         store, listing = self.catalog.store, self.catalog.listing
-        protected = object_names.packs_among(store.list(object_names.PARITY))
-        there = object_names.packs_listed(store.list(object_names.PACKS))  # after: parity is put after the pack
+        protected = object_names.parity.listed(store.list).keys()
+        there = object_names.pack.listed(store.list)  # after: parity is put after the pack
         named = listing.packs.keys() | listing.missing()  # one that vanished comes back by its parity
         for pack in sorted(protected - there.keys() - named):
             if not is_there(store, object_names.pack(pack)):

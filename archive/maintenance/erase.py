@@ -645,7 +645,7 @@ class Eraser:
         read. ``seen``: the records of packs that were read whole already, which never change.
         """
         store, archive = self.catalog.store, self.catalog.listing.archive
-        for name, size in sorted(object_names.packs_listed(store.list(object_names.PACKS)).items()):
+        for name, size in sorted(object_names.pack.listed(store.list).items()):
             damaged, path = False, object_names.pack(name)
             if seen and (rows := seen.rows(name)) is not None:
                 yield from (_Named(name.hex(), *row) for row in rows)

@@ -217,8 +217,8 @@ class Repairer:
         unusable = {name: listing.table_of(name) for name in before.indexes - self._sound_indexes}
         listing.take(replace(before, indexes=before.indexes & self._sound_indexes))
         # packs whose entries have to be made, or of which nothing tells what they had
-        there = object_names.packs_listed(self.store.list(object_names.PACKS))
-        once = object_names.packs_among(self.store.list(object_names.PARITY))
+        there = object_names.pack.listed(self.store.list)
+        once = object_names.parity.listed(self.store.list).keys()
         tabled = {pack for table in unusable.values() for pack in table or ()}
         if own is None or None in unusable.values():  # nothing else tells what there was
             tabled |= there.keys() | once
@@ -267,7 +267,7 @@ class Repairer:
     def _audit(self, archive: bytes, before: Manifest) -> AuditTail:
         """Return the newest records that are left, of the manifest before one that is lost or of the files."""
         tails = [before.audit]
-        for name in object_names.holds_among(self.store.list(object_names.AUDIT)):
+        for name in object_names.audit.listed(self.store.list):
             with suppress(FormatError):
                 file = AuditFile.decode(self._maybe(object_names.audit(name), MAX_AUDIT) or b"")
                 tails += [file.tail.after(name)] if file.archive == archive else []
@@ -276,7 +276,7 @@ class Repairer:
     def _holds(self, archive: bytes, own: Manifest | None) -> dict[bytes, Hold]:
         """Return the holds that have an object and that the manifest lacks, and put the objects that are missing."""
         found, rows = dict[bytes, Hold](), dict(own.holds) if own else {}
-        for name in sorted(object_names.holds_among(self.store.list(object_names.HOLDS)) | rows.keys()):
+        for name in sorted(object_names.hold.listed(self.store.list).keys() | rows.keys()):
             path = object_names.hold(name)
             data = self._maybe(path, MAX_HOLD)
             with suppress(CorruptError):
@@ -370,7 +370,7 @@ class Repairer:
             except ArchiveError as exc:
                 why = exc
                 raise CorruptError(str(exc)) from exc
-            if not object_names.packs_listed(self.store.list(object_names.PACKS)):  # none says which is right
+            if not object_names.pack.listed(self.store.list):  # none says which is right
                 found = register.find() or register.older
                 alone = self._maybe(SETTINGS, MAX_SIZE) != self._maybe(SETTINGS_COPY, MAX_SIZE)
                 keyed = settings.archive in KeyFolder(self.store).generations()
@@ -584,7 +584,7 @@ class Repairer:
     def _want_own(self, archive: bytes) -> None:
         """Raise ArchiveError where there are packs and all are of another archive than that of an archive.json."""
         others = set[bytes]()
-        for pack in object_names.packs_listed(self.store.list(object_names.PACKS)):
+        for pack in object_names.pack.listed(self.store.list):
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
             if data is None or not self._foreign(archive, data):
                 return

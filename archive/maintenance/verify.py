@@ -409,7 +409,7 @@ class Verifier:
             and is_there(self.catalog.store, original)  # or both may have gone
         ]
         unnamed = self.catalog.listing.unnamed_packs()
-        named_once = object_names.packs_among(self.catalog.store.list(object_names.PARITY)) & unnamed.keys()
+        named_once = object_names.parity.listed(self.catalog.store.list).keys() & unnamed.keys()
         self.report.unnamed = len(unnamed) - len(named_once)
         if named_once and (left := named_once & self.catalog.listing.unnamed_packs().keys()):
             what = (
@@ -422,7 +422,7 @@ class Verifier:
     def _check_holds(self) -> None:
         """Check that each hold has its object, and that the manifest has each hold that has one."""
         store, listing = self.catalog.store, self.catalog.listing
-        there = object_names.holds_among(store.list(object_names.HOLDS))
+        there = object_names.hold.listed(store.list).keys()
         listing.follow()  # after the listing: a hold has its object only while the manifest has it
         rows = listing.present.holds
         self.report.missing_copies += [object_names.hold(name) for name in sorted(rows.keys() - there)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -299,7 +299,7 @@ class DirectoryStore(Store):
         except FileNotFoundError as exc:
             if self._dropped(folder):
                 return {}
-            if folder in FOLDERS and SETTINGS in self._names(""):
+            if folder in FOLDERS and SETTINGS in self._sizes(""):
                 raise StoreError(
                     f"{folder}/ is gone, and other files of this archive say that something was in it: put it back, "
                     f"or make an empty one and run pltz archive repair"
@@ -355,7 +355,7 @@ class DirectoryStore(Store):
         looks = LOOKS
         for _ in range(TURNS):
             numbers = self._numbers(register)
-            if not numbers and known and SETTINGS not in self._names(""):
+            if not numbers and known and SETTINGS not in self._sizes(""):
                 raise StoreError(f"{register}/ and {SETTINGS} are gone: is the disk there?")
             if not numbers:  # or it was replaced meanwhile: too late for the new name, and the old one is gone
                 if not (looks := looks - 1):
@@ -491,7 +491,7 @@ class DirectoryStore(Store):
 
     def _numbers(self, register: str) -> Sequence[int]:
         """Return the numbers of a register's contents that are there, ascending. Raises StoreError."""
-        return sorted(object_names.numbers_among(self._names(register)))
+        return sorted(object_names.numbers_among(self._sizes(register)))
 
     def _is_there(self, register: str, content: Content) -> bool:
         """Return whether a content is there. Its number is not enough: after a loss the numbers begin again.
@@ -566,20 +566,17 @@ class DirectoryStore(Store):
         If archive.json is missing too, the disk may be missing. If other files show that there were packs, these are
         lost. In both cases the folder must not be taken for empty, nor be created. Raises StoreError.
         """
-        if folder not in FOLDERS or SETTINGS not in self._names(""):
+        if folder not in FOLDERS or SETTINGS not in self._sizes(""):
             return False
-        parity, indexes = self._names(object_names.PARITY), self._names(object_names.INDEXES)
-        evidence: dict[str, Collection[object]] = {
-            object_names.PACKS: object_names.packs_among(parity) or object_names.indexes_among(indexes)
-        }
-        return not evidence.get(folder)
+        kinds = object_names.parity, object_names.index
+        return folder != object_names.PACKS or not any(kind.listed(self._sizes) for kind in kinds)
 
-    def _names(self, folder: str) -> set[str]:
-        """Return the names of files; none where there is no such folder. Raises StoreError."""
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """Return names and sizes of files; none where there is no such folder. Raises StoreError."""
         try:
-            return set(dict(self.disk.names(folder)))
+            return dict(self.disk.names(folder))
         except FileNotFoundError:
-            return set()
+            return {}
         except OSError as exc:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 

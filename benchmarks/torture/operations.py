@@ -28,7 +28,7 @@ from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
-from pltz.archive.format.object_names import PACKS, pack as pack_name, packs_among
+from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.places import open_store
@@ -1007,7 +1007,7 @@ def _opened(archive: opener.OpenArchive) -> set[str]:
     if not isinstance(keys, Keyring):
         return set()
     codecs = {codec.bundle_id: codec for codec in archive.codecs if codec.tokenizer == BytesCodec.tokenizer}
-    for identity in packs_among(archive.store.list(PACKS)):
+    for identity in pack_name.listed(archive.store.list):
         pack = Pack.of(archive.store.view(pack_name(identity)))
         for item in pack.scan():
             if isinstance(item, Damage):

@@ -18,10 +18,9 @@ MADE = re.compile(rf"({'|'.join(object_names.FOLDERS)})/.*")
 
 
 def test_packs_and_their_parity_are_read_back() -> None:
-    names = [last_part(object_names.pack(ID)), *FOREIGN]
-    assert object_names.packs_among(names) == {ID}
-    assert object_names.packs_among([last_part(object_names.parity(ID))]) == {ID}
-    assert object_names.packs_listed({name: 7 for name in names}) == {ID: 7}
+    for kind in object_names.pack, object_names.parity, object_names.table_copy:
+        names = [last_part(kind(ID)), *FOREIGN]
+        assert kind.listed(lambda folder: dict.fromkeys(names, 7)) == {ID: 7}  # noqa: B023
 
 
 def test_key_files_are_read_back() -> None:

@@ -46,7 +46,7 @@ def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, mo
         patch.setattr(Publisher, "put", lambda writer, rows, **how: copy(writer, list(rows)[:-1], **how))
         with pytest.raises(ArchiveError, match="was not found in a pack that stays"):
             filled.collect()
-    assert packs < object_names.packs_listed(filled.store.list("packs")).keys()
+    assert packs < object_names.pack.listed(filled.store.list).keys()
     assert not filled.catalog.listing.present.gone
     assert filled.collect().deleted == len(packs) and names(filled) == ["s0", "s2", "s3"]
 
