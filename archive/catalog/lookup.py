@@ -262,8 +262,8 @@ class RecordLookup:
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
-        pack = self._listing.opened(location.pack, location.offset)
-        record = pack.record(location.offset, location.row)
+        pack, block = self.block(location, ahead=AHEAD)
+        record = pack.of_block(block, location.row)
         return Found(location, record, pack.head.contexts[record.context])
 
     def head(self, location: Location) -> Found:

@@ -365,10 +365,6 @@ class Block(BlockHead):
         sealed = self.fields.sealed
         return len({t[:UNIT] if c in sealed else (domains[c], t) for c, t, k in rows if k in (SESSION, BOTH)})
 
-    def contexts(self) -> list[int]:
-        """Return the number of each record's context."""
-        return self.columns[CONTEXT].list(self.count)
-
     def versions(self) -> list[bytes]:
         """Return the version ids of the marks."""
         return [self.data[at : at + ID_SIZE] for at in range(self._versions, self._parents, ID_SIZE)]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -257,10 +256,6 @@ class Pack:
         pack._held = view
         return pack
 
-    def record(self, offset: int, row: int = 0) -> Record:
-        """Return a record of the block at ``offset``. Raises CorruptError, VersionError."""
-        return self.of_block(self.block(offset, ahead=AHEAD), row)
-
     def block(self, offset: int, *, ahead: int = FIRST_READ) -> Block:
         """Return the block at ``offset``, whose head is sound. Raises CorruptError, VersionError.
 
@@ -363,18 +358,6 @@ class Pack:
             except FormatError:
                 continue
         return len(data), left
-
-    def uses(self) -> Counter[int]:
-        """Return the number of records of each context, by its number, from the heads of the blocks.
-
-        Raises CorruptError, VersionError.
-        """
-        found, at = Counter[int](), self.begin
-        while at < self.end:
-            block = self.block(at)
-            found.update(block.contexts())
-            at = block.end
-        return found
 
     def count(self) -> int:
         """Return the number of records in the footer. Raises CorruptError."""

@@ -36,15 +36,14 @@ from functools import partial
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import ATTEMPTS, Found
-from pltz.archive.catalog.lookup import older_versions, version_of
+from pltz.archive.catalog.lookup import Blocks, older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS, generation_of
 from pltz.archive.errors import ArchiveError, FullError, Outdated, StoreError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.audit import Verb
-from pltz.archive.format.block import Block
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.manifest import MOST_OVER, Manifest
-from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import RUN, TICK_BITS, Context, Record, segment_only, session_only, unpack_about
 from pltz.archive.maintenance.join import TurnJoiner
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
@@ -91,7 +90,6 @@ class Collector:
         self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper, joiner: TurnJoiner | None = None
     ) -> None:
         self.catalog, self.writer, self.indexes, self.joiner = catalog, writer, indexes, joiner
-        self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
         self._deleted = set[bytes]()  # packs whose files this run deleted
         self._keys = frozenset[str]()  # key files there were when the records of the census were read
@@ -313,7 +311,7 @@ class Collector:
         ``packs``: copy only from these.
         """
         listing, rows = self.catalog.listing, list[tuple[Context, Record]]()
-        condemned, copied, size = listing.condemned, 0, 0
+        condemned, copied, size, blocks = listing.condemned, 0, 0, Blocks()
 
         def fence() -> None:  # what another freed would be back
             if listing.condemned != condemned:
@@ -322,7 +320,8 @@ class Collector:
         for location, parts in census.stranded():
             if packs is not None and location.pack not in packs:
                 continue
-            record, context = self._next(location)
+            with self.catalog.lookup.keeping_blocks(blocks):  # records of a block follow each other
+                record, context = self._at(location)
             if parts in PART and not record.mode & RUN:  # a run is copied whole, with all its versions
                 record = PART[parts](record)
             rows.append((context, record))
@@ -333,17 +332,6 @@ class Collector:
         if rows:
             self.writer.publisher.put(rows, fence=fence)
         return copied
-
-    def _next(self, location: Location) -> tuple[Record, Context]:
-        """Read a record that is to be copied, from the last block where it is there too. Raises ArchiveError."""
-        if self._block is None or self._block[0] != location.block:
-            try:
-                self._block = location.block, *self.catalog.lookup.block(location)
-            except FileNotFoundError:
-                raise ArchiveError(GOING) from None
-        _, pack, block = self._block
-        record = pack.of_block(block, location.row)
-        return record, pack.head.contexts[record.context]
 
     def _at(self, location: Location) -> tuple[Record, Context]:
         """Read a record that is to be copied. Raises ArchiveError where its pack was deleted meanwhile."""

@@ -63,9 +63,9 @@ def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
     [damage] = [item for item in pack.scan() if isinstance(item, Damage)]
     assert (damage.offset, damage.size) == (block.offset + block.size + 5000, 5000)
     assert names_in(bytes(data)) == {f"s{n}" for n in (*range(5), *range(10, 20))}
-    assert pack.record(block.offset, 4).bitstring == bytes([4]) * 1000
+    assert pack.of_block(block, 4).bitstring == bytes([4]) * 1000
     with pytest.raises(CorruptError, match="bitstrings"):
-        pack.record(block.offset, 5)
+        pack.of_block(block, 5)
 
 
 def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
