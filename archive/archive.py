@@ -323,7 +323,6 @@ class Archive:
         part: str = "",
         content: ContentFacts = NOTHING,
         erased_too: bool = False,
-        dry_run: bool = False,
     ) -> PutReceipt:
         """Freeze a session under a name. On return it is durable, and was decoded back and compared.
 
@@ -348,7 +347,6 @@ class Archive:
                 version by `put_many`. They are listed, forgotten and erased together.
             content: what `list` tells of it, such as its title.
             erased_too: put it also where a session of its name was erased, now and from now on.
-            dry_run: code the session and store nothing; the receipt says what a put would store, and its id is empty.
 
         Raises:
             ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts), or does
@@ -383,7 +381,7 @@ class Archive:
             content=content,
             erased_too=erased_too,
         )
-        [receipt] = self.put_many([request], keep_opaque=keep_opaque, dry_run=dry_run)
+        [receipt] = self.put_many([request], keep_opaque=keep_opaque)
         return receipt
 
     def put_many(
@@ -391,7 +389,6 @@ class Archive:
         requests: Iterable[PutRequest],
         *,
         keep_opaque: bool = False,
-        dry_run: bool = False,
         coding: Callable[[int, int], None] | None = None,
         refused: Refused | None = None,
         commit_bytes: int = COMMIT_BYTES,
@@ -405,35 +402,32 @@ class Archive:
 
         Args:
             requests: read one by one; the sessions before one that cannot be read or coded are stored.
-            keep_opaque, dry_run: as in `put`.
+            keep_opaque: as in `put`.
             coding: called with the sessions of a commit and the bytes of their content, before they are coded.
             refused: called with a session that cannot be coded and its error, which is then not raised.
             commit_bytes: content of a commit, at most, unless a session has more.
             commit_seconds: seconds that coding a commit should take, at most, by those before it.
 
-        Raises the errors of `put`.
-
-        In a dry run nothing is stored between two requests either: two versions of one name count as if each were put
-        alone.
+        Raises the errors of `put`. What a put would do is told by `preview`.
         """
         alone = isinstance(requests, Sequence) and len(requests) == 1
         pace = Pace(commit_bytes, commit_seconds)
-        prepared = self._prepared(requests, refused, dry_run)
+        prepared = self._prepared(requests, refused)
         for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
             began = clock.monotonic()
-            put = partial(self._put, pace=pace, alone=alone, dry_run=dry_run, coding=coding)
+            put = partial(self._put, pace=pace, alone=alone, coding=coding)
             try:
                 committed = put(commit)
             except (Outdated, StaysErased):
-                commit = list(self._again(commit, refused, dry_run))
+                commit = list(self._again(commit, refused))
                 committed = put(commit)
-            receipts = self._receipts(commit, committed, dry_run=dry_run)
+            receipts = self._receipts(commit, committed)
             took = clock.monotonic() - began
             yield from receipts
             done = zip(commit, receipts, strict=True)
             coded = sum(cut.size for cut, put in done if put.segments)
             pace.took(coded, took)
-            if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
+            if self._merge_turns and any(one.version > 1 for one in committed):
                 self.joiner().after(committed)
 
     def preview(self, requests: Iterable[PutRequest]) -> Iterator[Preview]:
@@ -455,32 +449,24 @@ class Archive:
                 yield preview(self.parts.catalog, self.parts.last, request)
 
     def _put(
-        self,
-        commit: Sequence[CutRequest],
-        *,
-        pace: Pace,
-        alone: bool,
-        dry_run: bool,
-        coding: Callable[[int, int], None] | None,
+        self, commit: Sequence[CutRequest], *, pace: Pace, alone: bool, coding: Callable[[int, int], None] | None
     ) -> list[CommitReceipt]:
         """Put the new sessions of a commit. Arguments and errors as of `put_many`."""
         writer = self.parts.writer
         # the parts of large logs are durable before the logs are
-        new, before, size = put_parts(writer, commit, pace, dry_run=dry_run, coding=coding)
+        new, before, size = put_parts(writer, commit, pace, coding)
         if coding:
             coding(len(new), size)
         # a call that puts nothing else, and is cut quickly, need not look again at what others put
-        committed = writer.put(new, dry_run=dry_run, refresh=not alone or size > QUICK_BYTES)
+        committed = writer.put(new, refresh=not alone or size > QUICK_BYTES)
         return with_parts(before, committed) if before else committed
 
-    def _prepared(
-        self, requests: Iterable[PutRequest], refused: Refused | None, dry_run: bool
-    ) -> Iterator[PreparedRequest]:
+    def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
         """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
         for request in requests:
             try:
                 ready = prepare(request, self.codecs.add)
-                self._want_unerased(ready, dry_run)
+                self._want_unerased(ready)
                 self._want_past(request)
             except Exception as exc:  # noqa: BLE001 - of foreign data
                 error = refusal(exc, f"session {request.name!r}", "put it as a text, and report this")
@@ -490,14 +476,14 @@ class Archive:
             else:
                 yield ready
 
-    def _again(self, commit: Sequence[CutRequest], refused: Refused | None, dry_run: bool) -> Iterator[CutRequest]:
+    def _again(self, commit: Sequence[CutRequest], refused: Refused | None) -> Iterator[CutRequest]:
         """Yield a commit by what is there now: what logs stood on is going, or sessions were erased since.
 
         Raises StaysErased.
         """
         for one in commit:
             try:
-                self._want_unerased(one.request, dry_run)
+                self._want_unerased(one.request)
             except StaysErased as exc:
                 if refused is None:
                     raise
@@ -505,7 +491,7 @@ class Archive:
             else:
                 yield one._replace(cut=self.commits.cutter.cut(one.request)) if is_begun(one.cut) else one
 
-    def _want_unerased(self, ready: PreparedRequest, dry_run: bool) -> None:
+    def _want_unerased(self, ready: PreparedRequest) -> None:
         """Raise StaysErased for a session that was erased, or let it be put from now on where the request says so."""
         keys, too = self.parts.catalog.keys, ready.request.erased_too
         if not keys.cipher:
@@ -513,8 +499,7 @@ class Archive:
         place = keys.domain(TENANT, ready.tenant), ready.name
         if (not too and keys.buried(*place)) or (type(too) is int and is_erased(keys, *place, too)):
             raise stays_erased(ready.tenant, ready.name)
-        if not dry_run:
-            keys.unbury(*place)
+        keys.unbury(*place)
 
     def _want_past(self, request: PutRequest) -> None:
         """Raise ContentError where a session's time is more than a day ahead of this clock."""
@@ -526,17 +511,13 @@ class Archive:
                 "is right (--force-time, from Python force_time=True)"
             )
 
-    def _receipts(
-        self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool
-    ) -> list[PutReceipt]:
+    def _receipts(self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt]) -> list[PutReceipt]:
         """Return a receipt for each request of a commit, in their order."""
         if len(committed) < len(commit):
             self.parts.store.settle(MANIFEST)  # the writer of what was there may be between link and fsync
         new = iter(committed)
         return [
-            repeated(request, cut, self.codecs)
-            if isinstance(cut, Tower)
-            else put_receipt(request, cut, next(new), dry_run=dry_run)
+            repeated(request, cut, self.codecs) if isinstance(cut, Tower) else put_receipt(request, cut, next(new))
             for request, cut, _ in commit
         ]
 

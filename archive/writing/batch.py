@@ -107,12 +107,10 @@ class PendingVersion:
         )
 
 
-def draft(
-    sessions: Sequence[NewSession], contexts: Contexts, *, dry_run: bool = False
-) -> tuple[list[PendingVersion], list[PendingSegment]]:
+def draft(sessions: Sequence[NewSession], contexts: Contexts) -> tuple[list[PendingVersion], list[PendingSegment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
-    Raises ContentError (StaysErased for a session that was erased, but in a dry run), LimitError, UsageError.
+    Raises ContentError (StaysErased for a session that was erased), LimitError, UsageError.
     """
     _check(sessions, contexts.codecs)
     known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
@@ -124,7 +122,7 @@ def draft(
         tower = _tower(session, codec, own, base, known)
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # parts of one session have one key
-            if contexts.keys.cipher and not dry_run and is_erased(contexts.keys, *place, session.unerased):
+            if contexts.keys.cipher and is_erased(contexts.keys, *place, session.unerased):
                 raise stays_erased(session.tenant, session.name)
             key = keys[place] = session_key(*place)
         part = contexts.keys.part_key(own.domain, key, session.part) if session.part else 0

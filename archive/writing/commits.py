@@ -320,8 +320,6 @@ def put_parts(
     writer: ArchiveWriter,
     commit: Sequence[CutRequest],
     pace: Pace,
-    *,
-    dry_run: bool = False,
     coding: Callable[[int, int], None] | None = None,
 ) -> tuple[list[NewSession], list[StoredPart], int]:
     """Put the beginnings of large logs, each longer by a commit, and return what is left of all sessions, and them.
@@ -342,7 +340,7 @@ def put_parts(
                 if coding:
                     coding(1, size)
                 began = time.monotonic()
-                [receipt] = writer.put([replace(rest, segments=slices[begin:count], begins=True)], dry_run=dry_run)
+                [receipt] = writer.put([replace(rest, segments=slices[begin:count], begins=True)])
                 rest = replace(rest, segments=slices[count:], after=receipt.after)
                 parts.append(StoredPart(size, receipt._replace(after=None)))  # which holds content
                 pace.took(size if receipt.new else 0, time.monotonic() - began)

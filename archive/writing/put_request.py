@@ -75,7 +75,7 @@ class PutReceipt:
 
     Attributes:
         version: number of the version, from 1, as a listing would give it now.
-        id: 16 bytes that name this version for ever; empty in a dry run.
+        id: 16 bytes that name this version for ever.
         segments: number of new segments.
         size: bytes of the new segments.
         by_model: coded by the bundle, not by zstd.
@@ -219,14 +219,14 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     )
 
 
-def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitReceipt, *, dry_run: bool) -> PutReceipt:
-    """Return the receipt of a session that was put, or in a dry run would be."""
+def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitReceipt) -> PutReceipt:
+    """Return the receipt of a session that was put."""
     method, opaque = _method(committed)
     return PutReceipt(
         tenant=request.tenant,
         name=request.name,
         version=committed.version,
-        id=b"" if dry_run else committed.id,
+        id=committed.id,
         segments=committed.new,
         size=committed.size,
         by_model=method.endswith("model") or method == "log",

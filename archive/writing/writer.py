@@ -157,14 +157,10 @@ class ArchiveWriter:
         self.publisher = Publisher(catalog, self.proved)
         self._indexes = IndexKeeper(catalog)
 
-    def put(
-        self, sessions: Sequence[NewSession], *, dry_run: bool = False, refresh: bool = True
-    ) -> list[CommitReceipt]:
+    def put(self, sessions: Sequence[NewSession], *, refresh: bool = True) -> list[CommitReceipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
-        Args:
-            dry_run: encode and store nothing; the receipts say what a put would store.
-            refresh: read the changes of others first; False for a caller that has just done so.
+        ``refresh``: read the changes of others first; False for a caller that has just done so.
 
         Raises:
             ContentError, LimitError, UsageError: a session cannot be stored; nothing was written.
@@ -173,13 +169,11 @@ class ArchiveWriter:
             Fenced: erases or collectors went on all the time; nothing was acknowledged, put again.
             ArchiveError, CorruptError: what it would rely on is damaged.
         """
-        if not dry_run:
-            self.catalog.store.want_room()
+        self.catalog.store.want_room()
         if refresh:
             self.catalog.look(0)
-        if not dry_run:
-            self.catalog.want_clock()
-        work = partial(self._put, sessions, dry_run)
+        self.catalog.want_clock()
+        work = partial(self._put, sessions)
         with _no_sweeps():
             try:
                 receipts = work()
@@ -188,13 +182,13 @@ class ArchiveWriter:
         self._indexes.write_if_due()
         return receipts
 
-    def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
+    def _put(self, sessions: Sequence[NewSession]) -> list[CommitReceipt]:
         decided = self.catalog.listing.manifest
         begun = frozenset[bytes]().union(*(s.after.packs for s in sessions if s.after))
         if not begun <= self.catalog.listing.packs.keys() - self.catalog.listing.condemned:
             raise Outdated("a collector took what a log stands on: nothing was acknowledged, try again")
         contexts = Contexts(self.codecs, self.catalog.keys)
-        drafts, segments = draft(sessions, contexts, dry_run=dry_run)
+        drafts, segments = draft(sessions, contexts)
         names = [s.id for s in segments]
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         fresh, relied = self._sort_out(segments, stored)
@@ -202,8 +196,6 @@ class ArchiveWriter:
         self.encode(list(fresh.values()))
         self._number([d for d in drafts if not d.session.begins])
         rows = session_rows(drafts, dict(fresh))
-        if dry_run:
-            return [self._receipt(d, {}) for d in drafts]
         standing = begun | {at.pack for at in relied.values()} | {d.kept.location.pack for d in drafts if d.kept}
         changed = {d.key for d in drafts if not d.kept}
         kept = [d.kept.id for d in drafts if d.kept and d.key in changed]  # of a session whose other parts are put

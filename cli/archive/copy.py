@@ -142,7 +142,12 @@ def _redacted(
             raise error
         erased.append(rows[request.tenant, request.name, request.part])
 
-    for receipt in to.put_many(requests(), dry_run=dry_run, refused=refused):
+    if dry_run:
+        for seen in to.preview(requests()):
+            row = rows[seen.request.tenant, seen.request.name, seen.request.part]
+            yield Copied(row, seen.state == "unchanged", None, erased=seen.state == "erased")
+        return
+    for receipt in to.put_many(requests(), refused=refused):
         row = rows[receipt.tenant, receipt.name, receipt.part]
         yield Copied(row, receipt.unchanged, None if receipt.unchanged else receipt)
     yield from [*(Copied(row, False, None, erased=True) for row in erased), *lost]

@@ -153,10 +153,9 @@ def test_a_session_erased_during_a_put_of_many_stops_no_other(
     done = sealed.put_many(requests(), refused=lambda request, exc: left.append(f"{request.name} {type(exc).__name__}"))
     assert [receipt.name for receipt in done] == ["x", "z"] and left == ["y StaysErased"]
     assert names(sealed.list()) == ["x", "z"]
-    for dry_run in (True, False):
-        with pytest.raises(StaysErased):
-            sealed.put("y", "to be erased", dry_run=dry_run)
-    assert sealed.put("y", "to be erased", erased_too=True, dry_run=True).size and names(sealed.list()) == ["x", "z"]
+    with pytest.raises(StaysErased):
+        sealed.put("y", "to be erased")
+    assert [found.state for found in sealed.preview([PutRequest("y", "to be erased")])] == ["erased"]
 
 
 # ---- put and get
@@ -249,20 +248,6 @@ def test_what_was_yielded_stays_whatever_follows(
     with pytest.raises(pltz.UsageError, match=r"expected a chat .*found float"):
         list(put)
     assert pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("a").value.tolist() == [40, 41]
-
-
-def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive) -> None:
-    cold.put("a", CHAT)
-    longer = {"messages": [*CHAT["messages"], {"role": "user", "content": "And now?"}]}
-    before, dry = cold.stat(), cold.put("a", longer, dry_run=True)
-    many = list(cold.put_many([PutRequest("a", longer), PutRequest("b", "a text")], dry_run=True))
-    assert cold.stat() == before and [v.version for v in cold.history("a")] == [1]
-    assert [one.id for one in (dry, *many)] == [b""] * 3
-    put = [cold.put("a", longer), cold.put("b", "a text")]
-    assert [(d.size, d.segments, d.tokens, d.tower) for d in many] == [
-        (p.size, p.segments, p.tokens, p.tower) for p in put
-    ]
-    assert dry == many[0] and dry.size > 0
 
 
 @pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_BYTES, 2)])

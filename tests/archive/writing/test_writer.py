@@ -17,14 +17,6 @@ from pltz.plt_codec.errors import CorruptError
 from tests.archive.kit import DirectoryStore, NewSession, SimDisk, TowerArchive, ZlibCodec, create, reopen
 
 
-def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(archive: TowerArchive) -> None:
-    session = NewSession("a", [np.arange(4)])
-    dry = archive.put([session], dry_run=True)
-    assert archive.stat().packs == 0 and not archive.history("a")
-    put = archive.put([session])
-    assert [r._replace(id=b"", moment=0) for r in dry] == [r._replace(id=b"", moment=0) for r in put]
-
-
 def test_a_session_whose_bitstring_is_damaged_is_put_again(
     archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
 ) -> None:
