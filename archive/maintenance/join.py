@@ -7,8 +7,7 @@
 A session of many turns has few records so, and each token is coded anew a few times at most: a record grows by half or
 more whenever a put joins it, and one of a block of tokens is left as it is, the new one too. A put takes at most `MOST`
 tokens and those of one more record, however many turns were put without joining. A collector joins all that is short,
-where that takes no more bytes, also of the packs of all that it looks at: few runs among many short records widen the
-columns of these.
+where that takes no more bytes.
 
 Segments keep their ids and versions theirs, so a reader notices nothing but the time that it saves. A run is decoded
 and compared before it is put, and its versions are looked up afterwards. The records that it replaces die, and
@@ -36,7 +35,6 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import ArchiveError, Fenced, KeyMismatch
 from pltz.archive.format.ids import LEAF, NO_SEGMENT, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.pack import SALT, Builder
 from pltz.archive.format.record import RUN, Context, Record, pack_about
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run, unpack_run
 from pltz.archive.writing.new_session import CommitReceipt
@@ -112,17 +110,14 @@ class TurnJoiner:
 
         What a collector cannot join it copies as it is: see `_noting`.
         """
-        done = tokens = 0
-        choices = list[_Choice]()
+        done, runs = 0, list[_Run]()
         with self._noting():
             for place in named:
-                if choice := self._catalog.listing.stable(partial(self._stored, *place)):
-                    choices.append(choice)
-                    tokens += sum(record.tokens for _, record in choice.apart)
-                if tokens >= AT_ONCE:
-                    done, tokens = done + len(self._put(_worth(choices))), 0
-                    choices = []
-            done += len(self._put(_worth(choices)))
+                if run := self._catalog.listing.stable(partial(self._stored, *place)):
+                    runs.append(run)
+                if sum(run.tokens for run in runs) >= AT_ONCE:
+                    done, runs = done + len(self._put(runs)), []
+            done += len(self._put(runs))
         return done
 
     @contextmanager
@@ -159,8 +154,8 @@ class TurnJoiner:
             return None
         return self._run(staying, tower, tail, receipt.codec)
 
-    def _stored(self, tenant: str, name: str, part: str) -> _Choice | None:
-        """Return the last turns of a stored part, with the run that joins them; None where it has none to join."""
+    def _stored(self, tenant: str, name: str, part: str) -> _Run | None:
+        """Return the run that joins the last turns of a stored part; None where it has none, or takes more bytes."""
         staying = self._staying(tenant, name, part)
         leaf = self._catalog.lookup.own_record(staying[-1]) if staying else None
         if leaf is None or leaf.context.method != Method.MODEL:
@@ -173,13 +168,9 @@ class TurnJoiner:
             return None
         with self._catalog.lookup.keeping_blocks():
             tower = Chains(self._catalog, self._codecs).version(staying[-1])
-            found = [self._catalog.lookup.at(item.location) for item in (*reversed(tail.records), leaf)]
-        apart = [(item.context, item.record) for item in found]
-        if run := self._run(staying, tower, tail, codec):
-            sealed = self._catalog.keys.seal(*run.row)
-            if _size(sealed) <= sum(_size(record) for _, record in apart):
-                return _Choice(apart, [(run.row[0], sealed)], run)
-        return _Choice(apart, apart, None)
+            apart = sum(_size(self._catalog.lookup.at(item.location).record) for item in (*tail.records, leaf))
+        run = self._run(staying, tower, tail, codec)
+        return run if run and _size(self._catalog.keys.seal(*run.row)) <= apart else None
 
     def _staying(self, tenant: str, name: str, part: str) -> list[Version]:
         """Return the versions of a session that are not forgotten, those of a part last.
@@ -349,14 +340,6 @@ class TurnJoiner:
                 )
 
 
-class _Choice(NamedTuple):
-    """Rows of the last turns of a session as they are, parents first, and with the run, if any, in their place."""
-
-    apart: list[Row]
-    joined: list[Row]
-    run: _Run | None
-
-
 class _Tail(NamedTuple):
     """Records to join with those behind them. ``parent``: the segment above; ``tokens``: of all, the leaf's too."""
 
@@ -405,25 +388,6 @@ def _size(record: Record) -> int:
     """Return about the bytes of a record in a pack, rather too few."""
     name = len((record.name or "").encode())
     return FIXED + len(record.bitstring) + name + len(record.about) + len(record.veil)
-
-
-def _worth(choices: Sequence[_Choice]) -> list[_Run]:
-    """Return the runs of sessions; none where packs of all their records would be larger with the runs."""
-    runs = [choice.run for choice in choices if choice.run]
-    apart, joined = [row for c in choices for row in c.apart], [row for c in choices for row in c.joined]
-    return runs if runs and _packed(joined) <= _packed(apart) else []
-
-
-def _packed(rows: list[Row]) -> int:
-    """Return the bytes of the packs of records."""
-    size = 0
-    while rows:
-        contexts, records = zip(*rows, strict=True)
-        moment = min((record.moment for record in records if record.name is not None), default=0)
-        builder = Builder(moment, bytes(SALT))
-        rows = rows[builder.fill(contexts, records) :]
-        size += builder.lay_out().tell()
-    return size
 
 
 def encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, bytes]:

@@ -360,7 +360,6 @@ def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
 def test_versions_of_other_tags_stay_when_a_run_is_joined(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of them was put a second time, as long as the run."""
     monkeypatch.setattr("pltz.archive.maintenance.join._size", lambda record: 1)  # so that joining pays
-    monkeypatch.setattr("pltz.archive.maintenance.join._packed", len)
     for n in range(1, 7):
         empty.put([NewSession("a", [PROMPT, *LONG_TURNS[:n]], "acme", shared=1, tags={"n": "1"} if n < 4 else {})])
         if n == 3:
@@ -505,7 +504,7 @@ class Padded(ZlibCodec):
         return np.frombuffer(coded.data[: coded.count], "u1").astype(np.int64)
 
 
-@pytest.mark.parametrize("extra", [0, 40, 70, 80, 84, 90, 100, 110, 120])
+@pytest.mark.parametrize("extra", [0, 40, 70, 110, 120])
 def test_packs_are_never_larger_after_a_join(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Join 12 sessions of 8 turns, at most 20 ids each, whose runs take ever more bytes than their turns."""
     sizes = []
@@ -521,4 +520,4 @@ def test_packs_are_never_larger_after_a_join(extra: int, monkeypatch: pytest.Mon
         sizes.append((sum(archive.store.list(object_names.PACKS).values()), joined))
     (before, _), (after, joined) = sizes
     assert after < before if joined else after == before
-    assert joined == (12 if extra < 80 else 0) or extra == 80
+    assert joined == (12 if extra < 80 else 0)
