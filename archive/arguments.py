@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pltz.plt_codec.errors import UsageError
@@ -16,30 +17,28 @@ SHOWN = 40  # characters of a wrong value
 LEAST_ID = 4  # bytes of an id that name a version of a session
 
 
-def text(**given: object) -> None:
-    """Check that each argument is a string. Raises UsageError."""
+def _want(expected: str, fits: Callable[[Any], bool], **given: Any) -> None:
+    """Check that each argument fits. Raises UsageError."""
     for name, value in given.items():
-        if not isinstance(value, str):
-            raise _wrong("a string", name, value)
+        if not fits(value):
+            raise _wrong(expected, name, value)
 
 
-def path(**given: object) -> None:
-    """Check that each argument is a path: a string or an object of a path. Raises UsageError."""
-    for name, value in given.items():
-        if not isinstance(value, str | os.PathLike):
-            raise _wrong("a path", name, value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def text_or_none(**given: object) -> None:
-    """Check that each argument is a string or None. Raises UsageError."""
-    text(**{name: value for name, value in given.items() if value is not None})
+def _is_whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def number_or_none(**given: object) -> None:
-    """Check that each argument is a whole number or None. Raises UsageError."""
-    for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
-            raise _wrong("a whole number", name, value)
+# each takes arguments by name, and raises UsageError about the first that does not fit
+text = partial(_want, "a string", lambda value: isinstance(value, str))
+text_or_none = partial(_want, "a string", lambda value: value is None or isinstance(value, str))
+path = partial(_want, "a path", lambda value: isinstance(value, str | os.PathLike))
+number_or_none = partial(_want, "a whole number", lambda value: value is None or _is_whole(value))
+share = partial(_want, "a share, 0 to 1,", lambda value: _is_number(value) and 0 <= value <= 1)
+_seconds = partial(_want, "seconds, 0 or more,", lambda value: _is_number(value) and value >= 0)
 
 
 def version_or_none(version: object) -> None:
@@ -52,17 +51,9 @@ def version_or_none(version: object) -> None:
 
 def seconds(**given: Any) -> float:
     """Return the one argument as seconds, checked to be a number from 0 up. Raises UsageError."""
-    [(name, value)] = given.items()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise _wrong("seconds, 0 or more,", name, value)
+    [value] = given.values()
+    _seconds(**given)
     return float(value)
-
-
-def share(**given: Any) -> None:
-    """Check that each argument is a number from 0 to 1. Raises UsageError."""
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise _wrong("a share, 0 to 1,", name, value)
 
 
 def tags(value: object) -> None:
