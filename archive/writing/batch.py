@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -37,12 +37,13 @@ BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 BATCH_BYTES = 1 << 24  # the same of logs, whose tokens are bytes: processes split and join so many side by side
 
 
+@dataclass(slots=True, eq=False)
 class PendingVersion:
     """A session of the batch: its tower and the version to write.
 
     Attributes:
         codec: the codec of its segments.
-        part: key of its part.
+        key, part: its key, and that of its part.
         leaf: id of the last segment, once it is named.
         moment, time: when it is put, in ticks, and its own time, in seconds, both since 1970.
         version: its number among the session's versions.
@@ -51,38 +52,20 @@ class PendingVersion:
         size: bytes of their bitstrings.
     """
 
-    __slots__ = (
-        "codec",
-        "context",
-        "id",
-        "kept",
-        "key",
-        "leaf",
-        "moment",
-        "new",
-        "part",
-        "session",
-        "size",
-        "time",
-        "tower",
-        "version",
-    )
-
-    def __init__(
-        self,
-        session: NewSession,
-        codec: SegmentCodec,
-        tower: list[PendingSegment],
-        context: Context,
-        key: bytes,
-        part: int,
-    ):
-        self.session, self.codec, self.tower, self.context = session, codec, tower, context
-        self.key, self.part = key, part
-        self.version, self.id, self.leaf = 1, b"", NO_SEGMENT
-        self.moment = self.time = 0
-        self.kept: Version | None = None
-        self.new = self.size = 0
+    session: NewSession
+    codec: SegmentCodec
+    tower: list[PendingSegment]
+    context: Context
+    key: bytes
+    part: int
+    leaf: bytes = NO_SEGMENT
+    id: bytes = b""
+    moment: int = 0
+    time: int = 0
+    version: int = 1
+    kept: Version | None = None
+    new: int = 0
+    size: int = 0
 
     def receipt(self) -> CommitReceipt:
         """Return the receipt of the session."""

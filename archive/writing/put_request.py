@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
@@ -222,9 +222,8 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
 def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitReceipt) -> PutReceipt:
     """Return the receipt of a session that was put."""
     method, opaque = _method(committed)
-    return PutReceipt(
-        tenant=request.tenant,
-        name=request.name,
+    return _receipt(
+        request,
         version=committed.version,
         id=committed.id,
         segments=committed.new,
@@ -234,11 +233,8 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
         kind="log" if method.startswith("log") else cut.kind,
         tokens=committed.tokens,
         tower=committed.segments,
-        target=request.target,
         method=method,
         opaque=opaque,
-        part=request.part,
-        **_dropped(request.request.tags),
     )
 
 
@@ -247,9 +243,8 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
     kind = request.session.kind if len(tower.tokens) else "log"
     tokens = len(tower.tokens) or len(request.text)
     by_model = kind == "log" or codecs.by_model(ID_BYTES * tokens, grows=True)
-    return PutReceipt(
-        tenant=request.tenant,
-        name=request.name,
+    return _receipt(
+        request,
         version=tower.version.version,
         id=tower.version.id,
         segments=0,
@@ -259,25 +254,25 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         kind=kind,
         tokens=tokens,
         tower=len(tower.segments),
-        target=request.target,
         method="log" if kind == "log" else "model" if by_model else "ppmd",
-        part=request.part,
-        **_dropped(request.request.tags),
     )
 
 
-class _Dropped(TypedDict):
-    """Fields of `PutReceipt` about what was left out of a session."""
-
-    dropped: str
-    dropped_bytes: int
-    odd: int
-
-
-def _dropped(tags: Mapping[str, str]) -> _Dropped:
-    names, size = dropped_of(tags) if tags else ("", 0)
+def _receipt(request: PreparedRequest, **of_what_is_stored: Any) -> PutReceipt:
+    """Return a receipt: the names of a request, what was left out of it, and what is stored of it."""
+    tags = request.request.tags
+    dropped, size = dropped_of(tags) if tags else ("", 0)
     odd = tags.get(ODD, "0")
-    return {"dropped": names, "dropped_bytes": size, "odd": int(odd) if odd.isascii() and odd.isdigit() else 0}
+    return PutReceipt(
+        request.tenant,
+        request.name,
+        target=request.target,
+        part=request.part,
+        dropped=dropped,
+        dropped_bytes=size,
+        odd=int(odd) if odd.isascii() and odd.isdigit() else 0,
+        **of_what_is_stored,
+    )
 
 
 def _method(committed: CommitReceipt) -> tuple[str, int | None]:
